@@ -1,0 +1,334 @@
+"""Stand at the doors of torch while watching: module calls, backward, optimizers, clipping, loaders, opaque transforms.
+
+Every door is one attribute of torch replaced by a wrapper and put back on leaving. A wrapper does nothing but ask
+"is this call to be recorded here?" and otherwise calls the original.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+import torch.utils.data.dataloader as dataloader
+
+from whynan.capsule.recorder import Recorder
+
+_MISSING = object()
+
+
+class Doors(Protocol):
+    """What the engine does at the doors."""
+
+    recorder: Recorder
+
+    def backward(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any: ...
+    def grad(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any: ...
+    def clip(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any: ...
+    def step(self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> Any: ...
+    def zeroed(self, owner: Any) -> None: ...
+    def optimizer_made(self, optimizer: torch.optim.Optimizer) -> None: ...
+    def loaded(self, owner: Any) -> None: ...
+    def scaled(self, scaler: Any, loss: Any) -> None: ...
+    def scaler_step(self, call: Callable[..., Any], scaler: Any, optimizer: Any, args: Any, kwargs: dict[str, Any]) -> Any: ...
+
+
+class Interception:
+    """The set of replaced attributes; `remove` leaves torch exactly as it was."""
+
+    def __init__(self, doors: Doors) -> None:
+        self.doors = doors
+        self._undo: list[tuple[Any, str, Any]] = []
+        self._rehook: list[tuple[Any, int, Any]] = []
+
+    def install(self) -> None:
+        """Replace the doors."""
+        recorder = self.doors.recorder
+        self._module_calls(recorder)
+        self._gradients()
+        self._optimizers()
+        self._scaler()
+        self._opaque_calls(recorder)
+        self._loaders(recorder)
+        self._hooks(recorder)
+
+    def remove(self) -> None:
+        """Put every original back, last first."""
+        for hooks, key, hook in self._rehook:
+            if key in hooks:
+                hooks[key] = hook
+        self._rehook.clear()
+        while self._undo:
+            owner, name, original = self._undo.pop()
+            if original is _MISSING:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, original)
+
+    def replace(self, owner: Any, name: str, wrapper: Any) -> None:
+        """Put a wrapper in place of an attribute, remembering what stood there."""
+        held = owner.__dict__ if hasattr(owner, "__dict__") else {}
+        self._undo.append((owner, name, held.get(name, _MISSING)))
+        setattr(owner, name, wrapper)
+
+    def _module_calls(self, recorder: Recorder) -> None:
+        original = torch.nn.Module.__call__
+
+        def __call__(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if recorder.here:
+                return recorder.module_call(original, self, args, kwargs)
+            return original(self, *args, **kwargs)
+
+        self.replace(torch.nn.Module, "__call__", __call__)
+
+    def _gradients(self) -> None:
+        doors, recorder = self.doors, self.doors.recorder
+        backward, grad = torch.autograd.backward, torch.autograd.grad
+        clip = torch.nn.utils.clip_grad_norm_
+        clip_module = torch.nn.utils.clip_grad
+
+        @functools.wraps(backward)
+        def watched_backward(*args: Any, **kwargs: Any) -> Any:
+            if recorder.here:
+                return doors.backward(backward, args, kwargs)
+            if recorder.replaying and recorder.replayed is not None:
+                recorder.replayed(args[0] if args else kwargs["tensors"])
+            return backward(*args, **kwargs)
+
+        @functools.wraps(grad)
+        def watched_grad(*args: Any, **kwargs: Any) -> Any:
+            return doors.grad(grad, args, kwargs) if recorder.here else grad(*args, **kwargs)
+
+        @functools.wraps(clip)
+        def watched_clip(*args: Any, **kwargs: Any) -> Any:
+            return doors.clip(clip, args, kwargs) if recorder.here else clip(*args, **kwargs)
+
+        self.replace(torch.autograd, "backward", watched_backward)
+        self.replace(torch.autograd, "grad", watched_grad)
+        self.replace(torch.nn.utils, "clip_grad_norm_", watched_clip)
+        self.replace(clip_module, "clip_grad_norm_", watched_clip)
+
+    def _optimizers(self) -> None:
+        doors, recorder = self.doors, self.doors.recorder
+        cls = torch.optim.Optimizer
+        patch_step, zero, load = cls._patch_step_function, cls.zero_grad, cls.load_state_dict
+        interception = self
+
+        def _patch_step_function(self: torch.optim.Optimizer) -> None:
+            patch_step(self)
+            interception.watch_step_of(type(self))
+            doors.optimizer_made(self)
+
+        @functools.wraps(zero)
+        def zero_grad(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+            if recorder.here:
+                doors.zeroed(self)
+                recorder.suspended(zero, self, *args, **kwargs)
+            else:
+                zero(self, *args, **kwargs)
+
+        @functools.wraps(load)
+        def load_state_dict(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+            result = recorder.suspended(load, self, *args, **kwargs)
+            doors.loaded(self)
+            return result
+
+        self.replace(cls, "_patch_step_function", _patch_step_function)
+        self.replace(cls, "zero_grad", zero_grad)
+        self.replace(cls, "load_state_dict", load_state_dict)
+        module_zero, module_load = torch.nn.Module.zero_grad, torch.nn.Module.load_state_dict
+
+        @functools.wraps(module_zero)
+        def module_zero_grad(self: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+            if recorder.here:
+                doors.zeroed(self)
+                recorder.suspended(module_zero, self, *args, **kwargs)
+            else:
+                module_zero(self, *args, **kwargs)
+
+        @functools.wraps(module_load)
+        def module_load_state(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            result = recorder.suspended(module_load, self, *args, **kwargs)
+            doors.loaded(self)
+            return result
+
+        self.replace(torch.nn.Module, "zero_grad", module_zero_grad)
+        self.replace(torch.nn.Module, "load_state_dict", module_load_state)
+
+    def watch_step_of(self, cls: type[torch.optim.Optimizer]) -> None:
+        """Wrap the `step` of an optimizer class, once."""
+        original = cls.step
+        if getattr(original, "_whynan", None) is self:
+            return
+        doors, recorder = self.doors, self.doors.recorder
+
+        @functools.wraps(original)
+        def step(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+            if recorder.here:
+                return doors.step(original, self, args, kwargs)
+            if recorder.replaying:
+                return None
+            return original(self, *args, **kwargs)
+
+        step._whynan = self  # type: ignore[attr-defined]
+        self.replace(cls, "step", step)
+
+    def _scaler(self) -> None:
+        doors, recorder = self.doors, self.doors.recorder
+        cls = torch.amp.GradScaler
+        scale, step, unscale = cls.scale, cls.step, cls.unscale_
+
+        @functools.wraps(scale)
+        def watched_scale(self: Any, outputs: Any) -> Any:
+            if recorder.here and self.is_enabled():
+                doors.scaled(self, outputs)
+            return scale(self, outputs)
+
+        @functools.wraps(step)
+        def watched_step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            if recorder.here and self.is_enabled():
+                return doors.scaler_step(step, self, optimizer, args, kwargs)
+            return step(self, optimizer, *args, **kwargs)
+
+        @functools.wraps(unscale)
+        def watched_unscale(self: Any, optimizer: Any) -> Any:
+            return recorder.suspended(unscale, self, optimizer)
+
+        self.replace(cls, "scale", watched_scale)
+        self.replace(cls, "step", watched_step)
+        self.replace(cls, "unscale_", watched_unscale)
+
+    def _opaque_calls(self, recorder: Recorder) -> None:
+        """Calls a function mode cannot look through are recorded whole."""
+        apply = torch.autograd.Function.__dict__["apply"].__func__
+
+        @classmethod  # type: ignore[misc]
+        def watched_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            bound = functools.partial(apply, cls)
+            if recorder.here:
+                return recorder.opaque("call", bound, bound, args, kwargs)
+            return bound(*args, **kwargs)
+
+        self.replace(torch.autograd.Function, "apply", watched_apply)
+        script = torch.jit.ScriptFunction.__call__
+
+        def script_call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            bound = functools.partial(script, self)
+            if recorder.here:
+                return recorder.opaque("call", bound, bound, args, kwargs)
+            return bound(*args, **kwargs)
+
+        self.replace(torch.jit.ScriptFunction, "__call__", script_call)
+        for name in ("vmap", "grad", "grad_and_value", "vjp", "jvp", "jacrev", "jacfwd", "hessian"):
+            self._transform(recorder, torch.func, name)
+        self._transform(recorder, torch, "vmap")
+        functional_call = torch.func.functional_call
+
+        @functools.wraps(functional_call)
+        def watched_functional_call(*args: Any, **kwargs: Any) -> Any:
+            if recorder.here:
+                return recorder.opaque("call", functional_call, functional_call, args, kwargs)
+            return functional_call(*args, **kwargs)
+
+        self.replace(torch.func, "functional_call", watched_functional_call)
+        self._compiler(recorder)
+
+    def _transform(self, recorder: Recorder, owner: Any, name: str) -> None:
+        original = getattr(owner, name)
+        immediate = name in ("vjp", "jvp")
+
+        @functools.wraps(original)
+        def transform(*args: Any, **kwargs: Any) -> Any:
+            if immediate:
+                return recorder.opaque("call", original, original, args, kwargs) if recorder.here else original(*args, **kwargs)
+            made = original(*args, **kwargs)
+
+            @functools.wraps(made)
+            def call(*inner: Any, **named: Any) -> Any:
+                return recorder.opaque("call", made, made, inner, named) if recorder.here else made(*inner, **named)
+
+            return call
+
+        self.replace(owner, name, transform)
+
+    def _compiler(self, recorder: Recorder) -> None:
+        original = torch.compile
+
+        @functools.wraps(original)
+        def watched_compile(model: Any = None, **kwargs: Any) -> Any:
+            if model is None:  # used as a decorator with options
+                return lambda fn: watched_compile(fn, **kwargs)
+            made = original(model, **kwargs)
+            if isinstance(model, torch.nn.Module):
+                return made  # its call is a module call
+
+            @functools.wraps(model)
+            def call(*args: Any, **named: Any) -> Any:
+                return recorder.opaque("call", made, made, args, named) if recorder.here else made(*args, **named)
+
+            return call
+
+        self.replace(torch, "compile", watched_compile)
+
+    def _loaders(self, recorder: Recorder) -> None:
+        cls = dataloader._BaseDataLoaderIter
+        following = cls.__next__
+
+        @functools.wraps(following)
+        def __next__(self: Any) -> Any:
+            return recorder.suspended(following, self)
+
+        self.replace(cls, "__next__", __next__)
+        loader_iter = dataloader.DataLoader.__iter__
+
+        @functools.wraps(loader_iter)
+        def __iter__(self: Any) -> Any:
+            return recorder.suspended(loader_iter, self)
+
+        self.replace(dataloader.DataLoader, "__iter__", __iter__)
+
+    def _hooks(self, recorder: Recorder) -> None:
+        """Training code may live in a hook of another model: recording goes on inside hooks."""
+        for name in ("register_forward_hook", "register_forward_pre_hook"):
+            original = getattr(torch.nn.Module, name)
+            self.replace(torch.nn.Module, name, _hook_registrar(original, recorder))
+
+
+    def wrap_hooks(self, model: torch.nn.Module) -> None:
+        """Do the same for hooks that were registered before watching began; undone by `remove`."""
+        for module in model.modules():
+            for hooks in (module._forward_hooks, module._forward_pre_hooks):
+                for key, hook in list(hooks.items()):
+                    if not isinstance(hook, WatchedHook):
+                        hooks[key] = WatchedHook(hook, self.doors.recorder)
+                        self._rehook.append((hooks, key, hook))
+
+
+def _hook_registrar(original: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def register(self: torch.nn.Module, hook: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if getattr(hook, "__module__", "").startswith("torch."):
+            return original(self, hook, *args, **kwargs)
+
+        return original(self, WatchedHook(hook, recorder), *args, **kwargs)
+
+    return register
+
+
+class WatchedHook:
+    """A user's hook with recording on inside it; copied and pickled as the plain hook."""
+
+    def __init__(self, hook: Callable[..., Any], recorder: Recorder) -> None:
+        functools.update_wrapper(self, hook)
+        self._hook, self._recorder = hook, recorder
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._recorder.resumed(self._hook, *args, **kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _same, (self._hook,)
+
+
+def _same(hook: Callable[..., Any]) -> Callable[..., Any]:
+    return hook

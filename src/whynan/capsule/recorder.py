@@ -1,0 +1,310 @@
+"""Write the tape while the user's program runs: a function mode for loose torch calls, hooks for everything it cannot see.
+
+The mode is taken off the stack while a module, an optimizer, a backward pass or a data loader runs, so the inside of a
+model runs at full speed and compiled code never sees it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+
+from whynan.capsule.sites import take_site
+from whynan.capsule.state import ModuleState, take_rng
+from whynan.capsule.tape import CONTAINERS, LEAVES, Entry, Outside, Rebuild, Tape, tensors_of
+
+_pop = torch._C._pop_torch_function_stack
+_push = torch._C._push_on_torch_function_stack
+_depth = torch._C._len_torch_function_stack
+_at = torch._C._get_function_stack_at
+_node_number = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
+_is_grad_enabled = torch.is_grad_enabled
+_autocast_on = torch._C._is_any_autocast_enabled
+
+
+_EMPTY = (torch.empty, torch.empty_like, torch.Tensor.new_empty)
+
+
+class Sort(IntEnum):
+    """How a torch function is treated while recording."""
+
+    PASS = 0  # never makes or changes a tensor
+    CALL = 1
+    WRITE = 2  # changes an argument in place
+    RANDOM = 3
+    PROBE = 4  # the user looks at a value: isnan(loss), loss.item()
+    GRAD = 5  # reads or sets .grad
+
+
+# names of everything torch tags as drawing from a random generator, by stem
+_RANDOM_STEMS = (
+    "rand", "bernoulli", "multinomial", "normal", "dropout", "uniform", "exponential", "cauchy", "geometric", "log_normal",
+    "poisson", "rrelu", "gumbel_softmax", "scaled_dot_product_attention", "standard_gamma", "sample_dirichlet", "binomial",
+    "alpha_dropout", "feature_alpha_dropout", "feature_dropout", "native_dropout", "lstm", "gru", "rnn_", "fractional_max_pool",
+)  # fmt: skip
+_PROBES = frozenset({"isnan", "isinf", "isfinite", "item", "__float__", "tolist", "allclose"})
+_PASSED = frozenset(
+    {"backward", "grad", "size", "dim", "numel", "stride", "element_size", "is_floating_point", "__len__", "__hash__",
+     "retain_grad", "register_hook", "__repr__", "__format__", "_set_grad_enabled", "numpy", "get_device",
+     "register_post_accumulate_grad_hook", "data_ptr", "is_contiguous", "untyped_storage", "storage", "__reduce_ex__",
+     "_fix_weakref", "__deepcopy__", "manual_seed", "__bool__", "__int__", "__index__", "ndimension", "share_memory_"}
+)  # fmt: skip
+_WRITERS = frozenset({"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__", "copyto"})
+
+
+def sort_of(func: Callable[..., Any]) -> Sort:
+    """Classify a torch function by its name."""
+    name = getattr(func, "__name__", "")
+    if name in ("__get__", "__set__", "__delete__"):
+        attribute = getattr(getattr(func, "__self__", None), "__name__", "")
+        if attribute == "grad":
+            return Sort.GRAD
+        if name != "__get__":
+            return Sort.WRITE if attribute == "data" else Sort.PASS
+        return Sort.CALL if attribute in ("data", "T", "mT", "H", "mH", "real", "imag") else Sort.PASS
+    if name in _PROBES:
+        return Sort.PROBE
+    if name in _PASSED or name.startswith(("is_", "_record_function", "set_", "get_", "has_")):
+        return Sort.PASS
+    if name.lstrip("_").startswith(_RANDOM_STEMS) or "dropout" in name:
+        return Sort.RANDOM
+    if name in _WRITERS or (name.endswith("_") and not name.endswith("__")):
+        return Sort.WRITE
+    return Sort.CALL
+
+
+class Recorder(TorchFunctionMode):
+    """Writes the tape of the thread it is started in.
+
+    Cost: 1–4 µs for each torch call made outside modules; nothing inside them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tape = Tape()
+        self.states: dict[int, tuple[torch.nn.Module, ModuleState]] = {}
+        self.thread = get_ident()
+        self.running = False
+        self.inside = 0
+        self.replaying = False
+        self.replayed: Callable[[Any], None] | None = None  # told of the losses a replayed step function goes back from
+        self.failed: Entry | None = None
+        self.seen_probe: Callable[[torch.Tensor, object], None] = lambda tensor, result: None
+        self.seen_write: Callable[[torch.Tensor], bool] = lambda tensor: True
+        self.faulty: Callable[[BaseException], None] = lambda error: None
+        self._sorts: dict[Any, Sort] = {}
+        self._unwritten: dict[int, Any] = {}  # storage made by torch.empty: weak reference that keeps the number from reuse
+        self._begun: set[int] = set()
+
+    def start(self) -> None:
+        """Begin to record in this thread."""
+        self.thread = get_ident()
+        self.running = True
+        self.__enter__()
+
+    def stop(self) -> None:
+        """Stop recording and leave the mode stack as it was."""
+        if self.running:
+            self.running = False
+            self.__exit__(None, None, None)
+
+    @property
+    def here(self) -> bool:
+        """Whether a call made now would be recorded: right thread, not inside anything recorded already."""
+        return self.running and not self.inside and get_ident() == self.thread
+
+    def __torch_function__(  # type: ignore[override]
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if self.inside or not self.running:
+            return func(*args, **(kwargs or {}))
+        sort = self._sorts.get(func)
+        if sort is None:
+            sort = self._sorts[func] = sort_of(func)
+        if sort is Sort.PASS or torch._C._functorch.peek_interpreter_stack() is not None:
+            return func(*args, **(kwargs or {}))
+        if sort is Sort.PROBE:
+            result = func(*args, **(kwargs or {}))
+            if args and isinstance(args[0], torch.Tensor) and args[0].requires_grad:
+                self.seen_probe(args[0], result)
+            return result
+        return self._loose_call(func, sort, args, kwargs or {})
+
+    def _loose_call(self, func: Callable[..., Any], sort: Sort, args: Any, kwargs: dict[str, Any]) -> Any:
+        entry: Entry | None = None
+        try:
+            if sort is Sort.WRITE and args and isinstance(args[0], torch.Tensor) and not self._may_write(args[0]):
+                return args[0]
+            entry = self._entry("call", func, args, kwargs)
+            if sort is Sort.RANDOM:
+                entry.rng = take_rng()
+        except Exception as error:
+            self.faulty(error)
+        self.failed = entry
+        result = func(*args, **kwargs)
+        self.failed = None
+        if entry is not None and (sort is Sort.WRITE or sort is Sort.GRAD or _holds_tensor(result)):
+            try:
+                self._close(entry, sort, args, result)
+            except Exception as error:
+                self.faulty(error)
+        return result
+
+    def _close(self, entry: Entry, sort: Sort, args: Any, result: Any) -> None:
+        entry.last_node = _node_number()
+        if sort is Sort.RANDOM and not any(t.requires_grad for t in tensors_of(result)):
+            for tensor in tensors_of(result):
+                self.tape.forget(tensor)  # whoever uses it keeps it as an outside tensor
+            return
+        if sort is Sort.WRITE:
+            entry.kind = "write"
+            self.tape.add(entry, args[0] if result is None and args else result)
+        elif sort is Sort.GRAD:
+            entry.kind = "grad"
+            self.tape.add(entry, result)
+        else:
+            if isinstance(result, torch.Tensor) and entry.fn in _EMPTY and len(self._unwritten) < 100_000:
+                self._unwritten[result.untyped_storage()._cdata] = StorageWeakRef(result.untyped_storage())
+            self.tape.add(entry, result)
+
+    def is_unwritten(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor's memory came from `torch.empty` while we watched."""
+        return tensor.untyped_storage()._cdata in self._unwritten
+
+    def _may_write(self, target: torch.Tensor) -> bool:
+        if self.tape.slot_of(target) is None:
+            self.tape.about_to_change(target)
+        return self.seen_write(target)
+
+    def _entry(self, kind: str, fn: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Entry:
+        return Entry(
+            number=self.tape.number(),
+            kind=kind,
+            fn=fn,
+            args=tuple([self._keep(a) for a in args]),
+            kwargs={k: self._keep(v) for k, v in kwargs.items()} if kwargs else {},
+            site=take_site(2),
+            grad_enabled=_is_grad_enabled(),
+            autocast=autocast_state() if _autocast_on() else (),
+            first_node=_node_number(),
+        )
+
+    def _keep(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self.tape.refer(value)
+        if isinstance(value, LEAVES) or isinstance(value, torch.nn.Module) or callable(value):
+            return value
+        kind = type(value)
+        if kind is list or kind is tuple:
+            return kind([self._keep(v) for v in value])
+        if kind is dict:
+            return {k: self._keep(v) for k, v in value.items()}
+        return self._keep_object(value)
+
+    def _keep_object(self, value: Any) -> Any:
+        """Keep an object that carries tensors (a batch class, a ModelOutput) so that the made ones are made again."""
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return Rebuild(value, {}, [self._keep(v) for v in value])
+        if isinstance(value, CONTAINERS):
+            items = dict(value.items()) if isinstance(value, dict) else dict(enumerate(value))
+            kept = {k: self._keep(v) for k, v in items.items()}
+            attributes = {k: self._keep(v) for k, v in vars(value).items() if isinstance(v, torch.Tensor)} if hasattr(value, "__dict__") else {}
+            return Rebuild(value, attributes, kept)
+        attributes = {k: self._keep(v) for k, v in vars(value).items() if isinstance(v, torch.Tensor | dict | list)} if hasattr(value, "__dict__") else {}
+        made = any(not isinstance(leaf, Outside) for leaf in attributes.values())
+        return Rebuild(value, attributes, None) if made else value
+
+    def note(self, kind: str, fn: Callable[..., Any], args: Any = (), kwargs: dict[str, Any] | None = None) -> Entry:
+        """Make an entry for a call that the engine itself carries out."""
+        return self._entry(kind, fn, args, kwargs or {})
+
+    def module_call(self, original: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Record one outermost module call; inside it the mode is off the stack."""
+        return self.opaque("module", module, lambda *a, **k: original(module, *a, **k), args, kwargs)
+
+    def opaque(self, kind: str, fn: Callable[..., Any], call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        """Record `fn(*args)` as one entry, running it as `call(*args)` with recording suspended."""
+        try:
+            if isinstance(fn, torch.nn.Module):
+                self._begin_state(fn)
+            entry = self._entry(kind, fn, args, kwargs)
+            entry.rng = take_rng()
+        except Exception as error:
+            self.faulty(error)
+            return self.suspended(call, *args, **kwargs)
+        self.failed = entry
+        result = self.suspended(call, *args, **kwargs)
+        self.failed = None
+        try:
+            entry.last_node = _node_number()
+            self.tape.add(entry, result)
+        except Exception as error:
+            self.faulty(error)
+        return result
+
+    def _begin_state(self, root: torch.nn.Module) -> None:
+        key = id(root)
+        if key in self._begun:
+            return
+        self._begun.add(key)
+        known = self.states.get(key)
+        if known is None or known[0] is not root:
+            self.states[key] = (root, ModuleState(root))
+        self.states[key][1].begin()
+
+    def suspended(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run something with the mode off the stack."""
+        if not self.here:
+            return call(*args, **kwargs)
+        depth = _depth()
+        on_top = depth > 0 and _at(depth - 1) is self  # not so inside our own handler, or under a mode of the user's
+        if on_top:
+            _pop()
+        self.inside += 1
+        try:
+            return call(*args, **kwargs)
+        finally:
+            self.inside -= 1
+            if on_top:
+                _push(self)
+
+    def resumed(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run a user's hook that is called from inside a module with recording on again."""
+        if not self.inside or not self.running or self.replaying or get_ident() != self.thread:
+            return call(*args, **kwargs)
+        outer, self.inside = self.inside, 0
+        _push(self)
+        try:
+            return call(*args, **kwargs)
+        finally:
+            _pop()
+            self.inside = outer
+
+    def roll(self) -> None:
+        """Begin a new step."""
+        self.tape.roll()
+        self._begun.clear()
+        self.failed = None
+
+    def roots(self) -> list[torch.nn.Module]:
+        """Return the outermost modules seen so far."""
+        return [root for root, _ in self.states.values()]
+
+
+def _holds_tensor(result: object) -> bool:
+    return isinstance(result, torch.Tensor) or (not isinstance(result, LEAVES) and next(tensors_of(result), None) is not None)
+
+
+def autocast_state() -> tuple[tuple[str, bool, torch.dtype], ...]:
+    """Return device type, switch and dtype of each autocast that is on."""
+    found = []
+    for device in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(device):
+            found.append((device, True, torch.get_autocast_dtype(device)))
+    return tuple(found)

@@ -1,0 +1,108 @@
+"""Where in the user's source a torch call was made: cheap to take, exact to resolve.
+
+While recording, a site is only a code object and an instruction offset (about 1 µs). Files, lines and columns are
+looked up when there is something to report.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+from dataclasses import dataclass
+from itertools import islice
+from types import CodeType, FrameType
+from typing import Final
+
+import torch
+
+from whynan.records import NOWHERE, Span
+
+_TORCH_ROOT: Final = os.path.dirname(torch.__file__) + os.sep
+_OWN_ROOT: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_STDLIB_ROOT: Final = os.path.dirname(os.__file__) + os.sep
+_internal: dict[CodeType, bool] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One call in the user's code, unresolved."""
+
+    code: CodeType
+    lasti: int
+
+
+def is_internal(code: CodeType) -> bool:
+    """Whether a code object belongs to torch, to whynan or to the standard library (contextlib, functools, …)."""
+    known = _internal.get(code)
+    if known is None:
+        name = code.co_filename
+        stdlib = name.startswith(_STDLIB_ROOT) and "-packages" not in name
+        known = name.startswith((_TORCH_ROOT, _OWN_ROOT, "<frozen")) or stdlib
+        _internal[code] = known
+    return known
+
+
+def take_site(depth: int = 1) -> Site | None:
+    """Return the innermost frame outside torch, or None when there is none."""
+    frame: FrameType | None = sys._getframe(depth)
+    while frame is not None:
+        code = frame.f_code
+        if not (_internal[code] if code in _internal else is_internal(code)):
+            return Site(code, frame.f_lasti)
+        frame = frame.f_back
+    return None
+
+
+def live_site(stop: CodeType, depth: int = 1) -> Site | None:
+    """Return the innermost user frame above the frame that runs `stop`, or None when the call came from below it."""
+    frame: FrameType | None = sys._getframe(depth)
+    while frame is not None and frame.f_code is not stop:
+        code = frame.f_code
+        if not (_internal[code] if code in _internal else is_internal(code)):
+            return Site(code, frame.f_lasti)
+        frame = frame.f_back
+    return None
+
+
+def positions(site: Site) -> tuple[int, int, int, int]:
+    """Return line, end line, column, end column of the instruction at a site (zeros where unknown)."""
+    found = next(islice(site.code.co_positions(), site.lasti // 2, None), (None,) * 4)
+    line, end_line, column, end_column = found
+    if line is None:
+        lines = [ln for start, end, ln in site.code.co_lines() if start <= site.lasti < end and ln]
+        line = lines[0] if lines else site.code.co_firstlineno
+    return line, end_line or line, column or 0, end_column or 0
+
+
+def resolve(site: Site | None, label: str = "") -> Span:
+    """Look up file, lines, columns and source text of a site."""
+    if site is None:
+        return NOWHERE
+    line, end_line, column, end_column = positions(site)
+    file = site.code.co_filename
+    text = linecache.getline(file, line)
+    # co_positions counts UTF-8 bytes; editors and carets count characters
+    raw = text.encode()
+    column = len(raw[:column].decode(errors="ignore"))
+    if end_line == line:
+        end_column = len(raw[:end_column].decode(errors="ignore"))
+    return Span(
+        file=shorten(file),
+        line=line,
+        end_line=end_line,
+        column=column,
+        end_column=end_column,
+        function=site.code.co_name if site.code.co_name != "<module>" else "",
+        code=text.strip(),
+        label=label,
+    )
+
+
+def shorten(file: str) -> str:
+    """Make a path relative to the working directory where it lies below it."""
+    try:
+        relative = os.path.relpath(file)
+    except ValueError:  # another drive
+        return file
+    return file if relative.startswith("..") else relative

@@ -1,0 +1,191 @@
+"""Family 5: the forward pass and the loss are finite, the gradient is not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from whynan.causes.catalogue import Finding, Scene, rule
+from whynan.causes.domain import from_spans
+from whynan.causes.facts import SELECTS, biggest, consumers, rows, share
+from whynan.causes.fixes import Fix, guarded
+from whynan.causes.ranges import overflowed
+from whynan.records import Phase, number
+
+if TYPE_CHECKING:
+    from whynan.trace.birth import Birth, View
+
+_DECOMPOSITIONS = ("linalg_eigh", "_linalg_eigh", "linalg_svd", "_linalg_svd", "linalg_eig", "linalg_qr", "symeig", "linalg_cholesky_ex")
+_EDGES = {"sqrt": 0.0, "log": 0.0, "pow": 0.0, "rsqrt": 0.0, "log2": 0.0, "log10": 0.0, "log1p": -1.0, "reciprocal": 0.0, "xlogy": 0.0, "special_entr": 0.0, "acosh": 1.0}
+
+
+def _parts(scene: Scene) -> tuple[Birth, View] | None:
+    birth = scene.birth
+    if birth is None or birth.op is None or birth.error is not None:
+        return None
+    forward = birth.forward
+    finite_loss = all(v == v and abs(v) != float("inf") for v in birth.losses) and bool(birth.losses)
+    if forward is None or not (birth.op.backward or (finite_loss and scene.symptom.place in ("gradient", "scaler") and birth.phase is not Phase.OPTIMIZER)):
+        return None
+    return birth, forward
+
+
+@rule("WN504", "degenerate-decomposition", "gradient of a decomposition with equal values", rank=37)
+def degenerate_decomposition(scene: Scene) -> Finding | None:
+    """The gradient of eigenvectors or singular vectors divides by the distance of their values, which is 0."""
+    found = _parts(scene)
+    if found is None or not found[0].op or not found[0].op.backward:
+        return None
+    _, forward = found
+    if forward.name not in _DECOMPOSITIONS:
+        return None
+    matrix = forward.input(0)
+    evidence = []
+    if matrix is not None:
+        import torch
+
+        try:
+            values = torch.linalg.svdvals(matrix.double())
+            gap = float((values[..., :-1] - values[..., 1:]).abs().min()) if values.shape[-1] > 1 else 0.0
+            evidence.append(f"the smallest distance between two values is {number(gap)}")
+        except RuntimeError:
+            pass
+    name = forward.call.rsplit(".", 1)[-1].removeprefix("linalg_")
+    return Finding("two values coincide: the gradient divides by their difference", evidence, guarded(name, forward.op.dtype) or guarded("eigh", forward.op.dtype), from_spans(forward))
+
+
+@rule("WN502", "branch-not-taken", "NaN from the branch that was not taken", rank=38)
+def branch_not_taken(scene: Scene) -> Finding | None:
+    """The unselected side of `where`, a mask or `nan_to_num` sends NaN back: 0 * inf is NaN."""
+    found = _parts(scene)
+    if found is None:
+        return None
+    birth, forward = found
+    assert birth.op is not None
+    chosen = _selector(birth, forward)
+    if chosen is None:
+        return None
+    if birth.op.backward:
+        grad = _incoming(birth)
+        bad = _bad_places(birth)
+        if grad is None or bad is None or grad.shape != bad.shape or not bool((grad[bad] == 0).all()):
+            return None
+    elif not birth.op.damage:
+        return None
+    argument = forward.input(0)
+    name = forward.name.strip("_")
+    evidence = [f"{name} feeds {chosen.name}, which does not take the bad entries; their gradient is 0 on the way back", "0 times an infinite slope is nan"]
+    if argument is not None:
+        edge = _EDGES.get(forward.name)
+        if edge is not None and bool((argument <= edge).any()):
+            evidence.append(share(int((argument <= edge).sum()), argument, f"arguments of {name} are at or below {number(edge)}"))
+    from whynan.capsule.sites import resolve
+
+    spans = [resolve(chosen.site, f"selected here by {chosen.name}")] if chosen.site is not None else []
+    exponent = forward.scalar("exponent")
+    fixes = guarded(forward.name, forward.op.dtype, float(exponent) if isinstance(exponent, int | float) else None)
+    if forward.name == "div":
+        fixes = [Fix("make the input safe before dividing", "torch.where({x} == 0, torch.ones_like({x}), {x})", 1), *fixes]
+    return Finding("the entries that are thrown away still send 0 * inf = nan back", evidence, fixes, [s for s in spans if s.known], backward=True)
+
+
+def _selector(birth: Birth, forward: View) -> View | None:
+    """Return the selecting operation that took the output of a forward operation."""
+    seen = 0
+    for consumer in consumers(birth, forward):
+        seen += 1
+        if consumer.name in SELECTS and consumer.name not in ("mul", "select", "slice"):
+            return consumer
+        if consumer.name == "mul" and _multiplies_by_mask(consumer, forward):
+            return consumer
+        if seen > 6:
+            break
+    return None
+
+
+def _multiplies_by_mask(consumer: View, forward: View) -> bool:
+    for index, source in enumerate(consumer.op.sources):
+        if source.maker != forward.op.index:
+            maker = consumer.maker(index)
+            dtype = getattr(getattr(maker, "op", None), "dtype", "") or str(getattr(getattr(maker, "tensor", None), "dtype", ""))
+            names = [m.name for m in ([maker] if hasattr(maker, "op") else [])]  # type: ignore[union-attr]
+            if "bool" in dtype or any(n in ("gt", "lt", "ge", "le", "ne", "eq", "logical_not", "_to_copy", "bitwise_and", "bitwise_not") for n in names):
+                return True
+            tensor = getattr(maker, "tensor", None)
+            if tensor is not None and bool(((tensor == 0) | (tensor == 1)).all()):
+                return True
+    return False
+
+
+def _node_ops(birth: Birth) -> list[Any]:
+    assert birth.op is not None
+    return [op for op in birth.graph.ops if op.backward and op.node == birth.op.node and op.entry == birth.op.entry]
+
+
+def _incoming(birth: Birth) -> Any:
+    """Return the gradient that came into the node of the birth, from the kept values."""
+    inside = {op.index for op in _node_ops(birth)}
+    for op in _node_ops(birth):
+        kept = birth.inputs.get(op.index, {})
+        for source in op.sources:
+            made = birth.graph.ops[source.maker] if source.maker >= 0 else None
+            if made is not None and made.backward and made.index not in inside and source.name in kept and kept[source.name].is_floating_point():
+                return kept[source.name]
+    return None
+
+
+def _bad_places(birth: Birth) -> Any:
+    assert birth.op is not None
+    output = birth.outputs.get(birth.op.index)
+    return None if output is None else ~output.isfinite()
+
+
+@rule("WN503", "gradient-overflow", "gradient past the range of its dtype", rank=54)
+def gradient_overflow(scene: Scene) -> Finding | None:
+    """The gradient grew past the range of its dtype on the way back."""
+    found = _parts(scene)
+    if found is None:
+        return None
+    birth, forward = found
+    view = birth.view
+    if view is None or not view.op.backward or any(s.damage for s in view.op.sources):
+        return None
+    wide = overflowed(view)
+    if wide is None or biggest(wide) < 6e4:
+        return None
+    size, dtype = biggest(wide), view.op.dtype
+    limit = {"float16": "65 504", "bfloat16": "3.39e38", "float32": "3.4e38"}.get(dtype, dtype)
+    name = forward.name.strip("_")
+    evidence = [f"the gradient of {name} would be {number(size)}, {dtype} ends at {limit}", "in a wider dtype the same operation is finite"]
+    fixes = [Fix("scale the loss down, or keep this part in float32")] if dtype == "float16" else [Fix("clip or normalise on the way: shorter unrolls, a lower gain, a smaller loss weight")]
+    if dtype == "float16":
+        fixes.insert(0, Fix("compute this in float32", "{x}.float()", 0))
+    return Finding(f"the gradient {number(size)} is past the range of {dtype}", evidence, fixes, proven=True)
+
+
+@rule("WN501", "infinite-slope", "infinite slope", rank=55)
+def infinite_slope(scene: Scene) -> Finding | None:
+    """The derivative at the edge of a function's domain is infinite, though its value there is finite."""
+    found = _parts(scene)
+    if found is None or not found[0].op or not found[0].op.backward:
+        return None
+    birth, forward = found
+    name = forward.name.strip("_")
+    argument = forward.input(1 if forward.name == "xlogy" else 0)
+    exponent = forward.scalar("exponent")
+    power = float(exponent) if isinstance(exponent, int | float) else None
+    evidence = []
+    label = f"the slope of {name} is infinite here"
+    edge = 1.0 if forward.name in ("acos", "asin", "atanh") else _EDGES.get(forward.name)
+    if argument is not None and edge is not None:
+        at = (argument.abs() >= edge) if forward.name in ("acos", "asin", "atanh") else (argument <= edge)
+        count = int(at.sum())
+        if count:
+            place = rows(at)
+            evidence.append(share(count, argument, f"arguments of {name} are {'at ±1' if edge == 1.0 and name != 'acosh' else number(edge)}") + (f" ({place})" if place else ""))
+            what = f"x^{number(power)}" if forward.name == "pow" and power is not None else name
+            label = f"the slope of {what} at {number(edge)} is infinite; inf * 0 is nan"
+    evidence.append(f"the forward pass and the loss ({', '.join(number(v) for v in birth.losses[-1:])}) are finite")
+    fixes = guarded(forward.name, forward.op.dtype, power)
+    if forward.name == "sqrt":
+        fixes.insert(0, Fix("use the norm, which defines the slope at 0 as 0", "torch.linalg.vector_norm({inner})", safe=True, inner="sumsq"))
+    return Finding(label, evidence, fixes, from_spans(forward))

@@ -1,0 +1,108 @@
+"""The catalogue: every rule registers here with its code; the most specific that fits wins.
+
+A rule's docstring is its `explain` page, so this file and the rules import no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from whynan.causes.fixes import Fix
+from whynan.records import Experiment, Span, Symptom
+
+if TYPE_CHECKING:
+    from whynan.capsule.replay import Program
+    from whynan.capsule.sites import Site
+    from whynan.causes.lab import Lab
+    from whynan.trace.birth import Birth
+    from whynan.trace.locate import Targets
+
+FAMILIES = ("data", "state", "machine", "reductions", "ranges", "indeterminate", "backward", "domain", "limits")
+
+
+@dataclass(slots=True)
+class Scene:
+    """All a rule may look at."""
+
+    step: int
+    symptom: Symptom
+    birth: Birth | None
+    program: Program
+    targets: Targets
+    optimizers: list[Any] = field(default_factory=list)
+    optimizer: Any = None
+    scaler: Any = None
+    history: list[dict[str, float]] = field(default_factory=list)
+    site: Site | None = None
+    compiled: bool = False
+    trouble: str = ""
+    lab: Lab | None = None
+    experiments: list[Experiment] = field(default_factory=list)
+
+    def tried(self, question: str, answer: str) -> None:
+        """Write down an experiment."""
+        self.experiments.append(Experiment(question, answer))
+
+
+@dataclass(slots=True)
+class Finding:
+    """A rule's answer."""
+
+    label: str
+    evidence: list[str] = field(default_factory=list)
+    fixes: list[Fix] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+    proven: bool = False  # shown by an experiment of the rule itself, without a remedy
+    backward: bool = False  # born in the forward pass, but only the gradient suffers
+    site: Site | None = None  # another place than the birth's
+    rows: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One code."""
+
+    code: str
+    slug: str
+    title: str
+    rank: int
+    find: Callable[[Scene], Finding | None]
+
+    @property
+    def page(self) -> str:
+        """The text of `whynan explain CODE`."""
+        return inspect.cleandoc(self.find.__doc__ or "")
+
+
+_rules: dict[str, Rule] = {}
+
+
+def rule(code: str, slug: str, title: str, rank: int = 50) -> Callable[[Callable[[Scene], Finding | None]], Callable[[Scene], Finding | None]]:
+    """Register a rule. Smaller ranks are asked first: specific before general."""
+
+    def register(find: Callable[[Scene], Finding | None]) -> Callable[[Scene], Finding | None]:
+        _rules[code] = Rule(code, slug, title, rank, find)
+        return find
+
+    return register
+
+
+def rules() -> dict[str, Rule]:
+    """Return all rules by code."""
+    if not _rules:
+        for family in FAMILIES:
+            importlib.import_module(f"whynan.causes.{family}")
+    return dict(sorted(_rules.items()))
+
+
+def first_match(scene: Scene) -> tuple[Rule, Finding]:
+    """Ask the rules in order of rank."""
+    for candidate in sorted(rules().values(), key=lambda r: (r.rank, r.code)):
+        found = candidate.find(scene)
+        if found is not None:
+            return candidate, found
+    raise LookupError("the rule for unknown origins did not answer")

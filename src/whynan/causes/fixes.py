@@ -1,0 +1,211 @@
+"""Remedies as expressions: one template gives both the diff for the user and the computation for the replay.
+
+`{x}` is the operand that is changed, `{0}`, `{1}` … all operands, `{rest}` the remaining arguments as they stand.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from whynan.causes import patterns
+from whynan.causes.source import Expression, as_operand
+
+_ALIASES = {
+    "truediv": "div", "itruediv": "div", "rtruediv": "div", "divide": "div", "true_divide": "div", "rdiv": "div", "rsub": "sub", "isub": "sub",
+    "radd": "add", "iadd": "add", "rmul": "mul", "imul": "mul", "multiply": "mul", "rpow": "pow", "ipow": "pow", "inverse": "inv", "mm": "matmul",
+    "bmm": "matmul", "rmatmul": "matmul", "subtract": "sub", "mod": "remainder", "rmod": "remainder", "special_xlogy": "xlogy", "arccos": "acos", "arccosh": "acosh",
+    "arcsin": "asin", "arctanh": "atanh", "float_power": "pow",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Fix:
+    """One change at the place of birth."""
+
+    title: str
+    template: str = ""  # empty: advice without a diff
+    operand: int | None = None  # change only this operand; None: the whole expression
+    safe: bool = False
+    keyword: str = ""  # or: set this keyword argument to the template
+    inner: str = ""  # or: rewrite together with the call that made the first operand (softmax, sigmoid, sumsq)
+
+    def text(self, expression: Expression) -> tuple[ast.AST, str] | None:
+        """Return the node to replace and its new text, or None where the template does not fit the source."""
+        operands = [as_operand(o) for o in expression.operands]
+        if not self.template:
+            return None
+        if self.keyword:
+            return self._keyword_text(expression)
+        if self.inner:
+            arguments = patterns.inner_text(expression, self.inner)
+            return None if arguments is None else (expression.node, self.template.replace("{inner}", arguments))
+        if self.operand is not None:
+            if self.operand >= len(operands):
+                return None
+            node = expression.nodes[self.operand]
+            new = self.template.replace("{x}", operands[self.operand]).format(*operands)
+            receiver = isinstance(expression.node, ast.Call) and isinstance(expression.node.func, ast.Attribute) and expression.node.func.value is node
+            tight = receiver or isinstance(expression.node, ast.BinOp)
+            return node, as_operand(new) if tight else new
+        if isinstance(expression.node, ast.AugAssign) or not operands:
+            return None
+        rest = [*expression.operands[1:], *(f"{k}={v}" for k, v in expression.keywords.items())]
+        try:
+            new = self.template.format(*operands, rest="".join(f", {r}" for r in rest))
+        except IndexError:
+            return None
+        return expression.node, new
+
+    def _keyword_text(self, expression: Expression) -> tuple[ast.AST, str] | None:
+        if not isinstance(expression.node, ast.Call):
+            return None
+        value = expression.keywords.get(self.keyword, "")
+        for keyword in expression.node.keywords:
+            if keyword.arg == self.keyword:
+                return keyword.value, self.template.replace("{x}", as_operand(value))
+        if "{x}" in self.template:
+            return None
+        inside = expression.text
+        return expression.node, f"{inside[:-1].rstrip().rstrip(',')}, {self.keyword}={self.template})"
+
+    def swap(self, expression: Expression | None, name: str) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]:
+        """Return the same change as a computation for the replay."""
+        if self.keyword:
+            return self._swap_keyword(name)
+        if self.inner:
+            return patterns.inner_swap(self.inner, name, plain_name)
+        import torch
+
+        source = _placeholders(self.template)
+        code = compile(source, "<remedy>", "eval")
+
+        def change(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if plain_name(func) != name:
+                return NotImplemented
+            flipped = expression is not None and _flipped(expression, func, args)
+            operands = list(reversed(args[:2])) + list(args[2:]) if flipped else list(args)
+            if self.operand is None:
+                scope = _scope(torch, operands) | {"_rest": tuple(operands[1:]), "_named": kwargs}
+                return eval(code, scope)  # our own template
+            if self.operand >= len(operands):
+                return NotImplemented
+            scope = _scope(torch, operands) | {"_x": operands[self.operand]}
+            operands[self.operand] = eval(code, scope)  # our own template
+            if flipped:
+                operands[:2] = reversed(operands[:2])
+                if not isinstance(operands[0], torch.Tensor):
+                    operands[0] = torch.as_tensor(operands[0])
+            return func(*operands, **kwargs)
+
+        return change
+
+    def _swap_keyword(self, name: str) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]:
+        import torch
+
+        code = compile(_placeholders(self.template), "<remedy>", "eval")
+
+        def change(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if plain_name(func) != name:
+                return NotImplemented
+            value = eval(code, _scope(torch, list(args)) | {"_x": kwargs.get(self.keyword)})  # our own template
+            return func(*args, **{**kwargs, self.keyword: value})
+
+        return change
+
+
+def _placeholders(template: str) -> str:
+    source = template.replace("{x}", "_x").replace("{rest}", ", *_rest, **_named")
+    for index in range(6):
+        source = source.replace("{%d}" % index, f"_{index}")
+    return source
+
+
+def _scope(torch: Any, operands: list[Any]) -> dict[str, Any]:
+    scope: dict[str, Any] = {f"_{i}": o for i, o in enumerate(operands)}
+    return scope | {"torch": torch, "F": torch.nn.functional, "max": max, "float": float}
+
+
+def plain_name(func: Any) -> str:
+    """Return a torch function's name as the source would say it: `Tensor.__rtruediv__` is `div`."""
+    name = getattr(func, "__name__", "").strip("_")
+    return _ALIASES.get(name, name)
+
+
+def source_name(name: str) -> str:
+    """The same for a name found in source text."""
+    name = name.strip("_")
+    return _ALIASES.get(name, name)
+
+
+def _flipped(expression: Expression, func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether torch got the operands the other way round: `1 / x` arrives as `x.__rtruediv__(1)`."""
+    if not isinstance(expression.node, ast.BinOp) or len(args) < 2:
+        return False
+    name = getattr(func, "__name__", "")
+    if name.startswith("__r") or name in ("rsub", "rdiv"):
+        return True
+    left = expression.nodes[0]
+    number_left = isinstance(left, ast.Constant) or (isinstance(left, ast.UnaryOp) and isinstance(left.operand, ast.Constant))
+    return number_left and hasattr(args[0], "dtype") and not hasattr(args[1], "dtype")
+
+
+def small(dtype: str) -> str:
+    """Return a guard that survives in a dtype and does not overflow when divided by."""
+    return "1e-4" if dtype == "float16" else "1e-12"
+
+
+def guarded(op: str, dtype: str, exponent: float | None = None) -> list[Fix]:
+    """Return the changes that keep an operation inside its domain, best first."""
+    eps = small(dtype)
+    clamp = f"{{x}}.clamp_min({eps})"
+    edge = "{x}.clamp(-1 + 1e-3, 1 - 1e-3)" if dtype == "float16" else "{x}.clamp(-1 + 1e-6, 1 - 1e-6)"
+    table: dict[str, list[Fix]] = {
+        "log": [Fix(f"keep the argument of log at or above {eps}", clamp, 0)],
+        "log1p": [Fix("keep the argument of log1p above -1", "{x}.clamp_min(-1 + 1e-6)", 0)],
+        "sqrt": [Fix(f"keep the argument of sqrt at or above {eps}", clamp, 0)],
+        "rsqrt": [Fix("add a small number inside the root", "{x} + 1e-6", 0), Fix("keep the argument above 0", "{x}.clamp_min(1e-6)", 0)],
+        "reciprocal": [Fix("keep the argument away from 0", "torch.where({x} == 0, torch.ones_like({x}), {x})", 0)],
+        "div": [
+            Fix("let elements whose denominator is 0 count as 0", "torch.where({1} == 0, {0} * 0, {0} / torch.where({1} == 0, torch.ones_like({1}), {1}))"),
+            Fix("keep the denominator away from 0", "{x}.clamp_min(1e-6)", 1),
+            Fix("keep the denominator away from 0", "max({x}, 1e-6)", 1),
+        ],
+        "pow": _pow_fixes(clamp, exponent),
+        "acos": [Fix("keep the argument inside (-1, 1)", edge, 0)],
+        "asin": [Fix("keep the argument inside (-1, 1)", edge, 0)],
+        "atanh": [Fix("keep the argument inside (-1, 1)", edge, 0)],
+        "erfinv": [Fix("keep the argument inside (-1, 1)", edge, 0)],
+        "acosh": [Fix("keep the argument above 1", "{x}.clamp_min(1 + 1e-6)", 0)],
+        "logit": [Fix("keep the argument inside (0, 1)", "{x}.clamp(1e-6, 1 - 1e-6)", 0)],
+        "lgamma": [Fix("keep the argument above 0", "{x}.clamp_min(1e-4)", 0)],
+        "digamma": [Fix("keep the argument above 0", "{x}.clamp_min(1e-4)", 0)],
+        "polygamma": [Fix("keep the argument above 0", "{x}.clamp_min(1e-4)", 1)],
+        "remainder": [Fix("leave the divisor out where it is 0", "torch.where({x} == 0, torch.ones_like({x}), {x})", 1)],
+        "fmod": [Fix("leave the divisor out where it is 0", "torch.where({x} == 0, torch.ones_like({x}), {x})", 1)],
+        "xlogy": [Fix(f"keep the argument of the logarithm at or above {eps}", clamp, 1)],
+        "special_entr": [Fix(f"keep the argument at or above {eps}", clamp, 0)],
+        "hypot": [Fix("write the root with a small number inside", "({0}.square() + {1}.square() + 1e-12).sqrt()")],
+        "zeta": [Fix("keep the exponent above 1", "{x}.clamp_min(1 + 1e-4)", 0)],
+    }
+    for name, top in (("exp", "80"), ("expm1", "80"), ("sinh", "80"), ("cosh", "80"), ("exp2", "120")):
+        limit = {"80": "10", "120": "15"}[top] if dtype == "float16" else top
+        bound = f"{{x}}.clamp(-{limit}, {limit})" if name in ("sinh", "cosh") else f"{{x}}.clamp(max={limit})"
+        table[name] = [Fix(f"keep the exponent at or below {limit}", bound, 0)]
+    ridge = "{x} + 1e-4 * torch.eye({x}.shape[-1], dtype={x}.dtype, device={x}.device)"
+    spread = "{x} + torch.diag(torch.linspace(0, 1e-3, {x}.shape[-1], dtype={x}.dtype, device={x}.device))"
+    for name in ("inv", "solve", "cholesky", "logdet", "slogdet", "det", "cholesky_ex", "inv_ex", "solve_ex", "lu_factor", "pinv"):
+        table[name] = [Fix("add a small multiple of the identity", ridge, 0)]
+    for name in ("eigh", "svd", "eigvalsh", "svdvals", "eig", "symeig"):
+        table[name] = [Fix("separate equal values with a small spread on the diagonal", spread, 0)]
+    for name in ("log2", "log10"):
+        table[name] = table["log"]
+    return table.get(op, [])
+
+
+def _pow_fixes(clamp: str, exponent: float | None) -> list[Fix]:
+    if exponent is not None and exponent < 0:
+        return [Fix("keep the base away from 0", "{x}.clamp_min(1e-6)", 0)]
+    return [Fix("keep the base above 0", clamp, 0)]

@@ -1,0 +1,136 @@
+"""Experiments on the replay: this step with another expression at that line, without these samples, twice in a row.
+
+A remedy counts as proven only if the replayed step has a finite loss, finite gradients, a gradient that is alive, and a
+loss of the size the run had before: making numbers finite is not enough.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from whynan.capsule.replay import Program, Run, call_entry
+from whynan.capsule.sites import Site, live_site
+from whynan.capsule.tape import Entry, Outside, leaves
+from whynan.causes import patterns
+from whynan.records import number
+from whynan.tripwire.checks import total_norm
+from whynan.tripwire.values import damage_of
+
+Swap = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+_FLOOR = call_entry.__code__
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a replay gave."""
+
+    loss: float | None
+    norm: float | None
+    finite: bool
+    error: str = ""
+
+    def effect(self) -> str:
+        """Say it in words."""
+        if self.error:
+            return f"the replay raised {self.error}"
+        words = []
+        if self.loss is not None:
+            words.append(f"loss {number(self.loss)}")
+        if self.norm is not None:
+            words.append(f"gradient norm {number(self.norm)}")
+        return ", ".join(words) or ("everything finite" if self.finite else "not finite")
+
+
+class Lab:
+    """Runs variations of one failing step."""
+
+    def __init__(self, program: Program, targets: Callable[[Run], list[torch.Tensor]], history: list[dict[str, float]]) -> None:
+        self.program = program
+        self.targets = targets
+        self.losses = [h["loss"] for h in history if math.isfinite(h.get("loss", math.nan))]
+        self.hit = 0
+
+    def run(self, swap: Swap | None = None, site: Site | None = None, around: Any = None) -> Outcome:
+        """Replay the step once, with `swap` in place of the torch function called at `site`."""
+        mode = Swapper(swap, site) if swap is not None else contextlib.nullcontext()
+        patterns.forget()
+        with self.program.still(), around or contextlib.nullcontext(), mode:
+            run = self.program.play(mode if isinstance(mode, Swapper) else None)
+            outcome = self._outcome(run)
+        self.hit = mode.hits if isinstance(mode, Swapper) else 0
+        return outcome
+
+    def _outcome(self, run: Run) -> Outcome:
+        if run.error is not None:
+            return Outcome(None, None, False, f"{type(run.error).__name__}: {str(run.error).splitlines()[0] if str(run.error) else ''}")
+        with torch.no_grad():
+            losses = [float(t.detach().float().sum()) for t in run.losses]
+            grads = [p.grad for p in self.program.leaves if p.grad is not None]
+            norm = total_norm([g.detach().to_dense() if g.is_sparse else g for g in grads]) if grads else None
+            finite = all(map(math.isfinite, losses)) and not any(damage_of(t.detach()) for t in self.targets(run) + grads)
+        return Outcome(losses[-1] if losses else None, float(norm) if norm is not None else None, finite)
+
+    def judge(self, outcome: Outcome) -> tuple[bool, str]:
+        """Say whether an outcome proves a remedy, and what is wrong with it otherwise."""
+        if outcome.error or not outcome.finite:
+            return False, outcome.effect() if outcome.error else f"still not finite ({outcome.effect()})"
+        if outcome.norm is not None and outcome.norm == 0:
+            return False, f"finite, but the gradient is dead ({outcome.effect()})"
+        if self.losses and outcome.loss is not None:
+            usual = max(statistics.median(map(abs, self.losses)), max(map(abs, self.losses[-20:])), 1e-3)
+            if abs(outcome.loss) > 1000 * usual:
+                return False, f"finite, but absurd: {outcome.effect()}, the steps before had about {number(usual)}"
+        return True, outcome.effect()
+
+
+class Swapper(TorchFunctionMode):
+    """Puts another computation in place of the torch function called at one site, wherever it is called from there."""
+
+    def __init__(self, swap: Swap, site: Site | None) -> None:
+        super().__init__()
+        self.swap, self.site, self.hits = swap, site, 0
+        self.entry: Entry | None = None
+
+    def entering(self, entry: Entry) -> None:
+        """A tape entry begins."""
+        self.entry = entry
+
+    def leaving(self, entry: Entry) -> None:
+        """A tape entry ended."""
+        self.entry = None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        site = live_site(_FLOOR, 2) or (self.entry.site if self.entry else None)
+        if site == self.site:
+            result = self.swap(func, args, kwargs or {})
+            if result is not NotImplemented:
+                self.hits += 1
+                return result
+        result = func(*args, **(kwargs or {}))
+        patterns.remember(func, args, kwargs or {}, result)
+        return result
+
+
+@contextlib.contextmanager
+def without_rows(program: Program, rows: list[int], size: int) -> Iterator[None]:
+    """Leave samples out: every outside tensor with that first dimension loses these rows for the time being."""
+    keep = [i for i in range(size) if i not in set(rows)]
+    changed: list[tuple[Outside, torch.Tensor | None]] = []
+    for entry in program.entries:
+        for leaf in leaves((entry.args, entry.kwargs)):
+            if isinstance(leaf, Outside) and leaf.tensor.dim() and leaf.tensor.shape[0] == size and not leaf.tensor.requires_grad:
+                changed.append((leaf, leaf.saved))
+                leaf.saved = leaf.value()[keep]
+    try:
+        yield
+    finally:
+        for leaf, saved in reversed(changed):
+            leaf.saved = saved

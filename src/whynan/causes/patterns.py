@@ -1,0 +1,123 @@
+"""Two calls that belong together: log of a softmax, log of a sigmoid, the root of a sum of squares.
+
+In the source the inner call stands in the expression itself or in the one assignment of its name; in a replay its
+arguments are remembered by the tensor it returned.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from typing import Any
+
+from whynan.causes.source import Expression, call_parts
+
+_REMEMBERED = frozenset({"softmax", "sigmoid", "pow", "square", "sum", "mul"})
+_made: dict[int, tuple[Any, str, tuple[Any, ...], dict[str, Any]]] = {}
+
+
+def remember(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+    """Keep what a call of interest was made with."""
+    name = getattr(func, "__name__", "").strip("_")
+    if name in _REMEMBERED:
+        _made[id(result)] = (result, name, args, kwargs)
+
+
+def forget() -> None:
+    """Drop everything kept of the last replay."""
+    _made.clear()
+
+
+def _maker(value: Any, *names: str) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    found = _made.get(id(value))
+    if found is None or found[0] is not value or found[1] not in names:
+        return None
+    return found[2], found[3]
+
+
+def inner_swap(kind: str, name: str, plain_name: Callable[[Any], str]) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]:
+    """Return the joint computation for a replay."""
+    import torch
+
+    def change(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if plain_name(func) != name or not args:
+            return NotImplemented
+        if kind == "sumsq":
+            return _norm(torch, args[0])
+        made = _maker(args[0], kind)
+        if made is None:
+            return NotImplemented
+        inner_args, inner_kwargs = made
+        if kind == "softmax":
+            named = {k: v for k, v in inner_kwargs.items() if k in ("dim", "dtype")}
+            return torch.log_softmax(*inner_args[:2], **named)
+        return torch.nn.functional.logsigmoid(inner_args[0])
+
+    return change
+
+
+def _norm(torch: Any, value: Any) -> Any:
+    summed = _maker(value, "sum")
+    if summed is None:
+        return NotImplemented
+    args, kwargs = summed
+    squared = _maker(args[0], "pow", "square", "mul")
+    if squared is None:
+        return NotImplemented
+    base = squared[0][0]
+    if len(squared[0]) > 1 and squared[0][1] != 2 and squared[0][1] is not base:
+        return NotImplemented
+    dim = args[1] if len(args) > 1 else kwargs.get("dim")
+    return torch.linalg.vector_norm(base, dim=dim, keepdim=bool(args[2] if len(args) > 2 else kwargs.get("keepdim", False)))
+
+
+def inner_text(expression: Expression, kind: str) -> str | None:
+    """Return the source text of the joint call's arguments."""
+    node = _call(expression, expression.nodes[0] if expression.nodes else None)
+    if node is None:
+        return None
+    name, operands = call_parts(node)
+    if kind == "sumsq":
+        return _norm_text(expression, name, operands, node)
+    if name.lower() != kind:
+        return None
+    rest = [expression.segment(o) for o in operands] + [f"{k.arg}={expression.segment(k.value)}" for k in node.keywords]
+    return ", ".join(rest)
+
+
+def _call(expression: Expression, node: ast.expr | None) -> ast.Call | None:
+    if isinstance(node, ast.Name):
+        node = expression.assigned(node.id)
+    return node if isinstance(node, ast.Call) else None
+
+
+def _norm_text(expression: Expression, name: str, operands: list[ast.expr], node: ast.Call) -> str | None:
+    if name != "sum" or not operands:
+        return None
+    base = _squared(expression, operands[0])
+    if base is None:
+        return None
+    arguments = [expression.segment(base)]
+    if len(operands) > 1:
+        arguments.append(f"dim={expression.segment(operands[1])}")
+    arguments += [f"{k.arg}={expression.segment(k.value)}" for k in node.keywords]
+    return ", ".join(arguments)
+
+
+def _squared(expression: Expression, node: ast.expr) -> ast.expr | None:
+    if isinstance(node, ast.Name):
+        assigned = expression.assigned(node.id)
+        if assigned is None:
+            return None
+        node = assigned
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow) and isinstance(node.right, ast.Constant) and node.right.value == 2:
+        return node.left
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) and ast.dump(node.left) == ast.dump(node.right):
+        return node.left
+    if isinstance(node, ast.Call):
+        name, operands = call_parts(node)
+        if name == "square" and operands:
+            return operands[0]
+        if name == "pow" and len(operands) == 2 and isinstance(operands[1], ast.Constant) and operands[1].value == 2:
+            return operands[0]
+    return None

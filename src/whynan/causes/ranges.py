@@ -1,0 +1,209 @@
+"""Family 2: the result does not fit the dtype, or a guard is lost in it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from whynan.causes.catalogue import Finding, Scene, rule
+from whynan.causes.facts import LIMITS, biggest, lineage
+from whynan.causes.fixes import Fix, guarded
+from whynan.causes.reductions import _forward_view
+from whynan.records import Phase, number
+
+if TYPE_CHECKING:
+    from whynan.trace.birth import View
+
+_EXPONENTIALS = ("exp", "expm1", "exp2", "sinh", "cosh", "softplus", "poisson_nll_loss")
+_GUARDED = ("div", "log", "rsqrt", "reciprocal", "sqrt", "pow", "atanh", "acos", "log1p", "logit", "log2", "log10", "special_entr", "xlogy", "erfinv", "asin", "sub", "rsub")
+
+
+@rule("WN204", "epsilon-lost", "guard that rounds away in this dtype", rank=29)
+def epsilon_lost(scene: Scene) -> Finding | None:
+    """A small constant that should keep an argument off its edge rounds to 0, or `1 - eps` rounds to 1."""
+    view = _forward_view(scene)
+    if view is None or view.name not in _GUARDED and "norm" not in view.name:
+        return None
+    for made in [view, *lineage(view, depth=6)]:
+        lost = _lost_constant(made)
+        if lost is None:
+            continue
+        value, became, dtype = lost
+        if not _matters(view, became):
+            continue
+        eps = {"float16": "1e-4", "bfloat16": "1e-2" if became == 1 else "1e-6", "float32": "1e-6"}.get(dtype, "1e-6")
+        fixes = _fixes_for(view, dtype, eps)
+        return Finding(
+            f"the guard {_constant(value)} is {int(became)} in {dtype}",
+            [f"{_constant(value)} rounds to {int(became)} in {dtype}, whose smallest step there is {_step(dtype, became)}", _zeros_of(view)],
+            fixes,
+        )
+    return None
+
+
+def _constant(value: float) -> str:
+    return f"1 - {number(1 - value)}" if 0.5 < value < 1 else number(value)
+
+
+def _fixes_for(view: View, dtype: str, eps: str) -> list[Fix]:
+    operand = 1 if view.name == "div" else 0
+    clamp = Fix(f"use a guard that exists in {dtype}: {eps}", f"{{x}}.clamp_min({eps})", operand)
+    if view.name in ("acos", "asin", "atanh", "erfinv"):
+        return guarded(view.name, dtype)
+    if view.call.endswith("normalize") or "cosine" in view.call:
+        return [Fix(f"use a guard that exists in {dtype}: {eps}", eps, keyword="eps"), clamp]
+    return [clamp]
+
+
+def _lost_constant(view: View) -> tuple[float, float, str] | None:
+    """Return a constant among an operation's numbers that is another number in its dtype."""
+    import torch
+
+    name = view.op.dtype
+    dtype = getattr(torch, name, None)
+    if dtype is None or not dtype.is_floating_point or view.name in ("mul", "_to_copy", "pow", "div"):
+        return None
+    for value in view.op.scalars.values():
+        if not isinstance(value, float) or value == 0 or abs(value) > 1:
+            continue
+        became = float(torch.tensor(value, dtype=torch.float64).to(dtype))
+        if became == 0 and view.name in ("add", "sub", "clamp", "clamp_min", "maximum", "native_layer_norm", "rsub"):
+            return value, 0.0, name
+        if became == 1 and value != 1 and view.name in ("clamp", "clamp_max", "minimum", "mul"):
+            return value, 1.0, name
+    return None
+
+
+def _matters(view: View, became: float) -> bool:
+    """Whether the lost guard would have kept this very argument off its edge."""
+    if became == 1:
+        return True
+    below = view.input(1 if view.name == "div" else 0)
+    return below is None or bool((below == 0).any())
+
+
+def _zeros_of(view: View) -> str:
+    below = view.input(1 if view.name == "div" else 0)
+    return f"{int((below == 0).sum())} of {below.numel()} guarded values are 0" if below is not None else "the guarded value is at its edge"
+
+
+def _step(dtype: str, near: float) -> str:
+    table = {"float16": ("6e-8", "4.9e-4"), "bfloat16": ("9e-41", "3.9e-3"), "float32": ("1.4e-45", "6e-8")}
+    return table.get(dtype, ("5e-324", "1e-16"))[int(near)]
+
+
+def _wide(view: View) -> tuple[Any, str]:
+    """Compute the operation again in float64 on the kept inputs; return the result, or why not."""
+    import torch
+
+    overload = view.op.name.removeprefix("aten.").split(".")
+    packet = getattr(torch.ops.aten, overload[0].rstrip("_") or overload[0], None)
+    if packet is None:
+        return None, "unknown operation"
+    kept = view.inputs()
+    try:
+        operator = getattr(packet, overload[1])
+        values: list[Any] = []
+        for argument in operator._schema.arguments:
+            if argument.name in kept:
+                tensor = kept[argument.name]
+                values.append(tensor.double() if tensor.is_floating_point() else tensor)
+            elif argument.kwarg_only:
+                continue
+            elif argument.name in view.op.scalars:
+                scalar = view.op.scalars[argument.name]
+                values.append(torch.float64 if scalar in (torch.float16, torch.bfloat16, torch.float32) else scalar)
+            else:
+                values.append(argument.default_value)
+        if view.name == "_to_copy":
+            return next(iter(kept.values())).double(), ""
+        return operator(*values), ""
+    except Exception as error:  # an operation that has no float64 form is not an argument for anything
+        return None, str(error)
+
+
+def overflowed(view: View) -> Any:
+    """Return the result in float64 where it is finite and the dtype's own result is not; else None."""
+    result, _ = _wide(view)
+    tensors = [t for t in (result if isinstance(result, tuple | list) else [result]) if hasattr(t, "isfinite")]
+    return tensors[0] if tensors and all(bool(t.isfinite().all()) for t in tensors if t.is_floating_point()) else None
+
+
+@rule("WN201", "exp-overflow", "exponential past the range", rank=51)
+def exp_overflow(scene: Scene) -> Finding | None:
+    """An exponential got an argument past the largest exponent its dtype can hold."""
+    view = _forward_view(scene)
+    birth = scene.birth
+    if view is None or birth is None or birth.phase is Phase.BACKWARD or view.name not in _EXPONENTIALS:
+        return None
+    argument = view.input(0)
+    dtype = view.op.dtype
+    if argument is None or not argument.numel():
+        return None
+    finite = argument[argument.isfinite()]
+    top = float(finite.abs().max() if view.name in ("sinh", "cosh") else finite.max()) if finite.numel() else float("inf")
+    limit = {"float16": 11.09, "bfloat16": 88.72, "float32": 88.72, "float64": 709.78}.get(dtype, 88.72)
+    output = view.output()
+    count = int((~output.isfinite()).sum()) if output is not None else 1
+    evidence = [f"the largest argument is {number(top)}; {view.name} overflows {dtype} past {limit}", f"{count} of {argument.numel()} results are infinite"]
+    fixes = guarded(view.name, dtype)
+    if "poisson" in view.call:
+        fixes = [Fix("keep the log rate at or below 80", "{x}.clamp(max=80)", 0)]
+    return Finding(f"{view.name}({number(top)}) is past the range of {dtype} ({limit})", evidence, fixes)
+
+
+@rule("WN202", "half-overflow", "result past the range of float16", rank=52)
+def half_overflow(scene: Scene) -> Finding | None:
+    """A float16 result is larger than 65504; in float32 it is finite."""
+    view = _forward_view(scene)
+    birth = scene.birth
+    if view is None or birth is None or birth.phase is Phase.BACKWARD or view.op.dtype != "float16":
+        return None
+    wide = overflowed(view)
+    if wide is None:
+        return None
+    size = biggest(wide)
+    if size <= 65504:
+        return None
+    name = {"mm": "product", "bmm": "product", "addmm": "product", "baddbmm": "product", "_to_copy": "value", "sum": "sum", "pow": "power"}.get(view.name, view.name)
+    evidence = [f"max |{name}| is {number(size)}, float16 ends at 65 504", "computed in float32 the same operation is finite"]
+    return Finding(f"max |{name}| {number(size)}, float16 ends at 65 504", evidence, _half_fixes(view), proven=True)
+
+
+def _half_fixes(view: View) -> list[Fix]:
+    title = "compute this in float32"
+    if view.name == "_to_copy":
+        return [
+            Fix("use bfloat16, which has the range of float32", "{0}.bfloat16()"),
+            Fix("use bfloat16, which has the range of float32", "{0}.to(torch.bfloat16)"),
+            Fix("stay in float32", "{0}.float()"),
+        ]
+    if view.name in ("mm", "bmm", "addmm", "baddbmm"):
+        return [Fix(title, "torch.matmul({0}.float(), {1}.float())"), Fix("use bfloat16 instead of float16 for this part")]
+    if view.name in ("sum", "mean", "cumsum", "prod"):
+        return [Fix(title, "{x}.float()", 0)]
+    return [Fix(title, "{x}.float()", 0), Fix(title, "{0}.float() * {1}"), Fix("use bfloat16 instead of float16 for this part")]
+
+
+@rule("WN203", "float-overflow", "result past the range of its dtype", rank=53)
+def float_overflow(scene: Scene) -> Finding | None:
+    """A product, power, sum or matrix product is past the range of its dtype."""
+    view = _forward_view(scene)
+    birth = scene.birth
+    if view is None or birth is None or birth.phase is Phase.BACKWARD or view.op.dtype not in ("float32", "bfloat16", "float64"):
+        return None
+    if any(s.damage for s in view.op.sources) or not birth.op or birth.op.damage.nan and view.name in ("sub", "div", "log", "sqrt"):
+        return None
+    wide = overflowed(view)
+    limit = LIMITS[view.op.dtype]
+    largest = max((biggest(t) for t in view.inputs().values() if t.is_floating_point()), default=0.0)
+    if wide is None and largest < limit**0.3:
+        return None
+    if wide is not None and biggest(wide) < limit * 0.9:
+        return None
+    size = biggest(wide) if wide is not None else float("inf")
+    evidence = [f"the largest input is {number(largest)}", f"the result would be {number(size)}, {view.op.dtype} ends at {number(limit)}"]
+    fixes = [Fix("bring the values down before this operation", "{x}.clamp(-1e9, 1e9)", 0)]
+    if view.name in ("prod", "cumprod"):
+        fixes = [Fix("bring the factors down before the product", "{x}.clamp(-1e3, 1e3)", 0)]
+    fixes.append(Fix("normalise the values that enter here"))
+    return Finding(f"{number(largest)} goes in, the result {number(size)} is past {number(limit)}", evidence, fixes, proven=wide is not None)

@@ -1,0 +1,326 @@
+"""Family 4: nothing, one thing, or the same thing is reduced."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from whynan.causes.catalogue import Finding, Scene, rule
+from whynan.causes.facts import lineage, rows, skip_views
+from whynan.causes.fixes import Fix
+from whynan.records import Phase, Span
+
+if TYPE_CHECKING:
+    from whynan.trace.birth import Birth, View
+
+_SOFTMAXES = ("_softmax", "_log_softmax", "logsumexp", "_safe_softmax", "logcumsumexp")
+_ATTENTION = "_scaled_dot_product"
+
+
+def _forward_view(scene: Scene) -> View | None:
+    """The operation of a forward birth, or the forward side of a backward one."""
+    birth = scene.birth
+    if birth is None or birth.op is None or birth.phase is Phase.OPTIMIZER and any(e.kind == "optimizer" for e in scene.program.entries):
+        return None
+    return birth.forward
+
+
+def written_spans(birth: Birth, label: str) -> list[Span]:
+    """Return where the deliberate infinities were written."""
+    from whynan.capsule.sites import resolve
+
+    spans = []
+    for writer in birth.slice.written_by[:2]:
+        site = getattr(writer, "site", None) or getattr(writer, "used_at", None)
+        span = resolve(site, label)
+        if span.known and all((span.file, span.line) != (s.file, s.line) for s in spans):
+            spans.append(span)
+    return spans
+
+
+@rule("WN401", "fully-masked-softmax", "softmax over a row that is entirely masked", rank=31)
+def fully_masked_softmax(scene: Scene) -> Finding | None:
+    """A softmax, log-softmax, logsumexp or attention got a row in which every entry is -inf."""
+    view = _forward_view(scene)
+    if view is None or not (view.name in _SOFTMAXES or view.name.startswith(_ATTENTION)):
+        return None
+    scores = view.input("self") if view.name in _SOFTMAXES else view.input("attn_bias")
+    if scores is None or not scores.is_floating_point() or scores.dim() == 0:
+        return None
+    dim = view.scalar("dim")
+    axis = dim[0] if isinstance(dim, list | tuple) and dim else dim if isinstance(dim, int) else -1
+    dead = (scores == float("-inf")).all(axis)
+    count = int(dead.sum())
+    if not count:
+        return None
+    birth = scene.birth
+    assert birth is not None
+    total = dead.numel()
+    name = {"logsumexp": "logsumexp", "_log_softmax": "log_softmax"}.get(view.name, "softmax")
+    place = rows(dead if dead.dim() else dead.reshape(1))
+    function = name if name != "softmax" else "softmax"
+    axis_text = str(axis)
+    fill = f"{{x}}.masked_fill(({{x}} == float('-inf')).all({axis_text}, keepdim=True), 0.0)"
+    evidence = [f"{count} of {total} rows are entirely -inf" + (f" ({place} of the batch)" if place else "")]
+    fixes = [Fix(f"give the {function} something finite in a row that is entirely masked", fill, 0)]
+    if "multi_head_attention" in view.call or "MultiheadAttention" in view.call or "multihead" in view.call:
+        fixes.insert(0, Fix("let a sequence that is all padding attend to itself", "{x} & ~{x}.all(-1, keepdim=True)", keyword="key_padding_mask"))
+    fixes.append(Fix("drop samples in which nothing may be attended to, where the mask is made"))
+    label = f"every entry of {'this row' if total == 1 else f'{count} of {total} rows'} is -inf: {name} is {'-inf' if name == 'logsumexp' else '0/0'}"
+    return Finding(label, evidence, fixes, written_spans(birth, "the -inf came from here"), rows=_first_rows(dead))
+
+
+def _first_rows(dead: Any) -> list[int]:
+    if not dead.dim():
+        return []
+    hit = dead.flatten(1).any(1) if dead.dim() > 1 else dead
+    return [int(i) for i in hit.nonzero()[:64, 0]]
+
+
+@rule("WN405", "infeasible-target", "target that cannot be reached", rank=32)
+def infeasible_target(scene: Scene) -> Finding | None:
+    """A CTC target does not fit its input, or the target class has been masked to probability 0."""
+    view = _forward_view(scene)
+    birth = scene.birth
+    if view is None or birth is None:
+        return None
+    if "ctc_loss" in view.name:
+        return _ctc(view)
+    if birth.phase is Phase.BACKWARD:
+        return None
+    if view.name.startswith(("nll_loss", "gather", "index", "cross_entropy", "take")) and birth.slice.written_by:
+        scores = view.input("self")
+        if scores is not None and bool((scores == float("-inf")).any()) and not bool(scores.isnan().any()):
+            output = view.output()
+            hit = int((~output.isfinite()).sum()) if output is not None else 1
+            clamp = Fix("mask with a large finite number, so that a masked target costs much and not infinitely much", "{x}.clamp_min(-30.0)", 0)
+            return Finding(
+                "the target's own logit is -inf: its probability is 0 and its loss infinite",
+                [f"{hit} selected log-probabilities are -inf", "the -inf was written on purpose, as a mask"],
+                [clamp, Fix("do not mask the target class, or leave such samples out")],
+                written_spans(birth, "masked here"),
+            )
+    return None
+
+
+def _ctc(view: View) -> Finding | None:
+    kept = view.inputs()
+    log_probs = kept.get("log_probs")
+    lengths_in = kept.get("input_lengths")
+    lengths_out = kept.get("target_lengths")
+    targets = kept.get("targets")
+    ins = lengths_in.flatten().tolist() if lengths_in is not None else view.scalar("input_lengths") or []
+    outs = lengths_out.flatten().tolist() if lengths_out is not None else view.scalar("target_lengths") or []
+    need = _ctc_needs(targets, list(outs))  # type: ignore[call-overload]
+    bad = [i for i, (a, b) in enumerate(zip(ins, need, strict=False)) if b > a]  # type: ignore[call-overload]
+    if not bad:
+        return None
+    first = bad[0]
+    evidence = [f"sample {first}: {need[first]} frames are needed, {ins[first]} are there", f"{len(bad)} of {len(need)} samples do not fit"]  # type: ignore[index]
+    if log_probs is not None:
+        evidence.append(f"log-probabilities {list(log_probs.shape)}")
+    return Finding(
+        f"sample {first} needs {need[first]} frames and has {ins[first]}: no alignment exists",  # type: ignore[index]
+        evidence,
+        [Fix("let samples that cannot be aligned count as 0", "True", keyword="zero_infinity"), Fix("filter out samples whose target is longer than their input")],
+        rows=bad,
+    )
+
+
+def _ctc_needs(targets: Any, lengths: list[int]) -> list[int]:
+    """Frames a target needs: its length and one blank between equal neighbours."""
+    needs, offset = [], 0
+    for index, length in enumerate(lengths):
+        if targets is None:
+            needs.append(int(length))
+            continue
+        labels = targets[index][:length].tolist() if targets.dim() == 2 else targets[offset : offset + length].tolist()
+        offset += int(length)
+        needs.append(int(length) + sum(a == b for a, b in zip(labels, labels[1:], strict=False)))
+    return needs
+
+
+_MEANS = ("mean", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "kl_div", "nll_loss_forward", "nll_loss2d_forward",
+          "binary_cross_entropy_with_logits", "soft_margin_loss", "median", "nanmedian", "nanmean")  # fmt: skip
+
+
+@rule("WN402", "mean-of-nothing", "mean of nothing", rank=33)
+def mean_of_nothing(scene: Scene) -> Finding | None:
+    """A mean was taken over an empty tensor, over targets that are all ignored, or over a mask that sums to 0."""
+    view = _forward_view(scene)
+    birth = scene.birth
+    if view is None or birth is None or birth.phase is Phase.BACKWARD:
+        return None
+    if view.name in _MEANS or view.name.startswith("nll_loss"):
+        return _empty_mean(view)
+    if view.name == "div":
+        return _empty_mask(view)
+    return None
+
+
+def _empty_mean(view: View) -> Finding | None:
+    values = view.input("self")
+    if view.name.startswith("nll_loss"):
+        target, weight = view.input("target"), view.input("weight")
+        ignore = view.scalar("ignore_index")
+        ignore = -100 if not isinstance(ignore, int) else ignore
+        if target is None:
+            return None
+        used = target != ignore
+        if int(used.sum()) == 0:
+            fix = Fix("let a batch without targets count as 0", "'sum'", keyword="reduction")
+            return Finding(
+                f"all {target.numel()} targets are ignored: the mean is 0/0",
+                [f"all {target.numel()} targets equal ignore_index {ignore}"],
+                [_sum_over_count(view, ignore), fix],
+            )
+        if weight is not None and float(weight[target[used]].sum()) == 0:
+            return Finding(
+                "every class in this batch has weight 0: the weighted mean is 0/0",
+                [f"the weights of the {int(used.sum())} targets sum to 0"],
+                [Fix("give every class a weight above 0", "{x}.clamp_min(1e-6)", keyword="weight")],
+            )
+        return None
+    if values is None or values.numel():
+        return None
+    if "mean" in view.name:
+        fix = Fix("sum and divide by the count, at least 1", "{0}.sum() / max({0}.numel(), 1)")
+    else:
+        fix = Fix("sum and divide by the count, at least 1", f"F.{view.name}({{0}}{{rest}}, reduction='sum') / max({{0}}.numel(), 1)")
+    return Finding("there is nothing here to average: 0/0", [f"the tensor has shape {list(values.shape)}: no elements"], [fix])
+
+
+def _sum_over_count(view: View, ignore: int) -> Fix:
+    name = "cross_entropy" if "cross_entropy" in view.call else "nll_loss"
+    return Fix(
+        "divide the sum by the number of targets that count, at least 1",
+        f"F.{name}({{0}}{{rest}}, reduction='sum') / ({{1}} != {ignore}).sum().clamp_min(1)",
+    )
+
+
+def _empty_mask(view: View) -> Finding | None:
+    below = view.input("other")
+    if below is None or not int((below == 0).sum()):
+        return None
+    for made in [m for m in [skip_views(view.maker("other"))] if hasattr(m, "op")]:
+        chain = [made, *lineage(made, depth=4)] if made is not None else []
+        for step in chain:
+            if step.name in ("sum", "count_nonzero", "numel", "index_add", "scatter_add", "bincount", "index_put", "cumsum"):
+                values = step.input(0) if step.name in ("sum", "count_nonzero", "bincount", "cumsum") else step.output()
+                if values is not None and _is_mask(values, step):
+                    zero = int((below == 0).sum())
+                    what = "the mask selects nothing" if below.numel() == 1 else f"{zero} of {below.numel()} groups select nothing"
+                    clamp = Fix("count at least 1", "{x}.clamp_min(1)", 1)
+                    return Finding(f"{what}: the count is 0", [f"{what}", f"the divisor is a sum over a mask of shape {list(values.shape)}"], [clamp])
+                break
+    return None
+
+
+def _is_mask(values: Any, step: View) -> bool:
+    """Whether values are a mask or a count, by themselves or by what made them."""
+    if not values.is_floating_point():
+        return True
+    if not bool(((values == 0) | (values == 1)).all()):
+        return False
+    made = skip_views(step.maker(0))
+    if made is None:
+        return True
+    if not hasattr(made, "op"):
+        return getattr(made, "role", "") != "parameter"
+    source = made.op.sources[0] if made.op.sources else None
+    return made.op.node < 0 or source is None
+
+
+@rule("WN403", "variance-of-one", "variance of a single element", rank=34)
+def variance_of_one(scene: Scene) -> Finding | None:
+    """The unbiased variance or standard deviation of one element divides by n - 1 = 0."""
+    view = _forward_view(scene)
+    birth = scene.birth
+    if birth is not None and birth.error is not None and "more than 1 value per channel" in str(birth.error):
+        return Finding("batch normalisation of a single value per channel", ["one value per channel has no variance"], [Fix("use drop_last=True, or a normalisation that needs no batch")], proven=True)
+    if view is None or view.name not in ("var", "std", "var_mean", "std_mean"):
+        return None
+    values, output = view.input("self"), view.output()
+    if values is None:
+        return None
+    dim = view.scalar("dim")
+    axes = list(dim) if isinstance(dim, list | tuple) else [dim] if isinstance(dim, int) else []
+    size = 1
+    for axis in axes or range(values.dim()):
+        size *= int(values.shape[axis])
+    correction = view.scalar("correction")
+    taken = 1 if correction is None else correction
+    if not isinstance(taken, int | float) or size > taken or output is None:
+        return None
+    title = "divide by n instead of n - 1"
+    keyword = "unbiased" if view.scalar("unbiased") is not None else "correction"
+    return Finding(
+        f"one element has no unbiased spread: n - 1 is {size - 1}",
+        [f"{view.name} over {size} element{'s' if size != 1 else ''} of a tensor of shape {list(values.shape)}"],
+        [Fix(title, "0", keyword="correction"), Fix(title, "False", keyword="unbiased")] if keyword == "correction" else [Fix(title, "False", keyword="unbiased")],
+    )
+
+
+@rule("WN404", "constant-batch", "spread of identical values used as a denominator", rank=36)
+def constant_batch(scene: Scene) -> Finding | None:
+    """A variance, standard deviation or range of identical values stands below a fraction line."""
+    view = _forward_view(scene)
+    birth = scene.birth
+    if view is None or birth is None or birth.phase is Phase.BACKWARD:
+        return None
+    if view.name in ("native_layer_norm", "native_group_norm", "native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update") and view.scalar("eps") == 0.0:
+        return Finding("a constant row is normalised with eps=0", ["eps is 0 and the variance is 0"], [Fix("give the normalisation an eps above 0")])
+    if view.name not in ("div", "reciprocal", "rsqrt", "pow"):
+        return None
+    below_index = 1 if view.name == "div" else 0
+    below = view.input(below_index)
+    if below is None or not int((below == 0).sum()):
+        return None
+    found = _spread(view, below_index)
+    if found is None:
+        return None
+    what, values = found
+    zero = int((below == 0).sum())
+    evidence = [f"{what} is exactly 0" + (f" in {zero} of {below.numel()} places" if below.numel() > 1 else "")]
+    if values is not None and values.dim() >= 1 and values.shape[0] > 1:
+        unique = len(values.flatten(1).unique(dim=0)) if values.dim() > 1 else len(values.unique())
+        if unique == 1:
+            evidence.append(f"all {values.shape[0]} rows are identical")
+        elif values.dim() > 1:
+            constant = int((values == values[:1]).flatten(1).all(0).sum())
+            if constant:
+                evidence.append(f"{constant} of {values[0].numel()} columns hold one value in all {values.shape[0]} rows")
+    fixes = [
+        Fix("keep the graph and let a batch without spread count as 0", "torch.where({1} == 0, {0} * 0, {0} / torch.where({1} == 0, torch.ones_like({1}), {1}))"),
+        Fix("keep the spread away from 0", "{x}.clamp_min(1e-6)", 1),
+    ]
+    if view.name != "div":
+        fixes = [Fix("keep the spread away from 0", "{x}.clamp_min(1e-6)", 0)]
+    return Finding(f"{what} of identical values is 0", evidence, fixes)
+
+
+def _spread(view: View, below: int) -> tuple[str, Any] | None:
+    """Find what spread of which values a denominator is."""
+    first = view.maker(below)
+    if first is None or not hasattr(first, "op"):
+        return None
+    for made in [first, *lineage(first, depth=8)]:
+        if made.name in ("var", "var_mean"):
+            return "the variance", made.input("self")
+        if made.name in ("std", "std_mean"):
+            return "the standard deviation", made.input("self")
+        if made.name == "sub":
+            names = [getattr(skip_views(made.maker(i)), "name", "") for i in range(len(made.op.sources))]
+            if {"max", "amax"} & set(names) and {"min", "amin"} & set(names):
+                return "the range", skip_views(made.maker(0)).input(0)  # type: ignore[union-attr]
+            # x - mean(x), squared and summed: a variance by hand; sqrt/abs in between are followed
+        if made.name in ("sum", "mean", "linalg_vector_norm", "norm", "pow", "mul", "square", "abs"):
+            centred = next((m for m in [made, *lineage(made, frozenset({"pow", "mul", "square", "abs", "view", "clone", "_to_copy", "sum", "mean"}), 4)] if m.name == "sub"), None)
+            if centred is not None:
+                right = skip_views(centred.maker(1))
+                left = centred.input(0)
+                if getattr(right, "name", "") in ("mean", "sum", "div", "select", "median") and left is not None:
+                    return "the variance", left
+        if made.name == "aminmax":
+            return "the range", made.input("self")
+    return None
+

@@ -1,0 +1,137 @@
+"""The source expression at a site: its operands as text, and the file with another expression in its place."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import linecache
+from dataclasses import dataclass, field
+
+from whynan.capsule.sites import Site, positions
+
+_OPERATORS = {
+    ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow", ast.MatMult: "matmul", ast.Mod: "remainder",
+}  # fmt: skip
+_NAMESPACES = frozenset({"torch", "F", "nn", "functional", "linalg", "special", "fft", "func", "th"})
+
+
+@dataclass(slots=True)
+class Expression:
+    """One call or operator in the user's file."""
+
+    file: str
+    node: ast.expr | ast.AugAssign
+    lines: list[str]
+    name: str = ""  # log, div, softmax …
+    operands: list[str] = field(default_factory=list)
+    nodes: list[ast.expr] = field(default_factory=list)
+    keywords: dict[str, str] = field(default_factory=dict)
+    function: ast.AST | None = None
+
+    @property
+    def text(self) -> str:
+        return self.segment(self.node)
+
+    def segment(self, node: ast.AST) -> str:
+        """Return the source text of a node."""
+        return ast.get_source_segment("".join(self.lines), node) or ast.unparse(node)
+
+    def replaced(self, node: ast.AST, text: str) -> list[str]:
+        """Return the file's lines with a node replaced by other text."""
+        first, last = node.lineno - 1, node.end_lineno - 1  # type: ignore[attr-defined]
+        head = self.lines[first].encode()[: node.col_offset].decode()  # type: ignore[attr-defined]
+        tail = self.lines[last].encode()[node.end_col_offset :].decode()  # type: ignore[attr-defined]
+        return [*self.lines[:first], head + text + tail, *self.lines[last + 1 :]]
+
+    def diff(self, node: ast.AST, text: str) -> str:
+        """Return a unified diff that `patch` accepts, with three lines of context."""
+        new = self.replaced(node, text)
+        return "".join(difflib.unified_diff(self.lines, new, f"a/{self.file}", f"b/{self.file}", n=3))
+
+    def assigned(self, name: str) -> ast.expr | None:
+        """Return the one expression a local name was assigned before this place, if there is exactly one."""
+        if self.function is None:
+            return None
+        found: list[ast.expr] = []
+        for node in ast.walk(self.function):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AugAssign | ast.AnnAssign) else []
+            for target in targets:
+                for leaf in ast.walk(target):
+                    if isinstance(leaf, ast.Name) and leaf.id == name and node.lineno <= self.node.lineno:
+                        found.append(node.value if isinstance(node, ast.Assign) and target is leaf else ast.Constant(None))  # type: ignore[arg-type]
+        return found[0] if len(found) == 1 and not isinstance(found[0], ast.Constant) else None
+
+
+def expression_at(site: Site | None, shown: str) -> Expression | None:
+    """Parse the file a site lies in and return the expression at exactly its columns."""
+    if site is None:
+        return None
+    lines = linecache.getlines(site.code.co_filename)
+    line, end_line, column, end_column = positions(site)
+    try:
+        tree = ast.parse("".join(lines))
+    except (SyntaxError, ValueError):
+        return None
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.expr | ast.AugAssign):
+            continue
+        if (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset) == (line, end_line, column, end_column):
+            found = Expression(shown, node, lines, function=_function_around(tree, line))
+            return found if _fill(found) else None
+    return None
+
+
+def _function_around(tree: ast.Module, line: int) -> ast.AST:
+    best: ast.AST = tree
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.lineno <= line <= (node.end_lineno or 0):
+            best = node
+    return best
+
+
+def _fill(found: Expression) -> bool:
+    node = found.node
+    if isinstance(node, ast.BinOp):
+        found.name, found.nodes = _OPERATORS.get(type(node.op), ""), [node.left, node.right]
+    elif isinstance(node, ast.AugAssign):
+        found.name, found.nodes = _OPERATORS.get(type(node.op), ""), [node.target, node.value]
+    elif isinstance(node, ast.Call):
+        found.name, found.nodes = call_parts(node)
+        found.keywords = {k.arg: found.segment(k.value) for k in node.keywords if k.arg}
+    elif isinstance(node, ast.UnaryOp):
+        found.name, found.nodes = "neg", [node.operand]
+    found.operands = [found.segment(n) for n in found.nodes]
+    return True
+
+
+def call_parts(node: ast.Call) -> tuple[str, list[ast.expr]]:
+    """Return a call's bare name and its operands; the receiver of a method comes first."""
+    func = node.func
+    if isinstance(func, ast.Name):
+        return func.id, list(node.args)
+    if isinstance(func, ast.Attribute):
+        root = func.value
+        is_namespace = isinstance(root, ast.Name | ast.Attribute) and (root.id if isinstance(root, ast.Name) else root.attr) in _NAMESPACES
+        return func.attr, list(node.args) if is_namespace else [root, *node.args]
+    return "", list(node.args)
+
+
+def as_operand(text: str) -> str:
+    """Put an operand in brackets unless it binds tightly by itself."""
+    try:
+        node = ast.parse(text.strip(), mode="eval").body
+    except SyntaxError:
+        return text
+    tight = ast.Name | ast.Attribute | ast.Call | ast.Subscript
+    if isinstance(node, tight) or (isinstance(node, ast.Constant) and not isinstance(node.value, int)):
+        return text
+    return text if text.startswith("(") and text.endswith(")") and _one_bracket(text) else f"({text})"
+
+
+def _one_bracket(text: str) -> bool:
+    depth = 0
+    for index, character in enumerate(text):
+        depth += (character == "(") - (character == ")")
+        if depth == 0:
+            return index == len(text) - 1
+    return False

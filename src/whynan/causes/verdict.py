@@ -1,0 +1,170 @@
+"""Put a verdict together: the rule that fits, the remedies tried on the replay, the samples checked, the values shown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from whynan.capsule.sites import Site, resolve
+from whynan.capsule.tape import Outside, leaves
+from whynan.causes.catalogue import Finding, Rule, Scene, first_match
+from whynan.causes.fixes import Fix, source_name
+from whynan.causes.lab import Lab, Outcome, without_rows
+from whynan.causes.source import Expression, expression_at
+from whynan.records import NOWHERE, Cause, Confidence, Experiment, Origin, Phase, Remedy, TensorStats
+from whynan.trace.birth import View
+from whynan.tripwire.values import bad_rows, stats
+
+TRIES = 4
+
+
+def judge(scene: Scene) -> tuple[Origin, Cause, list[Remedy], list[Experiment]]:
+    """Explain a birth and prove the explanation as far as the replay allows."""
+    scene.lab = Lab(scene.program, scene.targets, scene.history)
+    chosen, finding = first_match(scene)
+    birth = scene.birth
+    site = finding.site or (birth.site if birth is not None else None)
+    span = resolve(site)
+    expression = expression_at(site, span.file) if site is not None else None
+    remedies = _remedies(scene, finding, expression, site)
+    samples = _samples(scene, finding)
+    proven = finding.proven or any(r.result == "proven" for r in remedies)
+    cause = Cause(
+        chosen.code,
+        chosen.slug,
+        chosen.title,
+        Confidence.PROVEN if proven else Confidence.SUSPECTED,
+        tuple(e for e in finding.evidence if e),
+        finding.label,
+    )
+    return _origin(scene, chosen, finding, expression, samples), cause, remedies, scene.experiments
+
+
+def _origin(scene: Scene, chosen: Rule, finding: Finding, expression: Expression | None, samples: list[int]) -> Origin:
+    birth = scene.birth
+    site = finding.site or (birth.site if birth is not None else None)
+    span = resolve(site) if site is not None else NOWHERE
+    if birth is None:
+        phase = Phase.OPTIMIZER if scene.symptom.place in ("optimizer state", "scaler") else Phase.PARAMETER if scene.symptom.place == "parameter" else Phase.FORWARD
+        known = chosen.code not in ("WN901",)
+        return Origin(phase, span, exact=known, note="" if known else scene.trouble)
+    phase = birth.phase
+    if finding.backward:
+        phase = Phase.BACKWARD
+    elif finding.site is not None and chosen.code.startswith("WN60"):
+        phase = Phase.OPTIMIZER
+    inputs, output = _values(scene, expression)
+    op = birth.op
+    module = ""
+    if op is not None:
+        forward = birth.forward
+        module = forward.op.module if forward is not None else op.module
+    return Origin(phase, span, module, op.name if op is not None else "", birth.exact, birth.note, tuple(inputs), output, tuple(samples), tuple(finding.spans))
+
+
+def _values(scene: Scene, expression: Expression | None) -> tuple[list[TensorStats], TensorStats | None]:
+    birth = scene.birth
+    assert birth is not None
+    if birth.leaf is not None:
+        return [stats(birth.leaf.name or birth.leaf.role, birth.leaf.tensor.detach())], None
+    view = birth.forward
+    if view is None:
+        return [], None
+    names = _names(view, expression)
+    shown = [stats(names.get(name, name), tensor) for name, tensor in list(view.inputs().items())[:4]]
+    output = view.output()
+    return shown, stats("result", output) if output is not None else None
+
+
+def _names(view: View, expression: Expression | None) -> dict[str, str]:
+    """Call an operation's arguments what the source calls them, where the two fit together."""
+    if expression is None or not expression.operands or source_name(expression.name) != view.name.strip("_"):
+        return {}
+    kept = [s.name for s in view.op.sources]
+    texts = expression.operands
+    if len(kept) == 1 and len(texts) == 2 and not _looks_numeric(texts[1]) and _looks_numeric(texts[0]):
+        texts = texts[1:]
+    return {name: " ".join(text.split()) for name, text in zip(kept, texts, strict=False) if len(text) < 60}
+
+
+def _looks_numeric(text: str) -> bool:
+    return text.replace(".", "").replace("-", "").replace("e", "").strip("() ").isdigit()
+
+
+def _remedies(scene: Scene, finding: Finding, expression: Expression | None, site: Site | None) -> list[Remedy]:
+    tried: list[Remedy] = []
+    for fix in finding.fixes[:TRIES]:
+        if any(r.result == "proven" for r in tried) and not fix.template:
+            tried.append(Remedy(fix.title))
+            continue
+        tried.append(_try(scene, fix, expression, site))
+        if tried[-1].result == "proven":
+            break
+    order = {"proven": 0, "not tried": 1, "failed": 2}
+    return sorted((r for r in tried if r.diff or r.result != "failed"), key=lambda r: (order[r.result], not r.diff))
+
+
+def _try(scene: Scene, fix: Fix, expression: Expression | None, site: Site | None) -> Remedy:
+    lab = scene.lab
+    assert lab is not None
+    if not fix.template or expression is None:
+        return Remedy(fix.title, "", fix.safe)
+    change = fix.text(expression)
+    diff = expression.diff(*change) if change is not None else ""
+    name = source_name(expression.name)
+    try:
+        outcome = lab.run(fix.swap(expression, _runtime_name(scene, fix, name)), site)
+    except (MemoryError, torch.OutOfMemoryError):
+        return Remedy(fix.title, diff, fix.safe, "not tried", "there was too little memory for another replay")
+    except Exception as error:
+        return Remedy(fix.title, "", fix.safe, "failed", f"{type(error).__name__}: {error}")
+    if not lab.hit:
+        return Remedy(fix.title, "", fix.safe)
+    good, words = lab.judge(outcome)
+    scene.tried(fix.title, words)
+    if not good and scene.symptom.place == "exception" and not outcome.error:
+        good = outcome.finite
+    return Remedy(fix.title, diff, fix.safe, "proven" if good else "failed", words)
+
+
+def _runtime_name(scene: Scene, fix: Fix, name: str) -> str:
+    """A module call in the source (`self.attn(…)`) runs a function of another name."""
+    if fix.keyword == "key_padding_mask":
+        return "multi_head_attention_forward"
+    return name
+
+
+def _samples(scene: Scene, finding: Finding) -> list[int]:
+    """Return the rows of the batch the damage belongs to, checked by replaying without them."""
+    birth, lab = scene.birth, scene.lab
+    if birth is None or lab is None or birth.phase is Phase.OPTIMIZER:
+        return []
+    size = _batch_size(scene)
+    rows = finding.rows
+    if not rows and birth.op is not None:
+        for index in (birth.op.index, birth.forward.op.index if birth.forward is not None else -1):
+            output = birth.outputs.get(index)
+            if output is not None and output.dim() and output.shape[0] == size:
+                rows = bad_rows(output)
+                break
+    if not rows or not size or len(rows) >= size or max(rows) >= size:
+        return rows if size and len(rows) == size else rows[:64]
+    try:
+        with without_rows(scene.program, rows, size):
+            outcome: Outcome = lab.run()
+    except Exception:  # a program that cannot do without these rows has its answer elsewhere
+        return rows
+    scene.tried(f"the step without samples {rows[:8]}{' …' if len(rows) > 8 else ''}", outcome.effect() if outcome.finite else "still not finite")
+    return rows
+
+
+def _batch_size(scene: Scene) -> int:
+    """The most common first dimension of what was handed in."""
+    sizes: dict[int, int] = {}
+    for entry in scene.program.entries:
+        for leaf in leaves((entry.args, entry.kwargs)):
+            tensor: Any = leaf.tensor if isinstance(leaf, Outside) else None
+            if tensor is not None and tensor.dim() and not tensor.requires_grad:
+                sizes[tensor.shape[0]] = sizes.get(tensor.shape[0], 0) + 1
+    return max(sizes, key=lambda s: sizes[s], default=0)

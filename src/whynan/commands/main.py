@@ -1,0 +1,36 @@
+"""The command `whynan`."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from whynan import __version__
+from whynan.commands.explain import explain
+from whynan.commands.run import run
+from whynan.errors import UsageError
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="whynan")
+def cli() -> None:
+    """From `loss: nan` to the exact line, the reason, and a fix proven on the failing step."""
+
+
+cli.add_command(run)
+cli.add_command(explain)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line; usage errors are one line and exit status 2."""
+    try:
+        return int(cli.main(argv, prog_name="whynan", standalone_mode=False) or 0)
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except click.exceptions.ClickException as error:
+        print(f"whynan: {error.format_message()}", file=sys.stderr)
+        return 2
+    except UsageError as error:
+        print(f"whynan: {error}", file=sys.stderr)
+        return 2

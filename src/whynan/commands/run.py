@@ -1,0 +1,46 @@
+"""`whynan run`: a script nobody changed, watched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from whynan.errors import UsageError
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("--policy", type=click.Choice(["observe", "skip", "stop"]), default="skip", show_default=True, help="What to do with a bad step.")
+@click.option("--in-a-row", type=click.IntRange(0), default=3, show_default=True, help="Bad steps in a row before the training is stopped.")
+@click.option("--in-total", type=click.IntRange(0), default=10, show_default=True, help="Bad steps in total before the training is stopped.")
+@click.option("--run-dir", type=click.Path(path_type=Path, file_okay=False), help="Where to write; default whynan-runs/<time>.")
+@click.option("-m", "module", metavar="MODULE", help="Run a module, as python -m does.")
+@click.argument("target", nargs=-1, type=click.UNPROCESSED)
+def run(policy: str, in_a_row: int, in_total: int, run_dir: Path | None, module: str | None, target: tuple[str, ...]) -> int:
+    """Run SCRIPT (or -m MODULE) with its ARGS exactly as python would, and watch its training.
+
+    The script's arguments, output and exit status are as without whynan; if whynan stops the training it is 3.
+    """
+    if module is None and not target:
+        raise UsageError("give a script to run, or -m MODULE")
+    torch_is_there()
+    from whynan.guard import Guard
+    from whynan.launch import run_module, run_script
+    from whynan.recovery.policy import Policy
+    from whynan.report.journal import Journal
+
+    guard = Guard(Policy(policy), in_a_row, in_total, Journal(run_dir, files=True))
+    if module is not None:
+        return run_module(guard, module, list(target))
+    return run_script(guard, target[0], list(target[1:]))
+
+
+def torch_is_there() -> None:
+    """Say in one line when torch is missing or too old."""
+    try:
+        import torch
+    except ImportError:
+        raise UsageError("torch is not installed in this environment; pip install torch") from None
+    parts = torch.__version__.split("+")[0].split(".")
+    if tuple(int(p) for p in parts[:2] if p.isdigit()) < (2, 9):
+        raise UsageError(f"torch {torch.__version__} is too old: whynan supports torch 2.9 and later")

@@ -1,0 +1,122 @@
+"""From a symptom to an incident: replay, locate, explain, prove."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+
+from whynan.capsule.replay import Program, Run, is_compiled
+from whynan.capsule.sites import Site
+from whynan.causes.catalogue import Scene
+from whynan.causes.verdict import judge
+from whynan.records import Incident, Symptom
+from whynan.trace.birth import Birth
+from whynan.trace.locate import Targets, locate
+from whynan.trace.tracer import storage_key
+
+
+@dataclass(slots=True)
+class Case:
+    """Everything the engine knows when it asks for a diagnosis."""
+
+    step: int
+    symptom: Symptom
+    program: Program
+    optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
+    optimizer: torch.optim.Optimizer | None = None
+    scaler: Any = None
+    history: list[dict[str, float]] = field(default_factory=list)
+    site: Site | None = None
+    rank: int = 0
+
+
+def diagnose(case: Case) -> Incident:
+    """Find where the damage was born, explain it and try the remedies on the replay."""
+    targets = _targets(case)
+    birth: Birth | None = None
+    trouble = ""
+    try:
+        birth = locate(case.program, targets, _state_roles(case))
+    except (MemoryError, torch.OutOfMemoryError):
+        trouble = "there was too little memory to replay the step"
+    scene = Scene(
+        step=case.step,
+        symptom=case.symptom,
+        birth=birth,
+        program=case.program,
+        targets=targets,
+        optimizers=case.optimizers,
+        optimizer=case.optimizer,
+        scaler=case.scaler,
+        history=case.history,
+        site=case.site,
+        compiled=any(is_compiled(e.fn) for e in case.program.entries),
+        trouble=trouble or case.program.inexact(),
+    )
+    origin, cause, remedies, experiments = judge(scene)
+    return Incident(
+        step=case.step,
+        rank=case.rank,
+        time=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        symptom=case.symptom,
+        origin=origin,
+        cause=cause,
+        remedies=tuple(remedies),
+        experiments=tuple(experiments),
+    )
+
+
+def _targets(case: Case) -> Targets:
+    program, place = case.program, case.symptom.place
+
+    def losses(run: Run) -> list[torch.Tensor]:
+        if run.losses or not program.entries:
+            return run.losses
+        last = program.entries[-1].number
+        return [t for ref, t in run.made.items() if ref.entry == last]
+
+    def gradients(run: Run) -> list[torch.Tensor]:
+        derived = {e.number for e in program.entries if e.kind == "derivative"}
+        made = [p.grad for p in program.leaves if p.grad is not None]
+        return made + [t for ref, t in run.made.items() if ref.entry in derived]
+
+    def buffers(run: Run) -> list[torch.Tensor]:
+        return [b for root in program.roots for b in root.buffers()]
+
+    def updated(run: Run) -> list[torch.Tensor]:
+        state = [v for o in case.optimizers for s in o.state.values() if isinstance(s, dict) for v in s.values()]
+        return list(program.leaves) + [v for v in state if isinstance(v, torch.Tensor)]
+
+    def before(run: Run) -> list[torch.Tensor]:
+        return losses(run) + gradients(run)
+
+    chosen: dict[str, Callable[[Run], list[torch.Tensor]]] = {
+        "loss": losses,
+        "gradient": gradients,
+        "scaler": gradients,
+        "buffer": buffers,
+        "parameter": updated if any(e.kind == "optimizer" for e in program.entries) else before,
+        "optimizer state": before,
+        "exception": losses,
+    }
+    return chosen[place]
+
+
+def _state_roles(case: Case) -> dict[int, tuple[str, str]]:
+    """Name gradients and optimizer state, for births inside an optimizer's own arithmetic."""
+    roles: dict[int, tuple[str, str]] = {}
+    if not any(e.kind == "optimizer" for e in case.program.entries):
+        return roles
+    for optimizer in case.optimizers:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    roles[storage_key(parameter.grad)] = ("gradient", "")
+                for key, value in optimizer.state.get(parameter, {}).items():
+                    if isinstance(value, torch.Tensor):
+                        roles[storage_key(value)] = ("state", str(key))
+    return roles

@@ -1,0 +1,650 @@
+"""The engine behind all three ways in: stands at torch's doors, notices, has the step diagnosed, and acts.
+
+    whynan run script.py     one Guard around the whole script
+    whynan.watch(model, …)   one Guard in the user's loop
+    @guard.step              the same, with the user's step function as the thing to replay
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+
+from whynan.capsule.intercept import Interception
+from whynan.capsule.recorder import Recorder
+from whynan.capsule.replay import Program
+from whynan.capsule.sites import take_site
+from whynan.capsule.tape import Entry, Outside, Slot, leaves, tensors_of
+from whynan.diagnosis import Case, diagnose
+from whynan.errors import TrainingStopped
+from whynan.report.journal import Journal
+from whynan.records import Symptom
+from whynan.recovery.policy import Budget, Policy
+from whynan.recovery.snapshot import Snapshot
+from whynan.tripwire.checks import gradients, may_break, nonfinite, optimizer_state, total_norm
+from whynan.tripwire.late import LateFlag, can_wait
+from whynan.tripwire.values import Damage, damage_of
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class _SkipStep(Exception):
+    """Raised inside an optimizer's closure to leave the step; never seen by the user."""
+
+
+@dataclass(slots=True)
+class Window:
+    """What is known of the optimizer step in progress."""
+
+    losses: list[torch.Tensor] = field(default_factory=list)
+    symptom: Symptom | None = None
+    entry: int = 0  # the backward entry the symptom was seen at
+    norm: torch.Tensor | None = None
+    clipped: frozenset[int] = frozenset()
+    backwards: int = 0
+    scale: float | None = None
+    told: bool = False
+
+
+class Guard:
+    """Watches training in this thread until `close`. See `whynan.watch`."""
+
+    def __init__(
+        self,
+        policy: Policy = Policy.SKIP,
+        in_a_row: int = 3,
+        in_total: int = 10,
+        journal: Journal | None = None,
+    ) -> None:
+        self.recorder = Recorder()
+        self.budget = Budget(policy, in_a_row, in_total)
+        self.journal = journal or Journal(None)
+        self.step_count = 0
+        self.window = Window()
+        self.optimizers: list[torch.optim.Optimizer] = []
+        self.late: LateFlag | None = None
+        self._named: list[tuple[str, torch.nn.Module]] = []
+        self._unchecked: list[Any] = []  # state that was made or loaded and not looked at yet
+        self._risky: dict[int, bool] = {}
+        self._function: Entry | None = None
+        self._interception = Interception(self)
+        self._overflows = 0
+        self._applied = 0
+        self._open = False
+        self._window_start = 0
+
+    # -- life ---------------------------------------------------------------------------------------------------
+
+    def open(self) -> Guard:
+        """Begin to watch."""
+        self._interception.install()
+        self.recorder.faulty = self._internal_error
+        self.recorder.seen_probe = self._probed
+        self.recorder.seen_write = self._writing
+        self.recorder.start()
+        self._open = True
+        return self
+
+    def close(self) -> None:
+        """End watching: settle what is pending, leave torch as it was, finish the files."""
+        if not self._open:
+            return
+        self._open = False
+        try:
+            self._settle_late()
+            if self.window.symptom is not None and not self.window.told:
+                self._report(act=False)
+        except TrainingStopped:
+            pass
+        except Exception as error:
+            self._internal_error(error)
+        self.recorder.stop()
+        self._interception.remove()
+        self.journal.close(self.step_count, self.budget)
+
+    def __enter__(self) -> Guard:
+        return self if self._open else self.open()
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is not None:
+            self.failed_with(error)
+        self.close()
+
+    def attach(self, *objects: Any) -> None:
+        """Take models and optimizers that were made before watching began."""
+        for item in objects:
+            if isinstance(item, torch.optim.Optimizer):
+                self._interception.watch_step_of(type(item))
+                self.optimizer_made(item)
+            elif isinstance(item, torch.nn.Module):
+                self._unchecked.append(item)
+                self._wrap_hooks(item)
+
+    def _wrap_hooks(self, model: torch.nn.Module) -> None:
+        self._interception.wrap_hooks(model)
+
+    def _internal_error(self, error: BaseException) -> None:
+        """Log once, switch the watching off, let the training go on."""
+        self.journal.internal_error(error)
+        self.recorder.stop()
+        self._interception.remove()
+
+    # -- the doors ----------------------------------------------------------------------------------------------
+
+    def optimizer_made(self, optimizer: torch.optim.Optimizer) -> None:
+        """A new optimizer: everything recorded so far was setup, not a step."""
+        self.optimizers.append(optimizer)
+        self._unchecked.append(optimizer)
+        self.recorder.tape.clear()
+
+    def loaded(self, owner: Any) -> None:
+        """State was loaded: look at it before the next step."""
+        self._unchecked.append(owner)
+
+    def zeroed(self, owner: Any) -> None:
+        """Gradients are about to be dropped; a pending symptom that was never stepped on is told now."""
+        window = self.window
+        if window.symptom is not None and not window.told and window.backwards == 0:
+            self._guarded(lambda: self._report(act=False))
+        if self.recorder.tape.entries:
+            tensors = owner.parameters() if isinstance(owner, torch.nn.Module) else _parameters(owner)
+            entry = self.recorder.note("zero", functools.partial(_drop_gradients, list(tensors)))
+            self.recorder.tape.add(entry, None)
+
+    def scaled(self, scaler: Any, loss: Any) -> None:
+        """A gradient scaler multiplies the loss: the unscaled one is what counts."""
+        self.window.scale = scaler.get_scale() if not torch.cuda.is_initialized() else None
+        self._note_losses(loss)
+
+    def backward(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        """The user goes back from a loss."""
+        tensors = args[0] if args else kwargs.get("tensors")
+        window = self.window
+        try:
+            if not self.optimizers and window.backwards:
+                self._next_step(applied=True)
+                window = self.window
+            entry = self.recorder.note("backward", call, args, kwargs)
+            self.recorder.tape.add(entry, None)
+            if not window.losses or window.backwards:
+                self._note_losses(tensors)
+            window.backwards += 1
+            self._check_losses(entry)
+        except Exception as error:
+            self._internal_error(error)
+        result = self.recorder.suspended(call, *args, **kwargs)
+        if not self.optimizers:
+            self._guarded(self._manual_check)
+        return result
+
+    def grad(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        """`torch.autograd.grad`: recorded as a call; in programs without optimizers its outputs are the gradients."""
+        create_graph = kwargs.get("create_graph") or (len(args) > 4 and args[4])
+        if self.optimizers or create_graph:
+            return self.recorder.opaque("call", call, call, args, kwargs)
+        if self.window.backwards:
+            self._guarded(lambda: self._next_step(applied=True))
+        result = self.recorder.opaque("derivative", call, call, args, kwargs)
+        self._guarded(lambda: self._check_derivative(args[0] if args else kwargs.get("outputs"), result))
+        return result
+
+    def clip(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        """The user clips: the norm is there for nothing."""
+        parameters = args[0] if args else kwargs.get("parameters")
+        if isinstance(parameters, torch.Tensor):
+            parameters = [parameters]
+        parameters = list(parameters or [])
+        rest = args[1:] if args else ()
+        named = {k: v for k, v in kwargs.items() if k != "parameters"}
+        entry = self.recorder.note("clip", functools.partial(call, parameters), rest, named)
+        norm = self.recorder.suspended(call, parameters, *rest, **named)
+        self.recorder.tape.add(entry, norm)
+        if isinstance(norm, torch.Tensor) and (self.window.norm is None or not self.window.clipped):
+            self.window.norm = norm.detach()
+            self.window.clipped = frozenset(map(id, parameters))
+        return norm
+
+    def step(self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> Any:
+        """The user updates the weights: the last moment to stop it."""
+        closure = args[0] if args else kwargs.get("closure")
+        if closure is not None:
+            return self._step_with_closure(call, optimizer, closure, args, kwargs)
+        if not self._allowed(optimizer):
+            return None
+        before = self._before_update(optimizer)
+        result = self.recorder.suspended(call, optimizer, *args, **kwargs)
+        self._after_update(optimizer, before)
+        return result
+
+    def _step_with_closure(
+        self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, closure: Callable[[], Any], args: Any, kwargs: dict[str, Any]
+    ) -> Any:
+        recorder = self.recorder
+        several = isinstance(optimizer, torch.optim.LBFGS) or may_break(optimizer)
+        before = Snapshot(optimizer) if several else None
+        last: list[Any] = [None]
+
+        def watched() -> Any:
+            last[0] = recorder.resumed(closure)
+            if not recorder.resumed(self._allowed, optimizer, True):
+                raise _SkipStep
+            return last[0]
+
+        rest = args[1:] if args else ()
+        named = {k: v for k, v in kwargs.items() if k != "closure"}
+        try:
+            result = recorder.suspended(call, optimizer, watched, *rest, **named)
+        except _SkipStep:
+            if before is not None:
+                before.restore()
+            self._next_step(applied=False)
+            return last[0]
+        self._after_update(optimizer, before)
+        return result
+
+    def scaler_step(self, call: Callable[..., Any], scaler: Any, optimizer: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """A gradient scaler steps: its own skips are normal life until they do not end."""
+        recorder, window = self.recorder, self.window
+        count, applied = self.step_count, self._applied
+        if window.symptom is None:
+            window.norm, window.clipped = None, frozenset(id(p) for p in _parameters(optimizer))
+        site = take_site(2)
+        result = recorder.suspended(_Resuming(self, call), scaler, optimizer, *args, **kwargs)
+        if self._applied > applied:
+            self._overflows = 0
+            return result
+        if self.step_count > count:
+            return result
+        self._guarded(lambda: self._scaler_skipped(scaler, optimizer, site))
+        return result
+
+    def _scaler_skipped(self, scaler: Any, optimizer: Any, site: Any) -> None:
+        self._overflows += 1
+        window = self.window
+        if window.symptom is None and self._overflows in (4, 12) and not window.told:
+            bad = nonfinite((n, g) for n, g in self._named_gradients(optimizer))
+            if bad:
+                collapse = self._overflows >= 12
+                self._see(Symptom("scaler" if collapse else "gradient", bad[0][2].kind, bad[0][0], f"{self._overflows} steps skipped in a row"))
+        if window.symptom is not None and not window.told:
+            self._act(optimizer, scaler)
+        self._next_step(applied=False)
+
+    # -- noticing -----------------------------------------------------------------------------------------------
+
+    def _note_losses(self, tensors: Any) -> None:
+        self.window.losses += [t.detach() for t in tensors_of(tensors)]
+
+    def _check_losses(self, entry: Entry | None) -> None:
+        window = self.window
+        fresh = window.losses[-1:] if window.losses else []
+        for loss in fresh:
+            if loss.device.type != "cpu":
+                continue  # looked at on the device, later
+            damage = damage_of(loss)
+            if damage and window.symptom is None:
+                self._see(Symptom("loss", damage.kind, "loss"), entry)
+
+    def _see(self, symptom: Symptom, entry: Entry | None = None) -> None:
+        self.window.symptom = symptom
+        self.window.entry = entry.number if entry is not None else 0
+
+    def _probed(self, tensor: torch.Tensor, result: object) -> None:
+        """The user looked at a value that requires grad: if it is a bad scalar, it is a loss."""
+        window = self.window
+        if window.symptom is None and tensor.numel() == 1 and tensor.device.type == "cpu" and self.optimizers:
+            damage = damage_of(tensor.detach())
+            slot = self.recorder.tape.slot_of(tensor)
+            if damage and slot is not None and slot.entry > self._window_start:
+                self._see(Symptom("loss", damage.kind, "loss"))
+                window.entry = -slot.entry
+
+    def _writing(self, target: torch.Tensor) -> bool:
+        """A loose in-place write. In programs without optimizers, after a bad backward, it is the update: leave it out."""
+        if self.optimizers or not self.window.told or torch.is_grad_enabled() or self.budget.policy is Policy.OBSERVE:
+            return True
+        return self.recorder.tape.slot_of(target) is not None
+
+    def _manual_check(self) -> None:
+        bad = nonfinite((f"gradient of {_shape(p)}", p.grad) for p in self._leaves() if p.grad is not None)
+        if bad and self.window.symptom is None:
+            self._see(Symptom("gradient", bad[0][2].kind, bad[0][0]))
+        if self.window.symptom is not None and not self.window.told:
+            self._act(None)
+        self._write_metrics(None)
+
+    def _check_derivative(self, outputs: Any, result: Any) -> None:
+        self._note_losses(outputs)
+        self.window.backwards += 1
+        self._check_losses(next(reversed(self.recorder.tape.entries.values()), None))
+        bad = nonfinite(("gradient", t) for t in tensors_of(result))
+        if bad and self.window.symptom is None:
+            self._see(Symptom("gradient", bad[0][2].kind, "gradient"))
+        if self.window.symptom is not None and not self.window.told:
+            self._act(None)
+        self._write_metrics(None)
+
+    def _allowed(self, optimizer: torch.optim.Optimizer, in_closure: bool = False) -> bool:
+        """Look at everything before an update; return whether it may go on."""
+        try:
+            self._look(optimizer)
+            if self.window.symptom is None or self.window.told:
+                return not (self.window.told and self.budget.policy is not Policy.OBSERVE)
+            taken = self._act(optimizer)
+        except TrainingStopped:
+            raise
+        except Exception as error:
+            self._internal_error(error)
+            return True
+        if taken == "skipped":
+            if not in_closure:
+                self._next_step(applied=False)
+            return False
+        return True
+
+    def _look(self, optimizer: torch.optim.Optimizer) -> None:
+        window = self.window
+        if self._unchecked:
+            self._look_at_state()
+        if can_wait(optimizer) and not self._busy_buffers():
+            self._look_late(optimizer)
+            return
+        parameters = _parameters(optimizer)
+        if window.symptom is None and any(loss.device.type != "cpu" for loss in window.losses):
+            damage = _worst(window.losses)
+            if damage:
+                self._see(Symptom("loss", damage.kind, "loss"))
+        if window.symptom is None:
+            covered = window.norm is not None and window.clipped.issuperset(map(id, parameters))
+            if not covered:
+                window.norm = total_norm(gradients(parameters))
+            if window.norm is not None and not math.isfinite(float(window.norm)):
+                bad = nonfinite(self._named_gradients(optimizer))
+                if bad:
+                    self._see(Symptom("gradient", bad[0][2].kind, bad[0][0], _others(bad)))
+        if window.symptom is None:
+            bad = nonfinite(b for _, state in self.recorder.states.values() for b in state.changed_buffers())
+            if bad:
+                self._see(Symptom("buffer", bad[0][2].kind, bad[0][0], _others(bad)))
+
+    def _look_late(self, optimizer: torch.optim.Optimizer) -> None:
+        if self.late is None:
+            self.late = LateFlag()
+        self.late.read(self._late_trip)
+        norm = self.window.norm
+        if norm is None or not self.window.clipped.issuperset(map(id, _parameters(optimizer))):
+            norm = total_norm(gradients(_parameters(optimizer)))
+        self.late.arm(optimizer, self.window.losses, norm, self.step_count, self.recorder)
+
+    def _late_trip(self, loss: float, norm: float) -> None:
+        raise NotImplementedError
+
+    def _settle_late(self) -> None:
+        if self.late is not None:
+            self.late.read(self._late_trip)
+
+    def _busy_buffers(self) -> bool:
+        return any(state.changing for _, state in self.recorder.states.values())
+
+    def _look_at_state(self) -> None:
+        """Weights and optimizer state that were made or loaded since the last look."""
+        todo, self._unchecked = self._unchecked, []
+        if self.window.symptom is not None and self.window.symptom.place != "loss":
+            return
+        trained = {id(p) for o in self.optimizers for p in _parameters(o)}
+        for root in self.recorder.roots():
+            bad = nonfinite((n, p) for n, p in root.named_parameters() if id(p) in trained)
+            if bad:
+                return self._see(Symptom("parameter", bad[0][2].kind, bad[0][0], _others(bad)))
+        for owner in todo:
+            if isinstance(owner, torch.optim.Optimizer):
+                bad = nonfinite(optimizer_state(owner))
+                if bad:
+                    return self._see(Symptom("optimizer state", bad[0][2].kind, bad[0][0], _others(bad)))
+
+    # -- acting -------------------------------------------------------------------------------------------------
+
+    def _act(self, optimizer: Any, scaler: Any = None) -> str:
+        """Diagnose the window's symptom and do what the policy says."""
+        symptom = self.window.symptom
+        assert symptom is not None
+        self.window.told = True
+        case = self._case(symptom, optimizer, scaler)
+        incident = diagnose(case)
+        hopeless = incident.cause.code in ("WN601", "WN602", "WN603", "WN608")
+        taken = self.budget.decide(hopeless)
+        self.journal.incident(incident, self.budget.action(taken))
+        self._write_metrics(optimizer)
+        if taken == "stopped":
+            raise TrainingStopped(f"stopped at step {self.step_count}: {incident.cause.title}")
+        if taken == "skipped":
+            for _, state in self.recorder.states.values():
+                state.rewind()
+        return taken
+
+    def _report(self, act: bool) -> None:
+        """Diagnose and tell without touching anything: the program has already turned away from this step."""
+        symptom = self.window.symptom
+        assert symptom is not None
+        self.window.told = True
+        incident = diagnose(self._case(symptom, None, None))
+        self.budget.total += 1
+        self.journal.incident(incident, self.budget.action("observed"))
+
+    def failed_with(self, error: BaseException) -> None:
+        """The user's program raised: say why if the failing call is one of ours to explain."""
+        window, failed = self.window, self.recorder.failed
+        if isinstance(error, TrainingStopped | SystemExit | KeyboardInterrupt) or not self._open:
+            return
+        try:
+            if window.symptom is not None and not window.told:
+                self._report(act=False)
+            elif failed is not None and isinstance(error, IndexError | RuntimeError | ValueError):
+                self.recorder.tape.entries[failed.number] = failed
+                self._see(Symptom("exception", type(error).__name__, str(error).splitlines()[0] if str(error) else ""), failed)
+                incident = diagnose(self._case(self.window.symptom, None, None))  # type: ignore[arg-type]
+                if incident.cause.code != "WN901":
+                    self.journal.incident(incident, self.budget.action("observed"))
+        except Exception as internal:
+            self._internal_error(internal)
+
+    def _case(self, symptom: Symptom, optimizer: Any, scaler: Any) -> Case:
+        entries = self._entries_for(symptom)
+        return Case(
+            step=self.step_count,
+            symptom=symptom,
+            program=Program(self.recorder, entries, self._leaves()),
+            optimizers=self.optimizers,
+            optimizer=optimizer,
+            scaler=scaler,
+            history=self.journal.history(),
+            site=take_site(2),
+        )
+
+    def _entries_for(self, symptom: Symptom) -> list[Entry]:
+        tape = self.recorder.tape
+        if self._function is not None:
+            return [self._function]
+        if self.window.entry < 0:
+            return tape.needed_for({-self.window.entry})
+        if self.window.entry and symptom.place in ("loss", "exception"):
+            return tape.needed_for({self.window.entry})
+        ends = {e.number for e in tape if e.kind in ("backward", "derivative", "clip", "grad", "zero") or (e.kind == "write" and _on_gradient(tape, e))}
+        return tape.needed_for(ends) if ends else list(tape)
+
+    def _before_update(self, optimizer: torch.optim.Optimizer) -> Snapshot | None:
+        key = id(optimizer)
+        risky = self._risky.get(key)
+        if risky is None:
+            risky = self._risky[key] = may_break(optimizer)
+        return Snapshot(optimizer) if risky else None
+
+    def _after_update(self, optimizer: torch.optim.Optimizer, before: Snapshot | None) -> None:
+        taken = ""
+        if before is not None:
+            try:
+                bad = nonfinite(self._named_parameters(optimizer)) or nonfinite(optimizer_state(optimizer))
+                if bad:
+                    self._see(Symptom("parameter", bad[0][2].kind, bad[0][0], _others(bad)))
+                    taken = self._undo_update(optimizer, before)
+            except TrainingStopped:
+                raise
+            except Exception as error:
+                self._internal_error(error)
+        self._next_step(applied=taken != "skipped")
+
+    def _undo_update(self, optimizer: torch.optim.Optimizer, before: Snapshot) -> str:
+        after = Snapshot(optimizer)
+        before.restore()
+        try:
+            taken = self._act_on_update(optimizer)
+        except BaseException:
+            raise
+        if taken != "skipped":
+            after.restore()
+        return taken
+
+    def _act_on_update(self, optimizer: torch.optim.Optimizer) -> str:
+        call = functools.partial(_unwatched_step(optimizer), optimizer)
+        entry = self.recorder.note("optimizer", call)
+        self._function, outer = entry, self._function
+        try:
+            return self._act(optimizer)
+        finally:
+            self._function = outer
+
+    def _next_step(self, applied: bool) -> None:
+        if applied:
+            self.budget.healthy() if not self.window.told else None
+            self._applied += 1
+        if not self.window.told:
+            self._write_metrics(self.optimizers[-1] if self.optimizers else None)
+        self.step_count += 1
+        self.window = Window()
+        self.recorder.roll()
+        self._window_start = self.recorder.tape.number()
+
+    def _write_metrics(self, optimizer: Any) -> None:
+        window = self.window
+        loss = float(window.losses[-1].float().sum()) if window.losses and window.losses[-1].device.type == "cpu" else None
+        norm = float(window.norm) if window.norm is not None and window.norm.device.type == "cpu" else None
+        lr = optimizer.param_groups[0].get("lr") if optimizer is not None else None
+        self.journal.metrics(self.step_count, loss, norm, float(lr) if lr is not None else None, window.scale)
+
+    # -- names --------------------------------------------------------------------------------------------------
+
+    def _leaves(self) -> list[torch.Tensor]:
+        """Everything gradients can end in."""
+        found: dict[int, torch.Tensor] = {}
+        for optimizer in self.optimizers:
+            found.update((id(p), p) for p in _parameters(optimizer))
+        for root in self.recorder.roots():
+            found.update((id(p), p) for p in root.parameters())
+        for entry in self.recorder.tape:
+            for leaf in leaves((entry.args, entry.kwargs)):
+                if isinstance(leaf, Outside) and leaf.tensor.is_leaf and leaf.tensor.requires_grad:
+                    found[id(leaf.tensor)] = leaf.tensor
+        return list(found.values())
+
+    def _named_parameters(self, optimizer: torch.optim.Optimizer) -> Iterable[tuple[str, torch.Tensor]]:
+        names = {id(p): n for root in self.recorder.roots() for n, p in root.named_parameters()}
+        for number, parameter in enumerate(_parameters(optimizer)):
+            yield names.get(id(parameter), f"parameter {number} {_shape(parameter)}"), parameter
+
+    def _named_gradients(self, optimizer: torch.optim.Optimizer) -> Iterable[tuple[str, torch.Tensor]]:
+        for name, parameter in self._named_parameters(optimizer):
+            if parameter.grad is not None:
+                yield name, parameter.grad
+
+    def _guarded(self, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except TrainingStopped:
+            raise
+        except Exception as error:
+            self._internal_error(error)
+
+    # -- the third way in ---------------------------------------------------------------------------------------
+
+    def step_function(self, function: F) -> F:
+        """See `step`, which is this under its public name on the object `watch` returns."""
+
+        @functools.wraps(function)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            if not self.recorder.here:
+                return function(*args, **kwargs)
+            self._function = self.recorder.note("function", function, args, kwargs)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._function = None
+
+        return watched  # type: ignore[return-value]
+
+
+class _Resuming:
+    """Runs a scaler's step with recording off, and on again for the optimizer's own step inside it."""
+
+    def __init__(self, guard: Guard, call: Callable[..., Any]) -> None:
+        self.guard, self.call = guard, call
+
+    def __call__(self, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        original = optimizer.step
+        recorder = self.guard.recorder
+
+        @functools.wraps(original)
+        def step(*inner: Any, **named: Any) -> Any:
+            return recorder.resumed(original, *inner, **named)
+
+        optimizer.step = step
+        try:
+            return self.call(scaler, optimizer, *args, **kwargs)
+        finally:
+            if "step" in vars(optimizer):
+                del optimizer.step
+                if getattr(original, "__func__", original) is not getattr(type(optimizer), "step", None):
+                    optimizer.step = original
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _drop_gradients(tensors: list[torch.Tensor]) -> None:
+    for tensor in tensors:
+        tensor.grad = None
+
+
+def _unwatched_step(optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
+    step = type(optimizer).step
+    while hasattr(step, "_whynan"):
+        step = step.__wrapped__  # type: ignore[attr-defined]
+    return step
+
+
+def _on_gradient(tape: Any, entry: Entry) -> bool:
+    target = entry.args[0] if entry.args else None
+    if not isinstance(target, Slot):
+        return False
+    made = tape.entries.get(target.entry)
+    return made is not None and (made.kind == "grad" or (made.kind in ("write", "call") and _on_gradient(tape, made)))
+
+
+def _worst(tensors: list[torch.Tensor]) -> Damage:
+    found = Damage()
+    for tensor in tensors:
+        found = found | damage_of(tensor)
+    return found
+
+
+def _others(bad: list[tuple[str, torch.Tensor, Damage]]) -> str:
+    return f"{len(bad)} tensors" if len(bad) > 1 else ""
+
+
+def _shape(tensor: torch.Tensor) -> str:
+    return str(list(tensor.shape))

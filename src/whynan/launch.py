@@ -1,0 +1,104 @@
+"""Run a user's script or module as `python` would, with a guard around it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import runpy
+import sys
+from types import CodeType, ModuleType, TracebackType
+
+from whynan.capsule.sites import is_internal
+from whynan.errors import TrainingStopped, UsageError
+from whynan.guard import Guard
+
+STOPPED = 3
+
+
+def run_script(guard: Guard, path: str, args: list[str]) -> int:
+    """Run a file as `__main__`; return the exit status it would have had."""
+    code = _compiled(path)
+    main = ModuleType("__main__")
+    main.__dict__.update(__file__=path, __builtins__=__builtins__, __spec__=None, __cached__=None)
+    sys.modules["__main__"] = main
+    sys.argv = [path, *args]
+    sys.path[0] = os.path.dirname(os.path.abspath(path))
+    return _guarded(guard, lambda: exec(code, main.__dict__))  # the user's own program
+
+
+def run_module(guard: Guard, name: str, args: list[str]) -> int:
+    """Run a module as `python -m` would."""
+    sys.argv = [name, *args]
+    sys.path[0] = os.getcwd()
+    if not _findable(name):
+        raise UsageError(f"no module named {name!r}")
+    return _guarded(guard, lambda: runpy.run_module(name, run_name="__main__", alter_sys=True))
+
+
+def _findable(name: str) -> bool:
+    import importlib.util
+
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _compiled(path: str) -> CodeType:
+    try:
+        with io.open_code(path) as file:
+            source = file.read()
+    except FileNotFoundError:
+        raise UsageError(f"no such script: {path}") from None
+    except IsADirectoryError:
+        raise UsageError(f"{path} is a directory; give the script itself, or -m for a module") from None
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    try:
+        return compile(source, path, "exec")
+    except (SyntaxError, ValueError) as error:
+        line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        raise UsageError(f"{path} is not Python{line}: {error.msg if isinstance(error, SyntaxError) else error}") from None
+
+
+def _guarded(guard: Guard, program: object) -> int:
+    try:
+        with guard:
+            program()  # type: ignore[operator]
+    except TrainingStopped:
+        _flush()
+        return STOPPED
+    except SystemExit as stop:
+        raise SystemExit(stop.code) from None
+    except BaseException as error:
+        error.__traceback__ = without_own_frames(error.__traceback__)
+        sys.excepthook = _quiet_hook
+        raise
+    return 0
+
+
+def _flush() -> None:
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+
+
+def _quiet_hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    sys.__excepthook__(kind, error, without_own_frames(trace))
+
+
+def without_own_frames(trace: TracebackType | None) -> TracebackType | None:
+    """Cut the frames of whynan (and of the machinery that started it) out of a traceback."""
+    kept: list[TracebackType] = []
+    started = False
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        own = f"{os.sep}whynan{os.sep}" in code.co_filename and is_internal(code)
+        started = started or not is_internal(code)
+        if started and not own:
+            kept.append(trace)
+        trace = trace.tb_next
+    following: TracebackType | None = None
+    for entry in reversed(kept):
+        following = TracebackType(following, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return following

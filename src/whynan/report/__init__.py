@@ -1,0 +1,1 @@
+"""TELL: one file per form, all fed by Incident."""

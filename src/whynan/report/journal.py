@@ -1,0 +1,179 @@
+"""The run directory: incidents and metrics as JSON lines, the report, and the voice on stderr.
+
+Files are made when there is something to write. A disk that is full or read-only costs the files, not the training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+import traceback
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import IO, Any
+
+from whynan import __version__
+from whynan.records import Action, Incident, dumps
+from whynan.recovery.policy import Budget
+from whynan.report import markdown, terminal
+
+ISSUES = "the issue tracker of whynan"
+_FLUSH_EVERY = 64
+
+
+class Journal:
+    """Writes one run. `directory=None` writes no files."""
+
+    def __init__(self, directory: Path | None = None, files: bool = False, quiet: bool = False) -> None:
+        self.directory = directory
+        self.files = files or directory is not None
+        self.quiet = quiet
+        self.incidents: list[Incident] = []
+        self.counts: dict[tuple[str, str, int], int] = {}
+        self._history: deque[dict[str, float]] = deque(maxlen=200)
+        self._metrics: IO[str] | None = None
+        self._written = 0
+        self._broken = False
+        self._failed_once = False
+        self.closed = False
+
+    # -- files --------------------------------------------------------------------------------------------------
+
+    def _home(self) -> Path | None:
+        """Return the run directory, making it on first use."""
+        if not self.files or self._broken:
+            return None
+        if self.directory is None:
+            self.directory = _fresh(Path("whynan-runs"))
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            self._give_up(error)
+            return None
+        return self.directory
+
+    def _give_up(self, error: OSError) -> None:
+        self._broken = True
+        self.say(f"whynan: cannot write the run directory ({error.strerror or error}); going on without files")
+
+    def metrics(self, step: int, loss: float | None, norm: float | None, lr: float | None, scale: float | None) -> None:
+        """Write one line of metrics; values that are not known are left out."""
+        row: dict[str, float] = {"step": step}
+        for key, value in (("loss", loss), ("grad_norm", norm), ("lr", lr), ("scale", scale)):
+            if value is not None:
+                row[key] = value
+        self._history.append(row)
+        if not self.files or self._broken:
+            return
+        try:
+            if self._metrics is None:
+                home = self._home()
+                if home is None:
+                    return
+                self._metrics = (home / "metrics.jsonl").open("a", encoding="utf-8", buffering=1 << 16)
+            self._metrics.write(_row(row))
+            self._written += 1
+            if self._written % _FLUSH_EVERY == 1:
+                self._metrics.flush()
+        except OSError as error:
+            self._give_up(error)
+
+    def history(self) -> list[dict[str, float]]:
+        """Return the metrics of the last steps."""
+        return list(self._history)
+
+    def incident(self, incident: Incident, action: Action) -> None:
+        """Close an incident: write it, flush it, tell it."""
+        incident = replace(incident, action=action)
+        key = (incident.cause.code, incident.origin.span.file, incident.origin.span.line)
+        self.counts[key] = self.counts.get(key, 0) + 1
+        self.incidents.append(incident)
+        home = self._home()
+        if home is not None:
+            try:
+                with (home / "incidents.jsonl").open("a", encoding="utf-8") as file:
+                    file.write(dumps(incident.to_json()) + "\n")
+                if self._metrics is not None:
+                    self._metrics.flush()
+            except OSError as error:
+                self._give_up(error)
+        if self.counts[key] == 1:
+            with self._voice():
+                terminal.show(incident)
+
+    def close(self, steps: int, budget: Budget) -> None:
+        """Finish the files and say how it ended."""
+        if self.closed:
+            return
+        self.closed = True
+        if self._metrics is not None:
+            with contextlib.suppress(OSError):
+                self._metrics.close()
+        if not self.incidents:
+            return
+        home = self._home()
+        report: Path | None = None
+        if home is not None:
+            try:
+                report = home / "report.md"
+                report.write_text(markdown.render(self.incidents, self.history(), steps), encoding="utf-8")
+            except OSError as error:
+                self._give_up(error)
+                report = None
+        with self._voice():
+            terminal.farewell(self.incidents, self.counts, budget, report)
+
+    # -- voice --------------------------------------------------------------------------------------------------
+
+    def say(self, text: str) -> None:
+        """Say one line on stderr."""
+        if not self.quiet:
+            with self._voice():
+                print(text, file=sys.stderr)
+
+    @contextlib.contextmanager
+    def _voice(self) -> Iterator[None]:
+        """Speak without tearing a tqdm bar, and never let a closed stderr harm the training."""
+        if self.quiet:
+            return
+        tqdm: Any = sys.modules.get("tqdm")
+        bar = tqdm.tqdm.external_write_mode(file=sys.stderr) if tqdm is not None and hasattr(tqdm, "tqdm") else contextlib.nullcontext()
+        with contextlib.suppress(OSError, ValueError), bar:
+            yield
+
+    def internal_error(self, error: BaseException) -> None:
+        """Log our own failure, once, with how to report it."""
+        if self._failed_once:
+            return
+        self._failed_once = True
+        text = "".join(traceback.format_exception(error))
+        home = self._home()
+        where = ""
+        if home is not None:
+            with contextlib.suppress(OSError):
+                (home / "internal-error.txt").write_text(f"whynan {__version__}\n{text}", encoding="utf-8")
+                where = f"; details in {home / 'internal-error.txt'}"
+        self.say(
+            f"whynan: internal error, watching is off, training goes on: {type(error).__name__}: {error}{where}\n"
+            f"        please report it with that text to {ISSUES}"
+        )
+
+
+def _row(row: dict[str, float]) -> str:
+    if all(math.isfinite(v) for v in row.values()):
+        return "{" + ", ".join(f'"{k}": {v!r}' for k, v in row.items()) + "}\n"
+    return dumps(row) + "\n"
+
+
+def _fresh(parent: Path) -> Path:
+    """Return a directory name by the time, with a number where that is taken."""
+    stem = datetime.now().strftime("%m%d-%H%M%S")
+    name, number = parent / stem, 1
+    while name.exists():
+        number += 1
+        name = parent / f"{stem}-{number}"
+    return name

@@ -1,0 +1,198 @@
+"""The diagnosis in a terminal, 80 columns wide, with carets under the source."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from whynan.records import Incident, Origin, Remedy, Span, TensorStats
+from whynan.recovery.policy import Budget
+
+WIDTH = 80
+_BAR = "   |"
+
+
+def show(incident: Incident) -> None:
+    """Print a diagnosis on stderr."""
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    for line in diagnosis(incident).splitlines():
+        console.print(_painted(line), soft_wrap=True)
+
+
+def diagnosis(incident: Incident) -> str:
+    """Return the diagnosis as plain text."""
+    origin, cause = incident.origin, incident.cause
+    lines = [f"error[{cause.code}]: {cause.title}"]
+    lines.append(_where(incident))
+    gutter = max(len(str(s.line)) for s in [origin.span, *origin.from_]) if origin.span.known else 2
+    if origin.span.known:
+        lines += _spans(origin, cause.label, gutter)
+    else:
+        lines.append(f"{' ' * gutter} = {cause.label}")
+    pad = " " * gutter
+    lines += _values(origin, pad)
+    for text in _notes(incident):
+        lines += _wrapped(f"{pad} = note: ", text)
+    lines += _help(incident, pad)
+    lines.append(f"{pad} = more: whynan explain {cause.code}")
+    return "\n".join(lines)
+
+
+def _where(incident: Incident) -> str:
+    origin, span = incident.origin, incident.origin.span
+    place = f"{span.file}:{span.line}:{span.column + 1}" if span.known else "place not known"
+    words = [origin.module or span.function, str(origin.phase), f"step {incident.step}", f"rank {incident.rank}"]
+    return f"  --> {place}  {' · '.join(w for w in words if w)}"
+
+
+def _spans(origin: Origin, label: str, gutter: int) -> list[str]:
+    """Source lines with carets, secondary spans in the same file first in line order."""
+    pad = " " * gutter
+    lines = [f"{pad} |"]
+    same = [s for s in origin.from_ if s.file == origin.span.file and s.line != origin.span.line]
+    shown = sorted([(origin.span, "^", label), *((s, "-", s.label) for s in same)], key=lambda item: item[0].line)
+    last = 0
+    for span, mark, text in shown:
+        if last and span.line > last + 1:
+            lines.append("...")
+        lines += _marked(span, mark, text, gutter)
+        last = span.line
+    lines.append(f"{pad} |")
+    for span in origin.from_:
+        if span.file != origin.span.file:
+            lines.append(f"{pad} ::: {span.file}:{span.line}  {span.label}")
+            lines.append(f"{span.line:>{gutter}} | {span.code}")
+    return lines
+
+
+def _marked(span: Span, mark: str, label: str, gutter: int) -> list[str]:
+    pad = " " * gutter
+    source = span.code
+    indent = min(span.column, 4)
+    start = indent
+    raw_column = span.column
+    offset = raw_column - _leading(span)
+    start = indent + max(offset, 0)
+    width = span.end_column - span.column if span.end_line == span.line else len(source) - max(offset, 0)
+    width = max(1, min(width, len(source) - max(offset, 0)))
+    first = f"{span.line:>{gutter}} | {' ' * indent}{source}"
+    under = f"{pad} | {' ' * start}{mark * width}"
+    if len(under) + 1 + len(label) <= WIDTH:
+        return [first, f"{under} {label}"]
+    wrapped = textwrap.wrap(label, WIDTH - gutter - 4 - indent) or [""]
+    return [first, under, *(f"{pad} | {' ' * indent}{w}" for w in wrapped)]
+
+
+def _leading(span: Span) -> int:
+    """Columns of white space before the source text."""
+    import linecache
+
+    line = linecache.getline(span.file, span.line)
+    return len(line) - len(line.lstrip()) if line.strip() == span.code else min(span.column, 4)
+
+
+def _values(origin: Origin, pad: str) -> list[str]:
+    rows: list[TensorStats] = [*origin.inputs, *([origin.output] if origin.output is not None else [])]
+    if not rows:
+        return []
+    width = min(max(len(r.name) for r in rows), 32)
+    lines = []
+    for number, row in enumerate(rows):
+        head = f"{pad} = values: " if number == 0 else f"{pad}           "
+        name = row.name if len(row.name) <= 32 else row.name[:31] + "…"
+        lines.append(f"{head}{name:<{width}}  {row.line()}")
+    return lines
+
+
+def _notes(incident: Incident) -> list[str]:
+    origin, cause = incident.origin, incident.cause
+    notes = [e for e in cause.evidence if e and e not in cause.label]
+    if origin.samples and len(origin.samples) <= 16:
+        notes.append("samples of the batch: " + ", ".join(map(str, origin.samples)))
+    elif origin.samples:
+        notes.append(f"{len(origin.samples)} samples of the batch, the first {', '.join(map(str, origin.samples[:8]))}")
+    if not origin.exact and origin.note:
+        notes.append(f"not exact: {origin.note}; for an exact answer put the step in a function marked @guard.step")
+    return notes
+
+
+def _help(incident: Incident, pad: str) -> list[str]:
+    lines: list[str] = []
+    if not incident.remedies:
+        return [f"{pad} = not proven: no change was tried"]
+    first = incident.remedies[0]
+    kind = "" if not first.diff else " (same mathematics)" if first.safe else " (changes results)"
+    lines += _wrapped(f"{pad} = help: ", first.title + kind)
+    lines += [f"{pad}           {line}" for line in changed_lines(first)]
+    if first.result == "proven":
+        lines += _wrapped(f"{pad} = proven: ", f"step {incident.step} replayed with this change: {first.effect}, all gradients finite")
+    elif first.result == "failed":
+        lines += _wrapped(f"{pad} = not proven: ", f"with this change the replay gave: {first.effect}")
+    else:
+        why = "the evidence is direct, a change at this line was not replayed" if incident.cause.confidence == "proven" else "no change at this line could be replayed"
+        lines += _wrapped(f"{pad} = not proven: ", first.effect or why)
+    return lines
+
+
+def changed_lines(remedy: Remedy) -> list[str]:
+    """Return the changed lines of a diff, without indentation."""
+    found = []
+    for line in remedy.diff.splitlines():
+        if line.startswith(("+++", "---")) or line[:1] not in ("+", "-"):
+            continue
+        found.append(f"{line[0]} {line[1:].strip()}")
+    return found
+
+
+def _wrapped(head: str, text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent=head, subsequent_indent=" " * len(head), break_long_words=False, break_on_hyphens=False) or [head]
+
+
+def _painted(line: str) -> Text:
+    text = Text(line)
+    if line.startswith("error["):
+        text.stylize("bold red", 0, line.index(":"))
+        text.stylize("bold", line.index(":"))
+    elif "| " in line and "^" in line:
+        text.stylize("red", line.index("^"))
+    elif " = proven:" in line:
+        text.stylize("green")
+    elif line.lstrip().startswith("+ "):
+        text.stylize("green")
+    elif line.lstrip().startswith("- "):
+        text.stylize("red")
+    return text
+
+
+def farewell(incidents: list[Incident], counts: dict[tuple[str, str, int], int], budget: Budget, report: Path | None) -> None:
+    """Say what, where, why, what was done, what next, each in a line."""
+    first, last = incidents[0], incidents[-1]
+    span = first.origin.span
+    place = f"{span.file}:{span.line} `{_short(span.code)}`" if span.known else "a place not known"
+    say(f"whynan: step {first.step}, born at {place} ({first.cause.code}, {first.cause.title})")
+    if len(incidents) > 1:
+        steps = ", ".join(str(i.step) for i in incidents[:8]) + (" …" if len(incidents) > 8 else "")
+        say(f"whynan: {len(incidents)} incidents at steps {steps}, {len(counts)} different")
+    taken = last.action.taken
+    if taken == "skipped":
+        say(f"whynan: batch skipped ({budget.total} of {budget.in_total} allowed); weights, moments and buffers are as before it")
+    elif taken == "stopped":
+        say(f"whynan: training stopped after {budget.streak} in a row, {budget.total} in total; weights are as before the last bad step")
+    else:
+        say("whynan: observed only; nothing was changed")
+    if report is not None:
+        say(f"whynan: wrote {report}")
+    say(f"        whynan explain {first.cause.code}")
+
+
+def say(text: str) -> None:
+    """Print one line on stderr."""
+    print(text, file=sys.stderr)
+
+
+def _short(code: str) -> str:
+    return code if len(code) <= 44 else code[:43] + "…"

@@ -1,0 +1,134 @@
+"""A birth with everything known about it: the operation, its values, who made them, and what became of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+from whynan.capsule.sites import Site
+from whynan.records import Phase
+from whynan.trace.graph import Graph, Leaf, Op, Source
+from whynan.trace.slicing import Slice, base
+
+
+@dataclass(slots=True)
+class View:
+    """One operation together with the values kept of it."""
+
+    op: Op
+    birth: Birth
+
+    @property
+    def name(self) -> str:
+        """The bare operation name, without in-place underscore: `div`, `log`, `_softmax`."""
+        name = base(self.op)
+        return name[:-1] if name.endswith("_") and not name.startswith("__") else name
+
+    @property
+    def site(self) -> Site | None:
+        return self.op.site
+
+    @property
+    def call(self) -> str:
+        """The Python-level function it ran under."""
+        return self.op.call
+
+    def inputs(self) -> dict[str, torch.Tensor]:
+        """Return the kept tensor arguments by schema name."""
+        return self.birth.inputs.get(self.op.index, {})
+
+    def input(self, name: str | int) -> torch.Tensor | None:
+        """Return one kept argument, by schema name or position."""
+        kept = self.inputs()
+        if isinstance(name, int):
+            names = [s.name for s in self.op.sources]
+            return kept.get(names[name]) if name < len(names) else None
+        return kept.get(name)
+
+    def output(self) -> torch.Tensor | None:
+        return self.birth.outputs.get(self.op.index)
+
+    def scalar(self, name: str) -> object:
+        """Return a non-tensor argument by schema name."""
+        return self.op.scalars.get(name)
+
+    def source(self, name: str | int) -> Source | None:
+        if isinstance(name, int):
+            return self.op.sources[name] if name < len(self.op.sources) else None
+        return next((s for s in self.op.sources if s.name == name), None)
+
+    def maker(self, name: str | int) -> View | Leaf | None:
+        """Return what made an argument: an operation's view, a leaf, or nothing for a scalar."""
+        source = self.source(name)
+        if source is None:
+            return None
+        made = self.birth.graph.maker(source)
+        return made if isinstance(made, Leaf) else View(made, self.birth)
+
+    def parents(self) -> Iterator[View]:
+        """Yield the views of the operations that made its arguments."""
+        for index in range(len(self.op.sources)):
+            made = self.maker(index)
+            if isinstance(made, View):
+                yield made
+
+
+@dataclass(slots=True)
+class Birth:
+    """Where the damage was born."""
+
+    graph: Graph
+    slice: Slice
+    op: Op | None  # None: born outside the step (a leaf), or never seen
+    leaf: Leaf | None
+    phase: Phase
+    exact: bool = True
+    note: str = ""
+    inputs: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
+    outputs: dict[int, torch.Tensor] = field(default_factory=dict)
+    losses: list[float] = field(default_factory=list)
+    error: BaseException | None = None
+
+    @property
+    def view(self) -> View | None:
+        """The operation of the birth."""
+        return None if self.op is None else View(self.op, self)
+
+    @property
+    def forward(self) -> View | None:
+        """For a backward birth: the forward operation whose derivative it is. Otherwise the birth itself."""
+        if self.op is None:
+            return None
+        joined = self.graph.forward_of(self.op)
+        return View(joined, self) if joined is not None else self.view
+
+    @property
+    def site(self) -> Site | None:
+        """The user's line."""
+        if self.leaf is not None:
+            return self.leaf.used_at
+        forward = self.forward
+        return forward.site if forward is not None else None
+
+    def path(self) -> list[View]:
+        """Return the operations from the birth to the symptom."""
+        return [View(self.graph.ops[i], self) for i in self.slice.path if i >= 0]
+
+
+def ancestors(graph: Graph, start: int, depth: int, limit: int) -> list[int]:
+    """Return the operations an operation's arguments were made by, nearest first."""
+    found: list[int] = []
+    level = [start]
+    for _ in range(depth):
+        following: list[int] = []
+        for index in level:
+            for source in graph.ops[index].sources:
+                if source.maker >= 0 and source.maker not in found and source.maker != start:
+                    found.append(source.maker)
+                    following.append(source.maker)
+        level = following
+        if len(found) >= limit:
+            return found[:limit]
+    return found

@@ -1,0 +1,138 @@
+"""Replay a step under the tracer and find where its damage was born."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.modules import module as module_hooks
+
+from whynan.capsule.replay import Program, Run
+from whynan.records import Phase
+from whynan.trace.birth import Birth, ancestors
+from whynan.trace.graph import Colour, Graph, Leaf, Op
+from whynan.trace.slicing import Slice, slice_back
+from whynan.trace.tracer import Tracer, roles_of
+from whynan.tripwire.values import damage_of
+
+Targets = Callable[[Run], list[torch.Tensor]]
+
+
+@dataclass(slots=True)
+class Traced:
+    """One traced run: the graph, and the indices that made the bad targets."""
+
+    tracer: Tracer
+    run: Run
+    starts: list[int]
+
+
+def locate(program: Program, targets: Targets, roles: dict[int, tuple[str, str]] | None = None) -> Birth | None:
+    """Find the birth of the damage in the targets of a program; None when the replay is finite.
+
+    Cost: two replays under a dispatch mode.
+    """
+    first = _trace(program, targets, roles or {})
+    error = first.run.error
+    graph = first.tracer.graph
+    if not first.starts:
+        failing = next((op for op in reversed(graph.ops) if op.error is not None), None)
+        if error is None or failing is None:
+            return None
+        return _observe(program, targets, roles or {}, Birth(graph, Slice(births=[failing]), failing, None, _phase(failing), error=error))
+    found = slice_back(graph, first.starts)
+    op, leaf = _first_birth(graph, found)
+    birth = Birth(graph, found, op, leaf, _phase(op) if op is not None else _leaf_phase(leaf), losses=_scalars(first.run))
+    reason = program.inexact() or first.tracer.broken
+    birth.exact, birth.note = not reason, reason
+    return _observe(program, targets, roles or {}, birth)
+
+
+def _first_birth(graph: Graph, found: Slice) -> tuple[Op | None, Leaf | None]:
+    """A bad leaf (input, weight, buffer) explains later births; otherwise the earliest operation."""
+    bad = [leaf for leaf in found.leaves if leaf.colour is Colour.DAMAGE]
+    if bad and (not found.births or min(leaf.first_use for leaf in bad) <= found.births[0].index):
+        return None, min(bad, key=lambda leaf: leaf.first_use)
+    if found.births:
+        return found.births[0], None
+    return None, found.leaves[0] if found.leaves else None
+
+
+def _observe(program: Program, targets: Targets, roles: dict[int, tuple[str, str]], birth: Birth) -> Birth:
+    """Run once more, keeping the values around the birth."""
+    keep: list[int] = []
+    if birth.op is not None:
+        forward = birth.graph.forward_of(birth.op)
+        keep = [birth.op.index] + ([forward.index] if forward else []) + birth.slice.path[:12]
+        for index in (birth.op.index, forward.index if forward else None):
+            if index is not None:
+                keep += ancestors(birth.graph, index, depth=10, limit=60)
+        keep += [b.index for b in birth.slice.births[:4]]
+    elif birth.leaf is not None:
+        keep = [birth.leaf.first_use]
+    second = _trace(program, targets, roles, frozenset(i for i in keep if i >= 0))
+    same = len(second.tracer.graph.ops) == len(birth.graph.ops)
+    if not same:
+        birth.exact, birth.note = False, birth.note or "two replays of this step did not make the same calls"
+    birth.inputs, birth.outputs = second.tracer.kept_inputs, second.tracer.kept_output
+    return birth
+
+
+def _trace(program: Program, targets: Targets, extra: dict[int, tuple[str, str]], keep: frozenset[int] = frozenset()) -> Traced:
+    tracer = Tracer(roles_of(program.entries, program.roots, extra), keep)
+    with program.still(), _module_names(program.roots, tracer), tracer:
+        run = program.play(tracer)
+        starts = _bad_targets(tracer, targets(run) if run.error is None or run.losses else [])
+    return Traced(tracer, run, starts)
+
+
+def _bad_targets(tracer: Tracer, tensors: list[torch.Tensor]) -> list[int]:
+    """Return the makers of the targets that are not finite."""
+    with tracer.blind():
+        return list(dict.fromkeys(tracer.maker_of(t) for t in tensors if damage_of(t.detach())))
+
+
+def _scalars(run: Run) -> list[float]:
+    return [float(t.detach().float().sum()) for t in run.losses]
+
+
+def _phase(op: Op) -> Phase:
+    if op.kind in ("clip", "grad", "write", "optimizer") and not op.backward:
+        return Phase.OPTIMIZER if op.kind != "write" else Phase.LOSS
+    if op.backward:
+        return Phase.BACKWARD
+    return Phase.FORWARD if op.in_module else Phase.LOSS
+
+
+def _leaf_phase(leaf: Leaf | None) -> Phase:
+    if leaf is not None and leaf.role in ("parameter", "buffer"):
+        return Phase.PARAMETER
+    return Phase.OPTIMIZER if leaf is not None and leaf.role == "state" else Phase.INPUT
+
+
+@contextmanager
+def _module_names(roots: list[torch.nn.Module], tracer: Tracer) -> Iterator[None]:
+    """Tell the tracer which module runs, by its path in the model."""
+    names: dict[torch.nn.Module, str] = {}
+    for root in roots:
+        for name, module in root.named_modules():
+            names.setdefault(module, name)
+
+    def enter(module: torch.nn.Module, args: Any) -> None:
+        tracer.modules.append(names.get(module, type(module).__name__))
+
+    def leave(module: torch.nn.Module, args: Any, output: Any) -> None:
+        if tracer.modules:
+            tracer.modules.pop()
+
+    first = module_hooks.register_module_forward_pre_hook(enter)
+    last = module_hooks.register_module_forward_hook(leave, always_call=True)
+    try:
+        yield
+    finally:
+        first.remove()
+        last.remove()
+

@@ -1,0 +1,139 @@
+"""Slice back from a symptom to the operations where its damage was born.
+
+The birth is the operation on the way whose inputs were usable and whose output was not. A deliberate infinity is
+usable; what makes a NaN of it, or lets it into a sum that reaches the symptom, is the birth, and the place that wrote
+the infinity is where it came from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from whynan.trace.graph import Colour, Graph, Leaf, Op, Source
+
+# operations that accept -inf as a number: log-probabilities, masks
+_ACCEPT_NEGINF = ("_softmax", "_log_softmax", "logsumexp", "_safe_softmax", "logaddexp", "sigmoid", "exp", "_scaled_dot_product",
+                  "max", "amax", "_ctc_loss")  # fmt: skip
+# operations that leave an infinity where it is
+_CARRY = ("view", "_unsafe_view", "reshape", "expand", "transpose", "permute", "t", "clone", "detach", "alias", "unsqueeze", "squeeze",
+          "slice", "select", "add", "sub", "mul", "div", "neg", "_to_copy", "copy_", "cat", "stack", "masked_fill", "masked_fill_", "where",
+          "triu", "tril", "_log_softmax", "add_", "mul_", "unbind", "split", "lift_fresh", "unfold", "flatten", "repeat")  # fmt: skip
+
+
+@dataclass(slots=True)
+class Slice:
+    """What a slice found: births in order of execution, the way from the first birth to the symptom, and sources."""
+
+    births: list[Op] = field(default_factory=list)
+    leaves: list[Leaf] = field(default_factory=list)
+    path: list[int] = field(default_factory=list)
+    written_by: list[Op | Leaf] = field(default_factory=list)  # who wrote the deliberate infinities a birth consumed
+    reached: set[int] = field(default_factory=set)
+
+
+def base(op: Op) -> str:
+    """Return an operation's bare name.
+
+    >>> base(Op(0, "aten.div.Tensor", [], {}, None, "", False, -1, "", -1, ""))
+    'div'
+    """
+    parts = op.name.split(".")
+    return parts[1] if len(parts) > 1 else op.name
+
+
+def slice_back(graph: Graph, starts: list[int]) -> Slice:
+    """Walk from the makers of bad values (`starts`) to the births."""
+    found = Slice()
+    births: dict[int, Op] = {}
+    todo = list(starts)
+    after: dict[int, int] = {}
+    while todo:
+        index = todo.pop()
+        if index in found.reached:
+            continue
+        found.reached.add(index)
+        if index < 0:
+            found.leaves.append(graph.leaves[-1 - index])
+            continue
+        op = graph.ops[index]
+        parents = [s for s in op.sources if s.colour is Colour.DAMAGE and not _tolerates(op, graph, s)]
+        if not parents:
+            birth = op if op.colour is Colour.DAMAGE else _entry_of_infinity(graph, op, found, after)
+            births[birth.index] = birth
+        for source in parents:
+            if source.maker not in found.reached:
+                after.setdefault(source.maker, index)
+                todo.append(source.maker)
+    found.births = [births[i] for i in sorted(births)]
+    if found.births:
+        first = found.births[0]
+        found.path = _follow(first.index, after)
+        found.written_by = writers_of(graph, first)
+    elif found.leaves:
+        found.leaves.sort(key=lambda leaf: leaf.first_use)
+    return found
+
+
+def _tolerates(op: Op, graph: Graph, source: Source) -> bool:
+    """Whether -inf is an ordinary argument of this operation, unless it came from an overflow."""
+    if source.damage.nan or source.damage.posinf or not base(op).startswith(_ACCEPT_NEGINF):
+        return False
+    return not _from_overflow(graph, source)
+
+
+def _from_overflow(graph: Graph, source: Source) -> bool:
+    seen: set[int] = set()
+    todo = [source.maker]
+    while todo:
+        index = todo.pop()
+        if index < 0 or index in seen:
+            continue
+        seen.add(index)
+        op = graph.ops[index]
+        bad = [s.maker for s in op.sources if s.colour is Colour.DAMAGE]
+        if not bad and op.colour is Colour.DAMAGE and base(op) not in ("log", "log2", "log10", "log1p", "logsumexp", "logaddexp"):
+            return True
+        todo += bad
+    return False
+
+
+def _entry_of_infinity(graph: Graph, op: Op, found: Slice, after: dict[int, int]) -> Op:
+    """Go from a symptom made of deliberate infinities to the operation that let them in: the first that does not just carry."""
+    chain = [op]
+    while True:
+        bad = [s for s in chain[-1].sources if s.damage and s.maker >= 0]
+        if not bad:
+            break
+        after.setdefault(bad[0].maker, chain[-1].index)
+        chain.append(graph.ops[bad[0].maker])
+    letting_in = [o for o in chain if base(o) not in _CARRY]
+    return letting_in[-1] if letting_in and letting_in[-1] is not chain[-1] else (letting_in[0] if letting_in else chain[-1])
+
+
+def _follow(index: int, after: dict[int, int]) -> list[int]:
+    path = [index]
+    while index in after and len(path) < 10_000:
+        index = after[index]
+        path.append(index)
+    return path
+
+
+def writers_of(graph: Graph, birth: Op) -> list[Op | Leaf]:
+    """Return what wrote the deliberate infinities that a birth consumed."""
+    writers: list[Op | Leaf] = []
+    seen: set[int] = set()
+    todo = [s.maker for s in birth.sources if s.damage]
+    while todo:
+        index = todo.pop()
+        if index in seen:
+            continue
+        seen.add(index)
+        if index < 0:
+            writers.append(graph.leaves[-1 - index])
+            continue
+        bad = [s.maker for s in graph.ops[index].sources if s.damage]
+        if bad:
+            todo += bad
+        else:
+            writers.append(graph.ops[index])
+    return writers

@@ -1,0 +1,336 @@
+"""See every operation of a replayed step, forward and backward, and write down the graph of values.
+
+Two passes: the first looks only at what came out of each operation; the second, when the place is known, keeps copies
+of the values around it (`keep`). Operations that cannot be looked into (extensions, opaque subclasses) are one node.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from whynan.capsule.replay import call_entry
+from whynan.capsule.sites import Site, live_site
+from whynan.capsule.tape import Entry, Outside, leaves
+from whynan.trace.graph import Colour, Graph, Leaf, Op, Source
+from whynan.tripwire.values import damage_of, is_mask_like
+
+_node_number = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
+_FLOOR = call_entry.__code__
+
+_UNWRITTEN = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "empty_permuted")
+_FILLS = ("full", "full_like", "new_full", "fill", "fill_", "masked_fill", "masked_fill_", "scalar_tensor", "lift_fresh",
+          "lift_fresh_copy", "constant_pad_nd", "index_fill", "index_fill_", "where")  # fmt: skip
+_OVERWRITES = ("copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_", "cauchy_",
+               "geometric_", "log_normal_", "set_", "resize_")  # fmt: skip
+_LOGS = ("log", "log2", "log10", "log_", "log1p")
+
+
+class Tracer(TorchDispatchMode):
+    """Records a `Graph`; with `keep`, also clones of the inputs and outputs of those operations."""
+
+    def __init__(self, roles: dict[int, tuple[str, str]], keep: frozenset[int] = frozenset(), budget: int = 1 << 30) -> None:
+        super().__init__()
+        self.graph = Graph()
+        self.roles = roles  # storage address: role, name
+        self.keep = keep
+        self.budget = budget
+        self.kept_inputs: dict[int, dict[str, torch.Tensor]] = {}
+        self.kept_output: dict[int, torch.Tensor] = {}
+        self.calls = CallTracker(self)
+        self.entry: Entry | None = None
+        self.modules: list[str] = []
+        self.broken = ""
+        self._writers: dict[int, tuple[object, int]] = {}  # storage: weak reference, op index or -1 - leaf index
+        self._last_node = 0
+        self._blind = False
+
+    def __enter__(self) -> Tracer:
+        self._last_node = _node_number()
+        super().__enter__()
+        self.calls.__enter__()
+        return self
+
+    def __exit__(self, *details: Any) -> None:
+        self.calls.__exit__(*details)
+        super().__exit__(*details)
+
+    def entering(self, entry: Entry) -> None:
+        """A tape entry begins."""
+        self.entry = entry
+
+    def leaving(self, entry: Entry) -> None:
+        """A tape entry ended."""
+        self.entry = None
+
+    @contextmanager
+    def blind(self) -> Iterator[None]:
+        """Look at tensors without tracing the looking."""
+        self._blind = True
+        try:
+            yield
+        finally:
+            self._blind = False
+
+    def maker_of(self, tensor: torch.Tensor) -> int:
+        """Return what last wrote a tensor: an operation's index, or -1 - the index of a leaf."""
+        return self._maker(tensor, None)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        if self._blind:
+            return func(*args, **kwargs)
+        number = _node_number()
+        op: Op | None = None
+        try:
+            op = self._before(func, args, kwargs, number)
+        except Exception as error:
+            self.broken = self.broken or f"{type(error).__name__} while tracing {func}: {error}"
+        try:
+            result = func(*args, **kwargs)
+        except BaseException as error:
+            if op is not None:
+                op.error = error
+            raise
+        if op is not None:
+            try:
+                self._after(op, args, result)
+            except Exception as error:
+                self.broken = self.broken or f"{type(error).__name__} while tracing {func}: {error}"
+        return result
+
+    def _before(self, func: Any, args: Any, kwargs: dict[str, Any], number: int) -> Op:
+        graph = self.graph
+        index = len(graph.ops)
+        node = torch._C._current_autograd_node()
+        site = live_site(_FLOOR, 4)
+        # user code that runs inside the engine with gradients on is a recomputed forward pass (checkpointing)
+        backward = node is not None and not (site is not None and torch.is_grad_enabled())
+        name = func.overloadpacket.__name__ if hasattr(func, "overloadpacket") else str(func)
+        sources, scalars = self._arguments(func, name, args, kwargs, site)
+        made = number - 1 if number > self._last_node else -1
+        op = Op(
+            index=index,
+            name=str(func),
+            sources=sources,
+            scalars=scalars,
+            site=site or (self.entry.site if self.entry else None),
+            module=self.modules[-1] if self.modules else "",
+            in_module=bool(self.modules),
+            backward=backward,
+            node=node._sequence_nr() if backward and node is not None else made,
+            call=self.calls.name,
+            entry=self.entry.number if self.entry else -1,
+            kind=self.entry.kind if self.entry else "",
+        )
+        for fresh in range(self._last_node, number):
+            graph.node_maker[fresh] = index
+        self._last_node = max(number, self._last_node)
+        graph.ops.append(op)
+        if index in self.keep:
+            self._keep_inputs(index, func, args, kwargs)
+        return op
+
+    def _arguments(
+        self, func: Any, name: str, args: Any, kwargs: dict[str, Any], site: Site | None
+    ) -> tuple[list[Source], dict[str, Any]]:
+        sources: list[Source] = []
+        scalars: dict[str, Any] = {}
+        overwrites = name in _OVERWRITES
+        for key, value in named_arguments(func, args, kwargs):
+            if isinstance(value, torch.Tensor):
+                if not (overwrites and key == "self") and key != "out":
+                    sources.append(self._source(key, value, site))
+            elif isinstance(value, list | tuple) and any(isinstance(v, torch.Tensor) for v in value):
+                sources += [self._source(f"{key}[{i}]", v, site) for i, v in enumerate(value) if isinstance(v, torch.Tensor)]
+            else:
+                scalars[key] = value
+        return sources, scalars
+
+    def _source(self, name: str, tensor: torch.Tensor, site: Site | None) -> Source:
+        maker = self._maker(tensor, site)
+        made = self.graph.ops[maker] if maker >= 0 else self.graph.leaves[-1 - maker]
+        if not made.damage or not (tensor.is_floating_point() or tensor.is_complex()):
+            return Source(name, maker)
+        damage = damage_of(tensor)  # a view may have missed the bad part
+        return Source(name, maker, damage, made.colour if damage else Colour.CLEAN)
+
+    def _maker(self, tensor: torch.Tensor, site: Site | None) -> int:
+        key = storage_key(tensor)
+        known = self._writers.get(key)
+        if known is not None:
+            return known[1]
+        role, name = self.roles.get(key, ("constant", ""))
+        outer = self.entry.site if self.entry else None
+        used_at = outer if role == "input" and outer else site or outer  # an input is handed in by the loop
+        leaf = Leaf(tensor, role, name, used_at=used_at, first_use=len(self.graph.ops))
+        leaf.damage = damage_of(tensor)
+        if leaf.damage:
+            intended = is_mask_like(tensor) or (role in ("constant", "buffer") and not leaf.damage.nan)
+            leaf.colour = Colour.DELIBERATE if intended else Colour.DAMAGE
+        self.graph.leaves.append(leaf)
+        self._writers[key] = (tensor, -len(self.graph.leaves))
+        return -len(self.graph.leaves)
+
+    def _after(self, op: Op, args: Any, result: Any) -> None:
+        outputs = [t for t in (result if isinstance(result, list | tuple) else [result]) if isinstance(t, torch.Tensor)]
+        if not outputs and args:  # in-place list operations return nothing
+            first = args[0]
+            outputs = [t for t in (first if isinstance(first, list | tuple) else [first]) if isinstance(t, torch.Tensor)]
+        name = op.name.removeprefix("aten.").split(".")[0]
+        for tensor in outputs:
+            op.damage = op.damage | damage_of(tensor)
+        if outputs:
+            op.shape, op.dtype = tuple(outputs[0].shape), str(outputs[0].dtype).removeprefix("torch.")
+        if op.damage:
+            op.colour = self._colour(op, name, args)
+        for tensor in outputs:
+            self._writers[storage_key(tensor)] = (weak_storage(tensor), op.index)
+        if op.index in self.keep and outputs:
+            self._keep_output(op.index, outputs)
+
+    def _colour(self, op: Op, name: str, args: Any) -> Colour:
+        worst = max((s.colour for s in op.sources), default=Colour.CLEAN)
+        if name in _UNWRITTEN:
+            return Colour.UNWRITTEN
+        if worst is Colour.DAMAGE:
+            return Colour.DAMAGE
+        if worst is Colour.UNWRITTEN:
+            return Colour.UNWRITTEN
+        if worst is Colour.DELIBERATE:
+            spread = not op.damage.nan or any(s.damage.nan for s in op.sources)
+            return Colour.DELIBERATE if spread else Colour.DAMAGE
+        if (name in _FILLS and not op.backward) or _written_infinity(op):
+            return Colour.DELIBERATE
+        if name in _LOGS and not op.damage.nan and self._of_a_mask(op, args[0]):
+            return Colour.DELIBERATE
+        return Colour.DAMAGE
+
+    def _of_a_mask(self, op: Op, argument: torch.Tensor) -> bool:
+        """Whether the argument of a logarithm is a 0/1 mask: by its values and by where it came from."""
+        if not op.sources or not bool(((argument == 0) | (argument == 1)).all()):
+            return False
+        made = self.graph.maker(op.sources[0])
+        if isinstance(made, Leaf):
+            return made.role in ("input", "buffer", "constant")
+        return made.name.split(".")[1] in ("_to_copy", "tril", "triu", "ones", "zeros", "eq", "ne", "lt", "le", "gt", "ge")
+
+    def _keep_inputs(self, index: int, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        kept: dict[str, torch.Tensor] = {}
+        for key, value in named_arguments(func, args, kwargs):
+            items = {key: value} if isinstance(value, torch.Tensor) else {}
+            if isinstance(value, list | tuple):
+                items = {f"{key}[{i}]": v for i, v in enumerate(value) if isinstance(v, torch.Tensor)}
+            for name, tensor in items.items():
+                copy = self._copy(tensor)
+                if copy is not None:
+                    kept[name] = copy
+        self.kept_inputs[index] = kept
+
+    def _keep_output(self, index: int, outputs: list[torch.Tensor]) -> None:
+        worst = next((t for t in outputs if damage_of(t)), outputs[0])
+        copy = self._copy(worst)
+        if copy is not None:
+            self.kept_output[index] = copy
+
+    def _copy(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        size = tensor.numel() * tensor.element_size()
+        if size > self.budget:
+            return None
+        self.budget -= size
+        return tensor.detach().clone()
+
+
+class CallTracker(TorchFunctionMode):
+    """Knows which Python-level torch function is running, and can put another in its place at one site."""
+
+    def __init__(self, tracer: Tracer | None, swap: Callable[[Any, Site | None, Any, Any], Any] | None = None) -> None:
+        super().__init__()
+        self.tracer = tracer
+        self.name = ""
+        self.swap = swap
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        outer, self.name = self.name, _readable(func)
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            self.name = outer
+
+
+def _readable(func: Any) -> str:
+    """Name a Python-level torch function: `torch.nn.functional.normalize`, `Tensor.log`."""
+    name = getattr(func, "__name__", "") or str(func)
+    if name == "__get__":
+        return "Tensor." + str(getattr(getattr(func, "__self__", None), "__name__", name))
+    home = getattr(func, "__module__", None)
+    if home and home != "torch._C":
+        return f"{home}.{name}"
+    return f"Tensor.{name}" if hasattr(torch.Tensor, name) else f"torch.{name}"
+
+
+def _written_infinity(op: Op) -> bool:
+    """Whether an infinity stands among the operation's own numbers (`x + float("-inf")`)."""
+    return any(isinstance(v, float) and v in (float("inf"), float("-inf")) for v in op.scalars.values())
+
+
+def named_arguments(func: Any, args: Any, kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Pair an operator's arguments with their names in its schema."""
+    schema = getattr(func, "_schema", None)
+    names = [a.name for a in schema.arguments] if schema is not None else []
+    named = [(names[i] if i < len(names) else f"arg{i}", a) for i, a in enumerate(args)]
+    return named + list(kwargs.items())
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """Identify the memory a tensor lives in; views share it."""
+    if tensor.layout is torch.sparse_coo:
+        tensor = tensor._values()
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (RuntimeError, NotImplementedError):
+        return id(tensor)
+
+
+def weak_storage(tensor: torch.Tensor) -> object:
+    """Hold a storage weakly: its memory can be freed, its identity cannot be reused."""
+    try:
+        return torch.multiprocessing.reductions.StorageWeakRef(tensor.untyped_storage())
+    except (RuntimeError, NotImplementedError):
+        return weakref.ref(tensor)
+
+
+def roles_of(
+    entries: list[Entry], roots: list[torch.nn.Module], leaves_: dict[int, tuple[str, str]] | None = None
+) -> dict[int, tuple[str, str]]:
+    """Name the memory a step starts from: parameters, buffers, and what was handed in from outside."""
+    roles: dict[int, tuple[str, str]] = {}
+    for entry in entries:
+        for leaf in leaves((entry.args, entry.kwargs)):
+            if isinstance(leaf, Outside):
+                role = "parameter" if leaf.tensor.requires_grad and leaf.tensor.is_leaf else "input"
+                for tensor in (leaf.tensor, leaf.value()):
+                    roles.setdefault(storage_key(tensor), (role, ""))
+            else:
+                for tensor in _object_tensors(leaf):
+                    roles.setdefault(storage_key(tensor), ("input", ""))
+    for root in roots:
+        for name, buffer in root.named_buffers():
+            roles[storage_key(buffer)] = ("buffer", name)
+        for name, parameter in root.named_parameters():
+            roles[storage_key(parameter)] = ("parameter", name)
+    roles.update(leaves_ or {})
+    return roles
+
+
+def _object_tensors(value: object) -> list[torch.Tensor]:
+    if isinstance(value, torch.nn.Module) or not hasattr(value, "__dict__") or callable(value):
+        return []
+    return [v for v in vars(value).values() if isinstance(v, torch.Tensor)]
+

@@ -1,0 +1,87 @@
+"""The cheap questions asked at every step, and the exact ones asked when a cheap one fails."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+
+from whynan.tripwire.values import CLEAN, Damage, damage_of, parts
+
+
+def gradients(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the dense gradients that exist (the values of sparse ones)."""
+    return [part for p in parameters if p.grad is not None for part in parts(p.grad)]
+
+
+def total_norm(tensors: list[torch.Tensor]) -> torch.Tensor | None:
+    """Return the norm over all tensors, on their device, without reading it.
+
+    Cost: one fused pass over the gradients.
+    """
+    usable = [t.detach() for t in tensors if t.numel() and (t.is_floating_point() or t.is_complex())]
+    if not usable:
+        return None
+    device = usable[0].device
+    norms: list[torch.Tensor] = []
+    for group in _by_kind(usable):
+        norms += torch._foreach_norm(group)
+    return torch.linalg.vector_norm(torch.stack([n.to(device, torch.float32) for n in norms]))
+
+
+def _by_kind(tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+    first = tensors[0]
+    if all(t.dtype is first.dtype and t.device == first.device for t in tensors):
+        return [tensors]
+    groups: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    return list(groups.values())
+
+
+def nonfinite(named: Iterable[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor, Damage]]:
+    """Return the tensors that really hold a non-finite value. A norm that overflowed is not one."""
+    found = []
+    with torch.no_grad():
+        for name, tensor in named:
+            damage = damage_of(tensor.detach())
+            if damage:
+                found.append((name, tensor, damage))
+    return found
+
+
+def scalar_damage(value: float) -> Damage:
+    """Say what is wrong with a number."""
+    if math.isfinite(value):
+        return CLEAN
+    return Damage(nan=math.isnan(value), posinf=value == math.inf, neginf=value == -math.inf)
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer) -> Iterable[tuple[str, torch.Tensor]]:
+    """Yield the floating-point tensors of an optimizer's state with readable names."""
+    for number, state in enumerate(optimizer.state.values()):
+        if isinstance(state, dict):
+            for key, value in state.items():
+                if isinstance(value, torch.Tensor) and value.is_floating_point():
+                    yield f"{key} of parameter {number}", value
+
+
+KNOWN_SAFE = frozenset({"SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "RMSprop", "Adadelta", "ASGD", "SparseAdam", "Muon", "Rprop"})
+
+
+def may_break(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether this optimizer can make non-finite weights of finite gradients.
+
+    torch's own optimizers cannot in float32 with a sane eps; half-precision weights, an eps that vanishes, and
+    optimizers we do not know get a copy of the state before each step and a look after it.
+    """
+    if not type(optimizer).__module__.startswith("torch.optim") or type(optimizer).__name__ not in KNOWN_SAFE:
+        return True
+    for group in optimizer.param_groups:
+        eps = group.get("eps")
+        if isinstance(eps, int | float) and eps < 1e-30:
+            return True
+        if any(p.dtype in (torch.float16, torch.bfloat16) and p.requires_grad for p in group["params"]):
+            return True
+    return False

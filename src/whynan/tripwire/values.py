@@ -1,0 +1,135 @@
+"""Look at tensors of every kind: is it finite, what is in it, which rows are bad."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from whynan.records import TensorStats
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Which kinds of non-finite values a tensor holds."""
+
+    nan: bool = False
+    posinf: bool = False
+    neginf: bool = False
+
+    def __bool__(self) -> bool:
+        return self.nan or self.posinf or self.neginf
+
+    def __or__(self, other: Damage) -> Damage:
+        return Damage(self.nan or other.nan, self.posinf or other.posinf, self.neginf or other.neginf)
+
+    @property
+    def kind(self) -> str:
+        """The worse of the two: nan, else inf."""
+        return "nan" if self.nan else "inf"
+
+
+CLEAN = Damage()
+
+
+def parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return the plain dense tensors a tensor consists of: itself, or what a subclass or sparse layout holds."""
+    if tensor.layout is not torch.strided:
+        return parts(tensor._values() if tensor.layout is torch.sparse_coo else tensor.values())
+    if tensor.is_quantized:
+        return []  # integers: always finite
+    if type(tensor) in _PLAIN:
+        return [tensor]
+    if hasattr(tensor, "__tensor_flatten__"):
+        names, _ = tensor.__tensor_flatten__()
+        return [p for name in names for p in parts(getattr(tensor, name))]
+    return [tensor.as_subclass(torch.Tensor)]
+
+
+def damage_of(tensor: torch.Tensor) -> Damage:
+    """Say which non-finite values a tensor holds; what cannot be looked into counts as finite.
+
+    Cost: one reduction, three more where something is wrong.
+    """
+    found = CLEAN
+    try:
+        for part in parts(tensor):
+            if part.numel() and (part.is_floating_point() or part.is_complex()) and part.device.type != "meta":
+                found = found | _damage_of_plain(part)
+    except (RuntimeError, NotImplementedError, TypeError):
+        return CLEAN
+    return found
+
+
+def _damage_of_plain(tensor: torch.Tensor) -> Damage:
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    if tensor.element_size() == 1:  # float8 has no arithmetic
+        tensor = tensor.to(torch.float32)
+    if looks_finite(tensor):
+        return CLEAN
+    return Damage(
+        bool(torch.isnan(tensor).any()),
+        bool((tensor == torch.inf).any()),
+        bool((tensor == -torch.inf).any()),
+    )
+
+
+def looks_finite(tensor: torch.Tensor) -> bool:
+    """One fast pass: True means certainly finite (a plain sum is 20 to 40 times faster than `isfinite` on the CPU)."""
+    if tensor.device.type == "cpu":
+        low = tensor.dtype in (torch.float16, torch.bfloat16)
+        total = tensor.sum(dtype=torch.float32 if low else None)
+    else:
+        total = torch.linalg.vector_norm(tensor.detach(), torch.inf)
+    return bool(torch.isfinite(total))
+
+
+def stats(name: str, tensor: torch.Tensor) -> TensorStats:
+    """Summarise a tensor."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    shape = tuple(tensor.shape)
+    try:
+        flat = torch.cat([p.detach().flatten() for p in parts(tensor)])
+    except (RuntimeError, NotImplementedError):
+        return TensorStats(name, dtype, shape)
+    if flat.is_complex():
+        flat = torch.view_as_real(flat.resolve_conj()).flatten()
+    if not flat.numel():
+        return TensorStats(name, dtype, shape)
+    if not flat.is_floating_point():
+        wide = flat.to(torch.int64)
+        return TensorStats(name, dtype, shape, zeros=int((wide == 0).sum()), min=float(wide.min()), max=float(wide.max()))
+    wide = flat.to(torch.float32) if flat.element_size() < 4 else flat
+    finite = wide[torch.isfinite(wide)]
+    return TensorStats(
+        name,
+        dtype,
+        shape,
+        nan=int(torch.isnan(wide).sum()),
+        posinf=int((wide == torch.inf).sum()),
+        neginf=int((wide == -torch.inf).sum()),
+        zeros=int((wide == 0).sum()),
+        min=float(finite.min()) if finite.numel() else None,
+        max=float(finite.max()) if finite.numel() else None,
+    )
+
+
+def bad_rows(tensor: torch.Tensor, limit: int = 64) -> list[int]:
+    """Return the indices along the first dimension that hold a non-finite value."""
+    if tensor.dim() == 0 or not (tensor.is_floating_point() or tensor.is_complex()):
+        return []
+    bad = ~torch.isfinite(tensor.detach())
+    rows = bad.flatten(1).any(1) if tensor.dim() > 1 else bad
+    return [int(i) for i in rows.nonzero()[:limit, 0]]
+
+
+def is_mask_like(tensor: torch.Tensor) -> bool:
+    """Whether a tensor with infinities is a mask by its values: -inf and one other value, no NaN, no +inf."""
+    seen = damage_of(tensor)
+    if seen.nan or seen.posinf or not seen.neginf:
+        return False
+    finite = tensor[torch.isfinite(tensor)]
+    return finite.numel() == 0 or bool((finite == finite.flatten()[0]).all())
