@@ -17,6 +17,7 @@ from whynan.records import Incident, Symptom
 from whynan.trace.birth import Birth
 from whynan.trace.locate import Targets, locate
 from whynan.trace.tracer import storage_key
+from whynan.tripwire.values import damage_of
 
 
 @dataclass(slots=True)
@@ -31,6 +32,7 @@ class Case:
     scaler: Any = None
     history: list[dict[str, float]] = field(default_factory=list)
     site: Site | None = None
+    made_at: Site | None = None
     rank: int = 0
 
 
@@ -40,7 +42,7 @@ def diagnose(case: Case) -> Incident:
     birth: Birth | None = None
     trouble = ""
     try:
-        birth = locate(case.program, targets, _state_roles(case))
+        birth = locate(case.program, targets, _state_roles(case), _suspects(case))
     except (MemoryError, torch.OutOfMemoryError):
         trouble = "there was too little memory to replay the step"
     scene = Scene(
@@ -56,6 +58,7 @@ def diagnose(case: Case) -> Incident:
         site=case.site,
         compiled=any(is_compiled(e.fn) for e in case.program.entries),
         trouble=trouble or case.program.inexact(),
+        made_at=case.made_at,
     )
     origin, cause, remedies, experiments = judge(scene)
     return Incident(
@@ -104,6 +107,14 @@ def _targets(case: Case) -> Targets:
         "exception": losses,
     }
     return chosen[place]
+
+
+def _suspects(case: Case) -> frozenset[int]:
+    """The weights that are known to be bad before the step."""
+    if case.symptom.place != "parameter":
+        return frozenset()
+    weights = [p for root in case.program.roots for p in root.parameters()]
+    return frozenset(storage_key(p) for p in weights if damage_of(p.detach()))
 
 
 def _state_roles(case: Case) -> dict[int, tuple[str, str]]:

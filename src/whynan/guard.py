@@ -18,7 +18,7 @@ import torch
 from whynan.capsule.intercept import Interception
 from whynan.capsule.recorder import Recorder
 from whynan.capsule.replay import Program
-from whynan.capsule.sites import take_site
+from whynan.capsule.sites import Site, take_site
 from whynan.capsule.tape import Entry, Outside, Slot, leaves, tensors_of
 from whynan.diagnosis import Case, diagnose
 from whynan.errors import TrainingStopped
@@ -77,6 +77,8 @@ class Guard:
         self._applied = 0
         self._open = False
         self._window_start = 0
+        self._stepped_at: Site | None = None
+        self._made_at: dict[int, Site | None] = {}
 
     # -- life ---------------------------------------------------------------------------------------------------
 
@@ -98,7 +100,7 @@ class Guard:
         try:
             self._settle_late()
             if self.window.symptom is not None and not self.window.told:
-                self._report(act=False)
+                self._report()
         except TrainingStopped:
             pass
         except Exception as error:
@@ -139,6 +141,7 @@ class Guard:
     def optimizer_made(self, optimizer: torch.optim.Optimizer) -> None:
         """A new optimizer: everything recorded so far was setup, not a step."""
         self.optimizers.append(optimizer)
+        self._made_at[id(optimizer)] = take_site(2)
         self._unchecked.append(optimizer)
         self.recorder.tape.clear()
 
@@ -149,8 +152,8 @@ class Guard:
     def zeroed(self, owner: Any) -> None:
         """Gradients are about to be dropped; a pending symptom that was never stepped on is told now."""
         window = self.window
-        if window.symptom is not None and not window.told and window.backwards == 0:
-            self._guarded(lambda: self._report(act=False))
+        if window.symptom is not None and not window.told and window.backwards:
+            self._guarded(self._turned_away)
         if self.recorder.tape.entries:
             tensors = owner.parameters() if isinstance(owner, torch.nn.Module) else _parameters(owner)
             entry = self.recorder.note("zero", functools.partial(_drop_gradients, list(tensors)))
@@ -168,6 +171,9 @@ class Guard:
         try:
             if not self.optimizers and window.backwards:
                 self._next_step(applied=True)
+                window = self.window
+            if window.entry < 0 and not self._same_loss(tensors):
+                self._turned_away()
                 window = self.window
             entry = self.recorder.note("backward", call, args, kwargs)
             self.recorder.tape.add(entry, None)
@@ -193,6 +199,16 @@ class Guard:
         self._guarded(lambda: self._check_derivative(args[0] if args else kwargs.get("outputs"), result))
         return result
 
+    def derived(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        """A gradient made by `torch.func`: in programs without optimizers it is what the update is made of."""
+        if self.optimizers:
+            return self.recorder.opaque("call", call, call, args, kwargs)
+        if self.window.backwards:
+            self._guarded(lambda: self._next_step(applied=True))
+        result = self.recorder.opaque("derivative", call, call, args, kwargs)
+        self._guarded(lambda: self._check_derivative((), result))
+        return result
+
     def clip(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         """The user clips: the norm is there for nothing."""
         parameters = args[0] if args else kwargs.get("parameters")
@@ -207,11 +223,16 @@ class Guard:
         if isinstance(norm, torch.Tensor) and (self.window.norm is None or not self.window.clipped):
             self.window.norm = norm.detach()
             self.window.clipped = frozenset(map(id, parameters))
+            if norm.device.type == "cpu" and self.window.symptom is None and not math.isfinite(float(norm)):
+                bad = nonfinite((n, p.grad) for n, p in self._names_of(parameters) if p.grad is not None)
+                if bad:
+                    self._see(Symptom("gradient", bad[0][2].kind, bad[0][0], _others(bad)))
         return norm
 
     def step(self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> Any:
         """The user updates the weights: the last moment to stop it."""
         closure = args[0] if args else kwargs.get("closure")
+        self._stepped_at = take_site(2)
         if closure is not None:
             return self._step_with_closure(call, optimizer, closure, args, kwargs)
         if not self._allowed(optimizer):
@@ -253,27 +274,41 @@ class Guard:
         count, applied = self.step_count, self._applied
         if window.symptom is None:
             window.norm, window.clipped = None, frozenset(id(p) for p in _parameters(optimizer))
-        site = take_site(2)
+        self._stepped_at = take_site(2)
         result = recorder.suspended(_Resuming(self, call), scaler, optimizer, *args, **kwargs)
         if self._applied > applied:
             self._overflows = 0
             return result
         if self.step_count > count:
             return result
-        self._guarded(lambda: self._scaler_skipped(scaler, optimizer, site))
+        self._guarded(lambda: self._scaler_skipped(scaler, optimizer))
         return result
 
-    def _scaler_skipped(self, scaler: Any, optimizer: Any, site: Any) -> None:
+    def _scaler_skipped(self, scaler: Any, optimizer: Any) -> None:
         self._overflows += 1
         window = self.window
         if window.symptom is None and self._overflows in (4, 12) and not window.told:
             bad = nonfinite((n, g) for n, g in self._named_gradients(optimizer))
-            if bad:
-                collapse = self._overflows >= 12
+            collapse = self._overflows >= 12
+            if bad and (collapse or self._bad_without_scale(scaler, optimizer)):
                 self._see(Symptom("scaler" if collapse else "gradient", bad[0][2].kind, bad[0][0], f"{self._overflows} steps skipped in a row"))
         if window.symptom is not None and not window.told:
             self._act(optimizer, scaler)
         self._next_step(applied=False)
+
+    def _bad_without_scale(self, scaler: Any, optimizer: Any) -> bool:
+        """Replay the step with a scale of 1: an overflow goes away or moves, a fault of the program stays a fault."""
+        scale = scaler._scale
+        if scale is None:
+            return False
+        with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(scale):
+            before = scale.clone()
+            scale.fill_(1.0)
+            try:
+                incident = diagnose(self._case(Symptom("gradient", "nan", "gradient"), optimizer, scaler))
+            finally:
+                scale.copy_(before)
+        return incident.cause.code not in ("WN503", "WN202", "WN203", "WN606", "WN802", "WN901")
 
     # -- noticing -----------------------------------------------------------------------------------------------
 
@@ -287,7 +322,7 @@ class Guard:
             if loss.device.type != "cpu":
                 continue  # looked at on the device, later
             damage = damage_of(loss)
-            if damage and window.symptom is None:
+            if damage and (window.symptom is None or window.entry < 0):
                 self._see(Symptom("loss", damage.kind, "loss"), entry)
 
     def _see(self, symptom: Symptom, entry: Entry | None = None) -> None:
@@ -427,7 +462,18 @@ class Guard:
                 state.rewind()
         return taken
 
-    def _report(self, act: bool) -> None:
+    def _same_loss(self, tensors: Any) -> bool:
+        slots = [self.recorder.tape.slot_of(t) for t in tensors_of(tensors)]
+        return any(s is not None and s.entry >= -self.window.entry for s in slots)
+
+    def _turned_away(self) -> None:
+        """The program saw the bad value itself and left the step: tell it, and begin anew."""
+        self._report()
+        self.step_count += 1
+        self.window = Window()
+        self._window_start = self.recorder.tape.number()
+
+    def _report(self) -> None:
         """Diagnose and tell without touching anything: the program has already turned away from this step."""
         symptom = self.window.symptom
         assert symptom is not None
@@ -443,7 +489,7 @@ class Guard:
             return
         try:
             if window.symptom is not None and not window.told:
-                self._report(act=False)
+                self._report()
             elif failed is not None and isinstance(error, IndexError | RuntimeError | ValueError):
                 self.recorder.tape.entries[failed.number] = failed
                 self._see(Symptom("exception", type(error).__name__, str(error).splitlines()[0] if str(error) else ""), failed)
@@ -458,13 +504,17 @@ class Guard:
         return Case(
             step=self.step_count,
             symptom=symptom,
-            program=Program(self.recorder, entries, self._leaves()),
+            program=Program(self.recorder, entries, self._leaves(), self._undo(entries, optimizer)),
             optimizers=self.optimizers,
             optimizer=optimizer,
             scaler=scaler,
             history=self.journal.history(),
-            site=take_site(2),
+            site=self._stepped_at,
+            made_at=self._made_at.get(id(optimizer)),
         )
+
+    def _undo(self, entries: list[Entry], optimizer: Any) -> Callable[[], Snapshot] | None:
+        return functools.partial(Snapshot, optimizer) if any(e.kind == "optimizer" for e in entries) else None
 
     def _entries_for(self, symptom: Symptom) -> list[Entry]:
         tape = self.recorder.tape
@@ -488,7 +538,7 @@ class Guard:
         taken = ""
         if before is not None:
             try:
-                bad = nonfinite(self._named_parameters(optimizer)) or nonfinite(optimizer_state(optimizer))
+                bad = nonfinite(self._names_of(_parameters(optimizer))) or nonfinite(optimizer_state(optimizer))
                 if bad:
                     self._see(Symptom("parameter", bad[0][2].kind, bad[0][0], _others(bad)))
                     taken = self._undo_update(optimizer, before)
@@ -551,13 +601,13 @@ class Guard:
                     found[id(leaf.tensor)] = leaf.tensor
         return list(found.values())
 
-    def _named_parameters(self, optimizer: torch.optim.Optimizer) -> Iterable[tuple[str, torch.Tensor]]:
+    def _names_of(self, parameters: list[torch.Tensor]) -> Iterable[tuple[str, torch.Tensor]]:
         names = {id(p): n for root in self.recorder.roots() for n, p in root.named_parameters()}
-        for number, parameter in enumerate(_parameters(optimizer)):
+        for number, parameter in enumerate(parameters):
             yield names.get(id(parameter), f"parameter {number} {_shape(parameter)}"), parameter
 
     def _named_gradients(self, optimizer: torch.optim.Optimizer) -> Iterable[tuple[str, torch.Tensor]]:
-        for name, parameter in self._named_parameters(optimizer):
+        for name, parameter in self._names_of(_parameters(optimizer)):
             if parameter.grad is not None:
                 yield name, parameter.grad
 

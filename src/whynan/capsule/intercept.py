@@ -25,6 +25,7 @@ class Doors(Protocol):
 
     def backward(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any: ...
     def grad(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any: ...
+    def derived(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any: ...
     def clip(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any: ...
     def step(self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> Any: ...
     def zeroed(self, owner: Any) -> None: ...
@@ -237,17 +238,22 @@ class Interception:
     def _transform(self, recorder: Recorder, owner: Any, name: str) -> None:
         original = getattr(owner, name)
         immediate = name in ("vjp", "jvp")
+        doors = self.doors
 
         @functools.wraps(original)
         def transform(*args: Any, **kwargs: Any) -> Any:
             if immediate:
                 return recorder.opaque("call", original, original, args, kwargs) if recorder.here else original(*args, **kwargs)
             made = original(*args, **kwargs)
+            derives = name != "vmap" or getattr(args[0] if args else None, "_whynan_derives", False)
 
             @functools.wraps(made)
             def call(*inner: Any, **named: Any) -> Any:
-                return recorder.opaque("call", made, made, inner, named) if recorder.here else made(*inner, **named)
+                if not recorder.here:
+                    return made(*inner, **named)
+                return doors.derived(made, inner, named) if derives else recorder.opaque("call", made, made, inner, named)
 
+            call._whynan_derives = derives  # type: ignore[attr-defined]
             return call
 
         self.replace(owner, name, transform)

@@ -29,6 +29,7 @@ _autocast_on = torch._C._is_any_autocast_enabled
 
 
 _EMPTY = (torch.empty, torch.empty_like, torch.Tensor.new_empty)
+_JOINS = (torch.cat, torch.stack, torch.concat, torch.vstack, torch.hstack, torch.Tensor.clone, torch.Tensor.to)
 
 
 class Sort(IntEnum):
@@ -139,9 +140,12 @@ class Recorder(TorchFunctionMode):
     def _loose_call(self, func: Callable[..., Any], sort: Sort, args: Any, kwargs: dict[str, Any]) -> Any:
         entry: Entry | None = None
         try:
-            if sort is Sort.WRITE and args and isinstance(args[0], torch.Tensor) and not self._may_write(args[0]):
+            writes = sort is Sort.WRITE and args and isinstance(args[0], torch.Tensor)
+            if writes and not self.seen_write(args[0]):
                 return args[0]
             entry = self._entry("call", func, args, kwargs)
+            if writes:
+                self.tape.about_to_change(args[0])
             if sort is Sort.RANDOM:
                 entry.rng = take_rng()
         except Exception as error:
@@ -169,18 +173,16 @@ class Recorder(TorchFunctionMode):
             entry.kind = "grad"
             self.tape.add(entry, result)
         else:
-            if isinstance(result, torch.Tensor) and entry.fn in _EMPTY and len(self._unwritten) < 100_000:
+            if isinstance(result, torch.Tensor) and (entry.fn in _EMPTY or (entry.fn in _JOINS and self._joins_unwritten(args))):
                 self._unwritten[result.untyped_storage()._cdata] = StorageWeakRef(result.untyped_storage())
             self.tape.add(entry, result)
+
+    def _joins_unwritten(self, args: Any) -> bool:
+        return any(t._version == 0 and self.is_unwritten(t) for t in tensors_of(args) if type(t) is torch.Tensor)
 
     def is_unwritten(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor's memory came from `torch.empty` while we watched."""
         return tensor.untyped_storage()._cdata in self._unwritten
-
-    def _may_write(self, target: torch.Tensor) -> bool:
-        if self.tape.slot_of(target) is None:
-            self.tape.about_to_change(target)
-        return self.seen_write(target)
 
     def _entry(self, kind: str, fn: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Entry:
         return Entry(

@@ -5,8 +5,8 @@ The player runs in the thread that asks, with the backward pass on the same thre
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -35,9 +35,16 @@ class Run:
     error: BaseException | None = None
     failed_at: Entry | None = None
 
-    def get(self, ref: Slot | Inner | Outside) -> torch.Tensor | None:
-        """Return the replayed tensor, or the outside one itself."""
-        return ref.tensor if isinstance(ref, Outside) else self.made.get(ref)
+    copies: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def outside(self, kept: Outside) -> torch.Tensor:
+        """Return an outside tensor's value from when the step read it; one that the step writes to as a copy."""
+        value = kept.value()
+        if not kept.written or value.requires_grad:
+            return value
+        if id(kept) not in self.copies:
+            self.copies[id(kept)] = value.detach().clone()
+        return self.copies[id(kept)]
 
 
 class Program:
@@ -51,10 +58,12 @@ class Program:
         recorder: Recorder,
         entries: list[Entry],
         leaves_: list[torch.Tensor],
+        undo: Callable[[], AbstractContextManager[object]] | None = None,
     ) -> None:
         self.recorder = recorder
         self.entries = entries
         self.leaves = leaves_
+        self.undo = undo  # for an optimizer's step: keeps gradients in place and takes the update back
         self.roots = list({id(e.fn): e.fn for e in entries if isinstance(e.fn, torch.nn.Module)}.values())
         self.roots += [r for r in recorder.roots() if all(r is not x for x in self.roots)]
         self._rewound = [s for root, s in recorder.states.values() if any(root is r for r in self.roots)]
@@ -77,7 +86,9 @@ class Program:
     def still(self) -> Iterator[None]:
         """Hold everything that a replay could disturb, starting from the state at the beginning of the step."""
         recorder = self.recorder
-        with Stasis(self.roots, self.leaves), torch.autograd.set_multithreading_enabled(False):
+        held = [] if self.undo is not None else self.leaves
+        undo = self.undo() if self.undo is not None else nullcontext()
+        with Stasis(self.roots, held), undo, torch.autograd.set_multithreading_enabled(False):
             for state in self._rewound:
                 state.replay_from()
             recorder.inside += 1
@@ -113,7 +124,7 @@ class Program:
             if isinstance(kept, Slot | Inner):
                 return run.made[kept]
             if isinstance(kept, Outside):
-                return kept.value()
+                return run.outside(kept)
             if isinstance(kept, Rebuild):
                 return kept.build(get)
             if type(kept) is list or type(kept) is tuple:
@@ -123,11 +134,10 @@ class Program:
             return kept
 
         args = [get(a) for a in entry.args]
-        if entry.kind == "write" and entry.args and isinstance(entry.args[0], Outside):
-            args[0] = args[0].detach().clone()
         kwargs = {k: get(v) for k, v in entry.kwargs.items()}
         if entry.kind in ("backward", "derivative"):
-            run.losses.extend(tensors_of(args[0] if args else kwargs.get("tensors", kwargs.get("outputs"))))
+            given = args[0] if args else kwargs.get("tensors", kwargs.get("outputs"))
+            run.losses.extend(t for t in tensors_of(given) if t.requires_grad)
         if entry.rng is not None:
             put_rng(entry.rng)
         catcher = _Catcher(entry, run) if entry.wanted else nullcontext()
@@ -145,7 +155,40 @@ class Program:
 
 def call_entry(entry: Entry, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Make the entry's call. A frame of this function marks the lower end of the user's stack during a replay."""
+    if entry.kind == "backward" and hasattr(torch.autograd.graph, "_engine_run_backward"):
+        return engine_backward(*args, **kwargs)
+    if getattr(entry.fn, "__module__", "") == "torch.autograd" and getattr(entry.fn, "__name__", "") == "grad":
+        return engine_grad(entry.fn, *args, **kwargs)
     return eager(entry.fn)(*args, **kwargs)
+
+
+def engine_grad(grad: Callable[..., Any], outputs: Any, inputs: Any, grad_outputs: Any = None, retain_graph: bool | None = None,
+                create_graph: bool = False, **more: Any) -> Any:  # fmt: skip
+    """Do the same for `torch.autograd.grad` in its common form."""
+    plain = not (more.get("is_grads_batched") or more.get("materialize_grads") or more.get("only_inputs") is False)
+    ends = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs) if isinstance(inputs, tuple | list) else None
+    if not plain or ends is None or not hasattr(torch.autograd.graph, "_engine_run_backward"):
+        return grad(outputs, inputs, grad_outputs, retain_graph, create_graph, **more)
+    roots = (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
+    given = (grad_outputs,) if isinstance(grad_outputs, torch.Tensor) else tuple(grad_outputs) if grad_outputs is not None else (None,) * len(roots)
+    made = torch.autograd._make_grads(roots, given, is_grads_batched=False)
+    retain = create_graph if retain_graph is None else retain_graph
+    return torch.autograd.graph._engine_run_backward(
+        roots, made, retain, create_graph, ends, allow_unreachable=more.get("allow_unused") is True, accumulate_grad=False
+    )
+
+
+def engine_backward(
+    tensors: Any, grad_tensors: Any = None, retain_graph: bool | None = None, create_graph: bool = False, grad_variables: Any = None, inputs: Any = None
+) -> None:
+    """Do what `torch.autograd.backward` does, without taking function modes off: a recomputed forward pass must see them."""
+    roots = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
+    given = grad_tensors if grad_tensors is not None else grad_variables
+    grads = (given,) if isinstance(given, torch.Tensor) else tuple(given) if given is not None else (None,) * len(roots)
+    made = torch.autograd._make_grads(roots, grads, is_grads_batched=False)
+    ends = () if inputs is None else (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
+    retain = create_graph if retain_graph is None else retain_graph
+    torch.autograd.graph._engine_run_backward(roots, made, retain, create_graph, ends, allow_unreachable=True, accumulate_grad=True)
 
 
 def eager(fn: Any) -> Any:

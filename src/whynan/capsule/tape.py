@@ -50,6 +50,7 @@ class Outside:
     tensor: torch.Tensor
     version: int
     saved: torch.Tensor | None = None  # its value before the first change, where one was seen coming
+    written: bool = False  # the step itself writes to it, perhaps through a view: a replay works on a copy
 
     @property
     def changed(self) -> bool:
@@ -123,6 +124,7 @@ class Tape:
         self._next = 0
         self._slots: dict[int, tuple[weakref.ref[torch.Tensor], Slot]] = {}
         self._outside: dict[int, Outside] = {}
+        self._memory: dict[int, list[Outside]] = {}  # storage: the outside tensors that live in it
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.entries.values())
@@ -173,6 +175,7 @@ class Tape:
             return known
         outside = Outside(tensor, version_of(tensor))
         self._outside[id(tensor)] = outside
+        self._memory.setdefault(memory_of(tensor), []).append(outside)
         return outside
 
     def _inner(self, tensor: torch.Tensor) -> Inner | None:
@@ -187,13 +190,18 @@ class Tape:
         return None
 
     def about_to_change(self, tensor: torch.Tensor) -> None:
-        """Keep the value of an outside tensor that is about to be written in place, if it was read or is small."""
-        known = self._outside.get(id(tensor))
-        read = known is not None and known.tensor is tensor and known.saved is None and not known.changed
-        if tensor.numel() * tensor.element_size() <= (READ_LIMIT if read else WRITE_LIMIT) and not tensor.is_inference():
-            outside = known if read and known is not None else Outside(tensor, version_of(tensor))
-            outside.saved = tensor.detach().clone().requires_grad_(tensor.requires_grad and tensor.is_leaf)
-            self._outside[id(tensor)] = outside
+        """Keep the values of outside tensors whose memory is about to be written, if they were read or are small."""
+        if tensor.is_inference():
+            return
+        known = self._memory.get(memory_of(tensor), [])
+        for outside in known:
+            outside.written = True
+            if outside.saved is None and not outside.changed and _size(outside.tensor) <= READ_LIMIT:
+                outside.saved = _copy(outside.tensor)
+        if not known and self.slot_of(tensor) is None and _size(tensor) <= WRITE_LIMIT:
+            outside = self.refer(tensor)  # type: ignore[assignment]
+            if isinstance(outside, Outside):
+                outside.saved, outside.written = _copy(tensor), True
 
     def roll(self) -> None:
         """Begin a new step: forget everything that nothing alive depends on."""
@@ -207,6 +215,7 @@ class Tape:
         self.entries = {n: e for n, e in self.entries.items() if n in keep}
         self._slots = {i: (ref, slot) for i, (ref, slot) in self._slots.items() if slot.entry in keep}
         self._outside.clear()
+        self._memory.clear()
         self.unseen.clear()
         self.overflowed = False
 
@@ -215,6 +224,7 @@ class Tape:
         self.entries.clear()
         self._slots.clear()
         self._outside.clear()
+        self._memory.clear()
         self.unseen.clear()
         self.overflowed = False
 
@@ -244,6 +254,22 @@ class Tape:
 def _alive(ref: weakref.ref[torch.Tensor]) -> bool:
     tensor = ref()
     return tensor is not None and tensor.grad_fn is not None
+
+
+def memory_of(tensor: torch.Tensor) -> int:
+    """Identify the memory a tensor lives in."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (RuntimeError, NotImplementedError):
+        return id(tensor)
+
+
+def _size(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad and tensor.is_leaf)
 
 
 def dependencies(entry: Entry) -> Iterator[int]:

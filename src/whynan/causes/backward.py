@@ -90,15 +90,18 @@ def branch_not_taken(scene: Scene) -> Finding | None:
 
 def _selector(birth: Birth, forward: View) -> View | None:
     """Return the selecting operation that took the output of a forward operation."""
-    seen = 0
-    for consumer in consumers(birth, forward):
-        seen += 1
-        if consumer.name in SELECTS and consumer.name not in ("mul", "select", "slice"):
-            return consumer
-        if consumer.name == "mul" and _multiplies_by_mask(consumer, forward):
-            return consumer
-        if seen > 6:
-            break
+    level = [forward]
+    for _ in range(4):
+        following: list[View] = []
+        for view in level:
+            for consumer in list(consumers(birth, view))[:6]:
+                if consumer.name in SELECTS and consumer.name not in ("mul", "select", "slice"):
+                    return consumer
+                if consumer.name == "mul" and _multiplies_by_mask(consumer, view):
+                    return consumer
+                if consumer.name in ("mul", "add", "sub", "neg", "div", "rsub"):
+                    following.append(consumer)
+        level = following
     return None
 
 

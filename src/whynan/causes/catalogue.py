@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from whynan.causes.fixes import Fix
-from whynan.records import Experiment, Span, Symptom
+from whynan.records import Experiment, Remedy, Span, Symptom
 
 if TYPE_CHECKING:
     from whynan.capsule.replay import Program
@@ -42,6 +42,7 @@ class Scene:
     trouble: str = ""
     lab: Lab | None = None
     experiments: list[Experiment] = field(default_factory=list)
+    made_at: Site | None = None  # where the optimizer was constructed
 
     def tried(self, question: str, answer: str) -> None:
         """Write down an experiment."""
@@ -60,6 +61,8 @@ class Finding:
     backward: bool = False  # born in the forward pass, but only the gradient suffers
     site: Site | None = None  # another place than the birth's
     rows: list[int] = field(default_factory=list)
+    empty: bool = False  # the batch has nothing to teach: a remedy may leave it without gradient
+    remedies: list[Remedy] = field(default_factory=list)  # tried by the rule itself, elsewhere than at the birth
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,11 @@ def _argument(view: View) -> tuple[Any, int]:
     return view.input(index), index
 
 
+def birth_on_gradient(scene: Scene) -> bool:
+    """Whether the operation works on a gradient, which may rightly be 0."""
+    return scene.birth is not None and scene.birth.phase is Phase.OPTIMIZER
+
+
 @rule("WN101", "log-of-zero", "log of an exact zero", rank=60)
 def log_of_zero(scene: Scene) -> Finding | None:
     """A logarithm got an exact 0: its value is -inf and its slope infinite."""
@@ -138,7 +143,7 @@ def zero_over_zero(scene: Scene) -> Finding | None:
         Fix("keep the denominator away from 0", "{x}.clamp_min(1e-12)" if view.op.dtype != "float16" else "{x}.clamp_min(1e-4)", 1),
         *guarded("div", view.op.dtype),
     ]
-    return Finding("0 / 0 is nan" + (": a zero vector over its own norm" if norm else ""), evidence, fixes, from_spans(view, 1))
+    return Finding("0 / 0 is nan" + (": a zero vector over its own norm" if norm else ""), evidence, fixes, from_spans(view, 1), empty=birth_on_gradient(scene))
 
 
 @rule("WN103", "division-by-zero", "division by zero", rank=63)

@@ -30,6 +30,7 @@ class Fix:
     operand: int | None = None  # change only this operand; None: the whole expression
     safe: bool = False
     keyword: str = ""  # or: set this keyword argument to the template
+    leave_out: bool = False  # or: the same step without the bad samples
     inner: str = ""  # or: rewrite together with the call that made the first operand (softmax, sigmoid, sumsq)
 
     def text(self, expression: Expression) -> tuple[ast.AST, str] | None:
@@ -130,7 +131,7 @@ def _scope(torch: Any, operands: list[Any]) -> dict[str, Any]:
 
 def plain_name(func: Any) -> str:
     """Return a torch function's name as the source would say it: `Tensor.__rtruediv__` is `div`."""
-    name = getattr(func, "__name__", "").strip("_")
+    name = getattr(func, "__name__", "").strip("_").removeprefix("linalg_").removeprefix("special_")
     return _ALIASES.get(name, name)
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from whynan.causes.catalogue import Finding, Scene, rule
-from whynan.causes.fixes import Fix
+from whynan.causes.fixes import Fix, guarded
 from whynan.causes.reductions import _forward_view, written_spans
 from whynan.records import Phase
+
+if TYPE_CHECKING:
+    from whynan.trace.birth import View
 
 
 @rule("WN301", "inf-minus-inf", "infinity minus infinity", rank=41)
@@ -36,6 +41,8 @@ def zero_times_inf(scene: Scene) -> Finding | None:
     """A 0, often of a mask, is multiplied with an infinity: the product is NaN, not 0."""
     view = _forward_view(scene)
     birth = scene.birth
+    if view is not None and birth is not None and birth.phase is not Phase.BACKWARD and view.name in ("log", "log2", "log10", "exp"):
+        return _masked_on_the_same_line(scene)
     if view is None or birth is None or birth.phase is Phase.BACKWARD or view.name not in ("mul", "mm", "bmm", "addmm", "dot", "mv", "kl_div", "xlogy", "baddbmm", "addcmul"):
         return None
     if not birth.op or not birth.op.damage.nan or not any(s.damage for s in view.op.sources):
@@ -49,6 +56,7 @@ def zero_times_inf(scene: Scene) -> Finding | None:
     fixes = [Fix("select with where instead of multiplying by a mask", f"torch.where({zero} == 0, 0.0, {infinite})")]
     if not number_only:
         fixes.append(Fix("select with where instead of multiplying by a mask", f"torch.where({zero} == 0, torch.zeros_like({infinite}), {zero} * {infinite})"))
+        fixes.append(Fix("use a large finite number instead of the infinity", f"{zero} * {infinite}.clamp(-1e9, 1e9)"))
     return Finding("0 * inf is nan", [f"{count} products of 0 and an infinity"], fixes, written_spans(birth, "the infinity came from here"))
 
 
@@ -57,7 +65,11 @@ def inf_over_inf(scene: Scene) -> Finding | None:
     """An infinity is divided by an infinity."""
     view = _forward_view(scene)
     birth = scene.birth
-    if view is None or birth is None or birth.phase is Phase.BACKWARD or view.name != "div":
+    if view is None or birth is None or birth.phase is Phase.BACKWARD:
+        return None
+    if view.name == "exp":
+        return _exponentials_meet(scene)
+    if view.name != "div":
         return None
     left, right = view.input("self"), view.input("other")
     if left is None or right is None or not bool(left.isinf().any()) or not bool(right.isinf().any()):
@@ -69,3 +81,55 @@ def inf_over_inf(scene: Scene) -> Finding | None:
         [Fix("divide only where the denominator is finite", "torch.where({1}.isfinite(), {0}, torch.zeros_like({0})) / torch.where({1}.isfinite(), {1}, torch.ones_like({1}))")],
         written_spans(birth, "the infinity came from here"),
     )
+
+
+def _next_on_line(scene: Scene, name: str) -> View | None:
+    """Return the first operation of that name on the way to the symptom, if it stands on the line of the birth."""
+    from whynan.capsule.sites import positions
+
+    birth = scene.birth
+    assert birth is not None
+    path = birth.path()
+    here = path[0].site if path else None
+    for view in path[1:6]:
+        if view.name == name and here is not None and view.site is not None:
+            same = view.site.code is here.code and positions(view.site)[0] == positions(here)[0]
+            return view if same else None
+    return None
+
+
+def _exponentials_meet(scene: Scene) -> Finding | None:
+    """exp(x) / exp(x).sum() in one expression: the overflow and the quotient are one mistake."""
+    division = _next_on_line(scene, "div")
+    birth = scene.birth
+    view = birth.view if birth is not None else None
+    if division is None or view is None or not division.op.damage.nan:
+        return None
+    above, below = division.input("self"), division.input("other")
+    if above is None or below is None or not bool(above.isinf().any()) or not bool(below.isinf().any()):
+        return None
+    argument = view.input(0)
+    top = float(argument.max()) if argument is not None else float("nan")
+    from whynan.causes.ranges import _by_hand
+    from whynan.records import number
+
+    fixes = [*_by_hand("exp"), Fix("keep the exponent at or below 40", "{x}.clamp(max=40)", 0)]
+    return Finding("inf / inf is nan: both exponentials overflow", [f"the largest exponent is {number(top)}; exp overflows {view.op.dtype} past {88.72 if view.op.dtype != 'float16' else 11.09}"], fixes)
+
+
+def _masked_on_the_same_line(scene: Scene) -> Finding | None:
+    """target * log(p) in one expression, with a target of 0 wherever p is 0."""
+    product = _next_on_line(scene, "mul")
+    birth = scene.birth
+    view = birth.view if birth is not None else None
+    if product is None or view is None or not product.op.damage.nan or product.op.damage.posinf or product.op.damage.neginf:
+        return None
+    factors = [(i, t) for i, t in enumerate((product.input(0), product.input(1))) if t is not None and not bool(t.isinf().any())]
+    if len(factors) != 1 or not bool((factors[0][1] == 0).any()):
+        return None
+    made = product.maker(factors[0][0])
+    if getattr(getattr(made, "op", None), "node", -1) >= 0:
+        return None  # the zero was computed with gradients: p * log(p) is the logarithm's own fault
+    count = int((factors[0][1] == 0).sum())
+    fixes = guarded(view.name, view.op.dtype)
+    return Finding(f"0 * inf is nan: {view.name} is infinite where the factor is 0", [f"{count} factors are 0", "multiplying by 0 does not remove an infinity"], fixes)

@@ -78,10 +78,12 @@ class Lab:
             finite = all(map(math.isfinite, losses)) and not any(damage_of(t.detach()) for t in self.targets(run) + grads)
         return Outcome(losses[-1] if losses else None, float(norm) if norm is not None else None, finite)
 
-    def judge(self, outcome: Outcome) -> tuple[bool, str]:
+    def judge(self, outcome: Outcome, empty: bool = False) -> tuple[bool, str]:
         """Say whether an outcome proves a remedy, and what is wrong with it otherwise."""
         if outcome.error or not outcome.finite:
             return False, outcome.effect() if outcome.error else f"still not finite ({outcome.effect()})"
+        if outcome.norm is not None and outcome.norm == 0 and empty:
+            return True, f"{outcome.effect()}: this batch then trains nothing, like a skipped one"
         if outcome.norm is not None and outcome.norm == 0:
             return False, f"finite, but the gradient is dead ({outcome.effect()})"
         if self.losses and outcome.loss is not None:

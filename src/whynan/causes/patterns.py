@@ -12,7 +12,8 @@ from typing import Any
 
 from whynan.causes.source import Expression, call_parts
 
-_REMEMBERED = frozenset({"softmax", "sigmoid", "pow", "square", "sum", "mul"})
+OUTER = ("softmax by hand", "sigmoid by hand", "logsumexp by hand", "softplus by hand", "logcosh by hand")
+_REMEMBERED = frozenset({"softmax", "sigmoid", "pow", "square", "sum", "mul", "exp", "add", "cosh", "radd"})
 _made: dict[int, tuple[Any, str, tuple[Any, ...], dict[str, Any]]] = {}
 
 
@@ -121,3 +122,91 @@ def _squared(expression: Expression, node: ast.expr) -> ast.expr | None:
         if name == "pow" and len(operands) == 2 and isinstance(operands[1], ast.Constant) and operands[1].value == 2:
             return operands[0]
     return None
+
+
+def around(expression: Expression, kind: str) -> tuple[ast.AST, str] | None:
+    """Return the expression around an exponential that writes `kind` by hand, and the text to put in its place."""
+    if not expression.operands:
+        return None
+    argument = expression.nodes[0]
+    text = expression.segment(argument)
+    same = ast.dump(argument)
+    for node in expression.parents()[:5]:
+        if kind == "softmax by hand" and _is_div(node) and _is_exp(node.left, same):  # type: ignore[attr-defined]
+            total = node.right  # type: ignore[attr-defined]
+            if isinstance(total, ast.Call) and call_parts(total)[0] == "sum" and _is_exp(call_parts(total)[1][0], same):
+                dim = _dim_text(expression, total)
+                return (node, f"torch.softmax({text}, dim={dim})") if dim is not None else None
+        if kind == "sigmoid by hand" and _is_div(node) and _is_exp(node.left, same) and _one_plus(node.right, same):  # type: ignore[attr-defined]
+            return node, f"torch.sigmoid({text})"
+        if kind == "logsumexp by hand" and isinstance(node, ast.Call) and call_parts(node)[0] == "log" and call_parts(node)[1]:
+            total = call_parts(node)[1][0]
+            if isinstance(total, ast.Call) and call_parts(total)[0] == "sum" and _is_exp(call_parts(total)[1][0], same):
+                dim = _dim_text(expression, total)
+                return (node, f"torch.logsumexp({text}, dim={dim})") if dim is not None else None
+        if kind == "softplus by hand" and isinstance(node, ast.Call):
+            name, operands = call_parts(node)
+            if (name == "log" and operands and _one_plus(operands[0], same)) or (name == "log1p" and operands and _is_exp(operands[0], same)):
+                return node, f"torch.nn.functional.softplus({text})"
+        if kind == "logcosh by hand" and isinstance(node, ast.Call) and call_parts(node)[0] == "log":
+            return node, f"(({text}).abs() + torch.nn.functional.softplus(-2 * ({text}).abs()) - 0.6931471805599453)"
+    return None
+
+
+def _is_div(node: ast.AST) -> bool:
+    return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div)
+
+
+def _is_exp(node: ast.AST, same: str) -> bool:
+    return isinstance(node, ast.Call) and call_parts(node)[0] == "exp" and bool(call_parts(node)[1]) and ast.dump(call_parts(node)[1][0]) == same
+
+
+def _one_plus(node: ast.AST, same: str) -> bool:
+    if isinstance(node, ast.Call) and call_parts(node)[0] == "add" and len(call_parts(node)[1]) == 2:
+        left, right = call_parts(node)[1]
+    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        left, right = node.left, node.right
+    else:
+        return False
+    ones = [n for n in (left, right) if isinstance(n, ast.Constant) and n.value == 1]
+    return len(ones) == 1 and any(_is_exp(n, same) for n in (left, right))
+
+
+def _dim_text(expression: Expression, total: ast.Call) -> str | None:
+    operands = call_parts(total)[1]
+    if len(operands) > 1:
+        return expression.segment(operands[1])
+    return next((expression.segment(k.value) for k in total.keywords if k.arg in ("dim", "axis")), None)
+
+
+def outer_swap(kind: str) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]:
+    """Return the joint computation, made from the argument the exponential was called with."""
+    import torch
+
+    def change(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        value = _exponent(args[0], 3)
+        if value is None:
+            return NotImplemented
+        if kind in ("softmax by hand", "logsumexp by hand"):
+            summed = _maker(args[1] if kind == "softmax by hand" else args[0], "sum")
+            if summed is None:
+                return NotImplemented
+            dim = summed[0][1] if len(summed[0]) > 1 else summed[1].get("dim", summed[1].get("axis"))
+            keep = summed[0][2] if len(summed[0]) > 2 else summed[1].get("keepdim", False)
+            return torch.softmax(value, dim=dim) if kind == "softmax by hand" else torch.logsumexp(value, dim=dim, keepdim=bool(keep))
+        if kind == "sigmoid by hand":
+            return torch.sigmoid(value)
+        if kind == "softplus by hand":
+            return torch.nn.functional.softplus(value)
+        return value.abs() + torch.nn.functional.softplus(-2 * value.abs()) - 0.6931471805599453
+
+    return change
+
+
+def _exponent(value: Any, depth: int) -> Any:
+    found = _made.get(id(value))
+    if found is None or found[0] is not value or depth == 0:
+        return None
+    if found[1] in ("exp", "cosh"):
+        return found[2][0]
+    return next((e for e in (_exponent(a, depth - 1) for a in found[2]) if e is not None), None)

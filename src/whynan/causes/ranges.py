@@ -145,10 +145,30 @@ def exp_overflow(scene: Scene) -> Finding | None:
     output = view.output()
     count = int((~output.isfinite()).sum()) if output is not None else 1
     evidence = [f"the largest argument is {number(top)}; {view.name} overflows {dtype} past {limit}", f"{count} of {argument.numel()} results are infinite"]
-    fixes = guarded(view.name, dtype)
+    fixes = [*_by_hand(view.name), *guarded(view.name, dtype), *_tighter(view.name, dtype)]
     if "poisson" in view.call:
         fixes = [Fix("keep the log rate at or below 80", "{x}.clamp(max=80)", 0)]
     return Finding(f"{view.name}({number(top)}) is past the range of {dtype} ({limit})", evidence, fixes)
+
+
+def _by_hand(name: str) -> list[Fix]:
+    """The functions people write out with an exponential; each has a form that cannot overflow."""
+    if name == "cosh":
+        return [Fix("write log(cosh(x)) so that it cannot overflow", "{inner}", safe=True, inner="logcosh by hand")]
+    if name != "exp":
+        return []
+    return [
+        Fix("use torch.softmax, which subtracts the largest value first", "{inner}", safe=True, inner="softmax by hand"),
+        Fix("use torch.sigmoid", "{inner}", safe=True, inner="sigmoid by hand"),
+        Fix("use torch.logsumexp", "{inner}", safe=True, inner="logsumexp by hand"),
+        Fix("use softplus", "{inner}", safe=True, inner="softplus by hand"),
+    ]
+
+
+def _tighter(name: str, dtype: str) -> list[Fix]:
+    if dtype == "float16" or name not in ("exp", "expm1"):
+        return []
+    return [Fix(f"keep the exponent at or below {top}", f"{{x}}.clamp(max={top})", 0) for top in (40, 20, 10)]
 
 
 @rule("WN202", "half-overflow", "result past the range of float16", rank=52)

@@ -37,7 +37,7 @@ def written_spans(birth: Birth, label: str) -> list[Span]:
     return spans
 
 
-@rule("WN401", "fully-masked-softmax", "softmax over a row that is entirely masked", rank=31)
+@rule("WN401", "fully-masked-softmax", "softmax over a row that is entirely masked", rank=30)
 def fully_masked_softmax(scene: Scene) -> Finding | None:
     """A softmax, log-softmax, logsumexp or attention got a row in which every entry is -inf."""
     view = _forward_view(scene)
@@ -76,7 +76,7 @@ def _first_rows(dead: Any) -> list[int]:
     return [int(i) for i in hit.nonzero()[:64, 0]]
 
 
-@rule("WN405", "infeasible-target", "target that cannot be reached", rank=32)
+@rule("WN405", "infeasible-target", "target that cannot be reached", rank=31)
 def infeasible_target(scene: Scene) -> Finding | None:
     """A CTC target does not fit its input, or the target class has been masked to probability 0."""
     view = _forward_view(scene)
@@ -172,6 +172,7 @@ def _empty_mean(view: View) -> Finding | None:
                 f"all {target.numel()} targets are ignored: the mean is 0/0",
                 [f"all {target.numel()} targets equal ignore_index {ignore}"],
                 [_sum_over_count(view, ignore), fix],
+                empty=True,
             )
         if weight is not None and float(weight[target[used]].sum()) == 0:
             return Finding(
@@ -185,15 +186,15 @@ def _empty_mean(view: View) -> Finding | None:
     if "mean" in view.name:
         fix = Fix("sum and divide by the count, at least 1", "{0}.sum() / max({0}.numel(), 1)")
     else:
-        fix = Fix("sum and divide by the count, at least 1", f"F.{view.name}({{0}}{{rest}}, reduction='sum') / max({{0}}.numel(), 1)")
-    return Finding("there is nothing here to average: 0/0", [f"the tensor has shape {list(values.shape)}: no elements"], [fix])
+        fix = Fix("sum and divide by the count, at least 1", f"torch.nn.functional.{view.name}({{0}}{{rest}}, reduction='sum') / max({{0}}.numel(), 1)")
+    return Finding("there is nothing here to average: 0/0", [f"the tensor has shape {list(values.shape)}: no elements"], [fix], empty=True)
 
 
 def _sum_over_count(view: View, ignore: int) -> Fix:
     name = "cross_entropy" if "cross_entropy" in view.call else "nll_loss"
     return Fix(
         "divide the sum by the number of targets that count, at least 1",
-        f"F.{name}({{0}}{{rest}}, reduction='sum') / ({{1}} != {ignore}).sum().clamp_min(1)",
+        f"torch.nn.functional.{name}({{0}}{{rest}}, reduction='sum') / ({{1}} != {ignore}).sum().clamp_min(1)",
     )
 
 
@@ -210,7 +211,7 @@ def _empty_mask(view: View) -> Finding | None:
                     zero = int((below == 0).sum())
                     what = "the mask selects nothing" if below.numel() == 1 else f"{zero} of {below.numel()} groups select nothing"
                     clamp = Fix("count at least 1", "{x}.clamp_min(1)", 1)
-                    return Finding(f"{what}: the count is 0", [f"{what}", f"the divisor is a sum over a mask of shape {list(values.shape)}"], [clamp])
+                    return Finding(f"{what}: the count is 0", [f"{what}", f"the divisor is a sum over a mask of shape {list(values.shape)}"], [clamp], empty=True)
                 break
     return None
 
@@ -257,10 +258,11 @@ def variance_of_one(scene: Scene) -> Finding | None:
         f"one element has no unbiased spread: n - 1 is {size - 1}",
         [f"{view.name} over {size} element{'s' if size != 1 else ''} of a tensor of shape {list(values.shape)}"],
         [Fix(title, "0", keyword="correction"), Fix(title, "False", keyword="unbiased")] if keyword == "correction" else [Fix(title, "False", keyword="unbiased")],
+        empty=True,
     )
 
 
-@rule("WN404", "constant-batch", "spread of identical values used as a denominator", rank=36)
+@rule("WN404", "constant-batch", "spread of identical values used as a denominator", rank=32)
 def constant_batch(scene: Scene) -> Finding | None:
     """A variance, standard deviation or range of identical values stands below a fraction line."""
     view = _forward_view(scene)
@@ -295,7 +297,7 @@ def constant_batch(scene: Scene) -> Finding | None:
     ]
     if view.name != "div":
         fixes = [Fix("keep the spread away from 0", "{x}.clamp_min(1e-6)", 0)]
-    return Finding(f"{what} of identical values is 0", evidence, fixes)
+    return Finding(f"{what} of identical values is 0", evidence, fixes, empty=True)
 
 
 def _spread(view: View, below: int) -> tuple[str, Any] | None:

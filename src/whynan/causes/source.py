@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import linecache
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from whynan.capsule.sites import Site, positions
 
@@ -48,6 +48,22 @@ class Expression:
         new = self.replaced(node, text)
         return "".join(difflib.unified_diff(self.lines, new, f"a/{self.file}", f"b/{self.file}", n=3))
 
+    def as_plain_call(self) -> Expression:
+        """Read a call as one of a function or module: the part before the dot is not an operand."""
+        if not isinstance(self.node, ast.Call):
+            return self
+        nodes = list(self.node.args)
+        return replace(self, nodes=nodes, operands=[self.segment(n) for n in nodes])
+
+    def parents(self) -> list[ast.AST]:
+        """Return the nodes around this expression, innermost first."""
+        chain: list[ast.AST] = []
+        for node in ast.walk(self.function or ast.Module([], [])):
+            inside = any(child is self.node for child in ast.walk(node))
+            if inside and node is not self.node and isinstance(node, ast.expr):
+                chain.append(node)
+        return chain[::-1]
+
     def assigned(self, name: str) -> ast.expr | None:
         """Return the one expression a local name was assigned before this place, if there is exactly one."""
         if self.function is None:
@@ -79,6 +95,13 @@ def expression_at(site: Site | None, shown: str) -> Expression | None:
             found = Expression(shown, node, lines, function=_function_around(tree, line))
             return found if _fill(found) else None
     return None
+
+
+def site_of_node(site: Site, node: ast.AST) -> Site | None:
+    """Return the site of another expression of the same function: its last instruction."""
+    wanted = (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset)  # type: ignore[attr-defined]
+    hits = [index for index, (line, end, column, last) in enumerate(site.code.co_positions()) if (line, end, column, last) == wanted]
+    return Site(site.code, 2 * hits[-1]) if hits else None
 
 
 def _function_around(tree: ast.Module, line: int) -> ast.AST:

@@ -8,7 +8,7 @@ from typing import Any
 from whynan.causes.catalogue import Finding, Scene, rule
 from whynan.causes.facts import LIMITS
 from whynan.causes.fixes import Fix
-from whynan.records import Phase, number
+from whynan.records import Phase, Remedy, number
 
 
 @rule("WN606", "loss-scale-collapse", "loss scale that never settles", rank=5)
@@ -37,7 +37,7 @@ def loss_scale_collapse(scene: Scene) -> Finding | None:
 def uninitialised_parameter(scene: Scene) -> Finding | None:
     """A parameter still holds whatever was in memory when it was made with `torch.empty`."""
     tensor, name = _bad_parameter(scene)
-    if tensor is None or tensor._version != 0 or scene.step > 0 or not scene.program.recorder.is_unwritten(tensor):
+    if tensor is None or tensor._version != 0 or not scene.program.recorder.is_unwritten(tensor):
         return None
     bad = int((~tensor.detach().isfinite()).sum())
     evidence = [f"`{name}` was made by torch.empty and never written", f"{bad} of {tensor.numel()} values are not finite"]
@@ -154,7 +154,36 @@ def update_not_finite(scene: Scene) -> Finding | None:
         limit = LIMITS[dtype]
         label = f"the update leaves the range of {dtype} ({number(limit)})"
         fixes.append(Fix("keep float32 master weights or lower the learning rate"))
-    return Finding(label, evidence, fixes or [Fix("keep the optimizer's denominator away from 0 and its values in range")])
+    remedies = _try_eps(scene, eps, "1e-4" if dtype == "float16" else "1e-8") if eps is not None and fixes else []
+    return Finding(label, evidence, [] if remedies else fixes or [Fix("keep the optimizer's denominator away from 0 and its values in range")], remedies=remedies)
+
+
+def _try_eps(scene: Scene, eps: Any, better: str) -> list[Remedy]:
+    """Replay the update with another eps; the diff is at the optimizer's construction."""
+    from whynan.capsule.sites import resolve
+    from whynan.causes.source import expression_at
+
+    lab, groups = scene.lab, scene.optimizer.param_groups
+    assert lab is not None
+    if float(eps) >= float(better):
+        return []
+
+    class Changed:
+        def __enter__(self) -> None:
+            for group in groups:
+                group["eps"] = float(better)
+
+        def __exit__(self, *_: object) -> None:
+            for group in groups:
+                group["eps"] = eps
+
+    outcome = lab.run(around=Changed())
+    fix = Fix(f"give the optimizer eps={better}", better, keyword="eps")
+    scene.tried(fix.title, "the update is finite" if outcome.finite else "still not finite")
+    expression = expression_at(scene.made_at, resolve(scene.made_at).file) if scene.made_at is not None else None
+    change = fix.text(expression) if expression is not None else None
+    diff = expression.diff(*change) if expression is not None and change is not None else ""
+    return [Remedy(fix.title, diff, False, "proven" if outcome.finite else "failed", "the update is finite" if outcome.finite else "still not finite")]
 
 
 def _rounds_to_zero(value: float, dtype: str) -> bool:
@@ -169,7 +198,7 @@ _OVERFLOWING = frozenset(
 )  # fmt: skip
 
 
-@rule("WN605", "divergence", "values that grew until they left the range", rank=30)
+@rule("WN605", "divergence", "values that grew until they left the range", rank=28)
 def divergence(scene: Scene) -> Finding | None:
     """Loss, gradients and weights grew step by step until a number no longer fitted its dtype."""
     birth = scene.birth
@@ -179,8 +208,10 @@ def divergence(scene: Scene) -> Finding | None:
     assert view is not None
     if view.name not in _OVERFLOWING or birth.op.dtype == "float16":
         return None
-    grown = _growth([h.get("loss") for h in scene.history]) or _growth([h.get("grad_norm") for h in scene.history])
-    if grown is None:
+    grown = _growth([h.get("loss") for h in scene.history])
+    if grown is None and not birth.op.backward:
+        grown = _growth([h.get("grad_norm") for h in scene.history])
+    if grown is None or (len(grown[0]) < 10 and view.name in ("exp", "sinh", "cosh", "pow", "prod", "cumprod")):
         return None
     series, factor = grown
     lr = next((h["lr"] for h in reversed(scene.history) if h.get("lr") is not None), None)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 from typing import Any
 
 import torch
 
 from whynan.capsule.sites import Site, resolve
 from whynan.capsule.tape import Outside, leaves
+from whynan.causes import patterns
 from whynan.causes.catalogue import Finding, Rule, Scene, first_match
 from whynan.causes.fixes import Fix, source_name
 from whynan.causes.lab import Lab, Outcome, without_rows
-from whynan.causes.source import Expression, expression_at
+from whynan.causes.source import Expression, expression_at, site_of_node
 from whynan.records import NOWHERE, Cause, Confidence, Experiment, Origin, Phase, Remedy, TensorStats
 from whynan.trace.birth import View
 from whynan.tripwire.values import bad_rows, stats
@@ -27,8 +29,8 @@ def judge(scene: Scene) -> tuple[Origin, Cause, list[Remedy], list[Experiment]]:
     site = finding.site or (birth.site if birth is not None else None)
     span = resolve(site)
     expression = expression_at(site, span.file) if site is not None else None
-    remedies = _remedies(scene, finding, expression, site)
     samples = _samples(scene, finding)
+    remedies = finding.remedies + _remedies(scene, finding, expression, site)
     proven = finding.proven or any(r.result == "proven" for r in remedies)
     cause = Cause(
         chosen.code,
@@ -52,6 +54,8 @@ def _origin(scene: Scene, chosen: Rule, finding: Finding, expression: Expression
     phase = birth.phase
     if finding.backward:
         phase = Phase.BACKWARD
+    elif chosen.code == "WN703":
+        phase = Phase.INPUT
     elif finding.site is not None and chosen.code.startswith("WN60"):
         phase = Phase.OPTIMIZER
     inputs, output = _values(scene, expression)
@@ -94,45 +98,76 @@ def _looks_numeric(text: str) -> bool:
 
 def _remedies(scene: Scene, finding: Finding, expression: Expression | None, site: Site | None) -> list[Remedy]:
     tried: list[Remedy] = []
-    for fix in finding.fixes[:TRIES]:
+    for fix in finding.fixes:
+        if sum(r.result != "not tried" for r in tried) >= TRIES:
+            break
         if any(r.result == "proven" for r in tried) and not fix.template:
             tried.append(Remedy(fix.title))
             continue
-        tried.append(_try(scene, fix, expression, site))
+        tried.append(_try(scene, finding, fix, expression, site))
         if tried[-1].result == "proven":
             break
     order = {"proven": 0, "not tried": 1, "failed": 2}
     return sorted((r for r in tried if r.diff or r.result != "failed"), key=lambda r: (order[r.result], not r.diff))
 
 
-def _try(scene: Scene, fix: Fix, expression: Expression | None, site: Site | None) -> Remedy:
+def _try(scene: Scene, finding: Finding, fix: Fix, expression: Expression | None, site: Site | None) -> Remedy:
     lab = scene.lab
     assert lab is not None
+    if fix.leave_out:
+        gave = next((e.answer for e in scene.experiments if "without samples" in e.question), "")
+        good = bool(gave) and "still" not in gave
+        return Remedy(fix.title, "", True, "proven" if good else "not tried", f"without these samples: {gave}" if good else "")
     if not fix.template or expression is None:
         return Remedy(fix.title, "", fix.safe)
+    if fix.inner in patterns.OUTER:
+        return _try_around(scene, finding, fix, expression, site)
+    runtime = _runtime_name(scene, fix, expression)
+    if runtime != source_name(expression.name):
+        expression = expression.as_plain_call()
     change = fix.text(expression)
     diff = expression.diff(*change) if change is not None else ""
-    name = source_name(expression.name)
+    name = runtime
     try:
-        outcome = lab.run(fix.swap(expression, _runtime_name(scene, fix, name)), site)
+        outcome = lab.run(fix.swap(expression, name), site)
     except (MemoryError, torch.OutOfMemoryError):
         return Remedy(fix.title, diff, fix.safe, "not tried", "there was too little memory for another replay")
     except Exception as error:
         return Remedy(fix.title, "", fix.safe, "failed", f"{type(error).__name__}: {error}")
     if not lab.hit:
         return Remedy(fix.title, "", fix.safe)
-    good, words = lab.judge(outcome)
+    good, words = lab.judge(outcome, finding.empty)
     scene.tried(fix.title, words)
     if not good and scene.symptom.place == "exception" and not outcome.error:
         good = outcome.finite
     return Remedy(fix.title, diff, fix.safe, "proven" if good else "failed", words)
 
 
-def _runtime_name(scene: Scene, fix: Fix, name: str) -> str:
+def _try_around(scene: Scene, finding: Finding, fix: Fix, expression: Expression, site: Site | None) -> Remedy:
+    """Try a change that replaces the expression around the birth: a softmax written by hand, and its like."""
+    lab = scene.lab
+    assert lab is not None and site is not None
+    found = patterns.around(expression, fix.inner)
+    outer = site_of_node(site, found[0]) if found is not None else None
+    if found is None or outer is None:
+        return Remedy(fix.title, "", fix.safe)
+    outcome = lab.run(patterns.outer_swap(fix.inner), outer)
+    if not lab.hit:
+        return Remedy(fix.title, "", fix.safe)
+    good, words = lab.judge(outcome, finding.empty)
+    scene.tried(fix.title, words)
+    return Remedy(fix.title, expression.diff(*found), fix.safe, "proven" if good else "failed", words)
+
+
+def _runtime_name(scene: Scene, fix: Fix, expression: Expression) -> str:
     """A module call in the source (`self.attn(…)`) runs a function of another name."""
-    if fix.keyword == "key_padding_mask":
-        return "multi_head_attention_forward"
-    return name
+    name = source_name(expression.name)
+    birth = scene.birth
+    forward = birth.forward if birth is not None else None
+    if forward is None or not isinstance(expression.node, ast.Call):
+        return name
+    called = source_name(forward.call.rsplit(".", 1)[-1].removeprefix("linalg_").removeprefix("special_"))
+    return called if called and called not in ("backward", "grad") else name
 
 
 def _samples(scene: Scene, finding: Finding) -> list[int]:
@@ -149,14 +184,14 @@ def _samples(scene: Scene, finding: Finding) -> list[int]:
                 rows = bad_rows(output)
                 break
     if not rows or not size or len(rows) >= size or max(rows) >= size:
-        return rows if size and len(rows) == size else rows[:64]
+        return finding.rows
     try:
         with without_rows(scene.program, rows, size):
             outcome: Outcome = lab.run()
     except Exception:  # a program that cannot do without these rows has its answer elsewhere
         return rows
     scene.tried(f"the step without samples {rows[:8]}{' …' if len(rows) > 8 else ''}", outcome.effect() if outcome.finite else "still not finite")
-    return rows
+    return rows if outcome.finite or finding.rows else []
 
 
 def _batch_size(scene: Scene) -> int:

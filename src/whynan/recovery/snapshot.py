@@ -15,6 +15,12 @@ class Snapshot:
         self.parameters = [(p, p.detach().clone()) for g in optimizer.param_groups for p in g["params"]]
         self.state = {p: _copy(s) for p, s in optimizer.state.items()}
 
+    def __enter__(self) -> Snapshot:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.restore()
+
     def restore(self) -> None:
         """Write everything back in place."""
         with torch.no_grad():

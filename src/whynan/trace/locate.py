@@ -15,9 +15,10 @@ from whynan.records import Phase
 from whynan.trace.birth import Birth, ancestors
 from whynan.trace.graph import Colour, Graph, Leaf, Op
 from whynan.trace.slicing import Slice, slice_back
-from whynan.trace.tracer import Tracer, roles_of
+from whynan.trace.tracer import Tracer, roles_of, storage_key
 from whynan.tripwire.values import damage_of
 
+LOSS = "\0"  # stands for a loss module in the stack of module names
 Targets = Callable[[Run], list[torch.Tensor]]
 
 
@@ -30,8 +31,13 @@ class Traced:
     starts: list[int]
 
 
-def locate(program: Program, targets: Targets, roles: dict[int, tuple[str, str]] | None = None) -> Birth | None:
+def locate(
+    program: Program, targets: Targets, roles: dict[int, tuple[str, str]] | None = None, suspects: frozenset[int] = frozenset()
+) -> Birth | None:
     """Find the birth of the damage in the targets of a program; None when the replay is finite.
+
+    `suspects` are storages known to be bad (weights before the first step): their first use is the answer even where
+    the damage has not reached a target yet.
 
     Cost: two replays under a dispatch mode.
     """
@@ -41,11 +47,12 @@ def locate(program: Program, targets: Targets, roles: dict[int, tuple[str, str]]
     if not first.starts:
         failing = next((op for op in reversed(graph.ops) if op.error is not None), None)
         if error is None or failing is None:
-            return None
-        return _observe(program, targets, roles or {}, Birth(graph, Slice(births=[failing]), failing, None, _phase(failing), error=error))
+            used = next((leaf for leaf in graph.leaves if storage_key(leaf.tensor) in suspects), None)
+            return None if used is None else Birth(graph, Slice(), None, used, _leaf_phase(used), losses=_scalars(first.run))
+        return _observe(program, targets, roles or {}, Birth(graph, Slice(births=[failing]), failing, None, _phase(graph, failing), error=error))
     found = slice_back(graph, first.starts)
     op, leaf = _first_birth(graph, found)
-    birth = Birth(graph, found, op, leaf, _phase(op) if op is not None else _leaf_phase(leaf), losses=_scalars(first.run))
+    birth = Birth(graph, found, op, leaf, _phase(graph, op) if op is not None else _leaf_phase(leaf), losses=_scalars(first.run))
     reason = program.inexact() or first.tracer.broken
     birth.exact, birth.note = not reason, reason
     return _observe(program, targets, roles or {}, birth)
@@ -99,11 +106,16 @@ def _scalars(run: Run) -> list[float]:
     return [float(t.detach().float().sum()) for t in run.losses]
 
 
-def _phase(op: Op) -> Phase:
-    if op.kind in ("clip", "grad", "write", "optimizer") and not op.backward:
-        return Phase.OPTIMIZER if op.kind != "write" else Phase.LOSS
+def _of_a_gradient(graph: Graph, op: Op) -> bool:
+    """Whether an operation after the backward pass works on gradients: clipping and scaling by hand."""
+    return any(s.maker >= 0 and (graph.ops[s.maker].backward or graph.ops[s.maker].kind == "grad") for s in op.sources)
+
+
+def _phase(graph: Graph, op: Op) -> Phase:
     if op.backward:
         return Phase.BACKWARD
+    if op.kind in ("clip", "grad", "optimizer") or (op.kind in ("write", "call") and _of_a_gradient(graph, op)):
+        return Phase.OPTIMIZER
     return Phase.FORWARD if op.in_module else Phase.LOSS
 
 
@@ -122,7 +134,9 @@ def _module_names(roots: list[torch.nn.Module], tracer: Tracer) -> Iterator[None
             names.setdefault(module, name)
 
     def enter(module: torch.nn.Module, args: Any) -> None:
-        tracer.modules.append(names.get(module, type(module).__name__))
+        # torch's own loss modules are a way to write a function, not part of a model
+        loss_function = not tracer.modules and isinstance(module, torch.nn.modules.loss._Loss)
+        tracer.modules.append(LOSS if loss_function else names.get(module, type(module).__name__))
 
     def leave(module: torch.nn.Module, args: Any, output: Any) -> None:
         if tracer.modules:

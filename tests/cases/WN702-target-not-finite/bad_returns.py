@@ -34,7 +34,7 @@ class Alpha(nn.Module):
 
 
 def pinball(prediction, target, q=0.5):
-    error = target - prediction
+    error = target - prediction  # <- WN702 input
     return torch.maximum(q * error, (q - 1) * error).mean()
 
 
@@ -44,7 +44,7 @@ if __name__ == "__main__":
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, amsgrad=True)
     for step, (level, target) in enumerate(windows(prices())):
         forecast = model(level)
-        loss = pinball(forecast, target)  # <- WN702 input
+        loss = pinball(forecast, target)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

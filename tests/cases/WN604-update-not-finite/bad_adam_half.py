@@ -23,5 +23,5 @@ for step in range(10):
     loss = F.cross_entropy(logits.float(), (words + 1) % 50)
     opt.zero_grad()
     loss.backward()
-    opt.step()  # <- WN204 optimizer
+    opt.step()  # <- WN604 optimizer
     print(f"step {step} loss {loss.item():.4f}")

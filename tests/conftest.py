@@ -1,0 +1,195 @@
+"""Ways to run a program: as python would, under `whynan run` in a process of its own, and in a forked child.
+
+A fresh process pays seconds for importing torch. A forked child runs the same command line (`whynan.commands.main`)
+with torch already there; it is used wherever the start of the process is not what is tested.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: a fork with thread pools alive is not safe
+
+import json
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PYTHON = sys.executable
+ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith(("COV_", "PYTEST_"))} | {"NO_COLOR": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+@dataclass(frozen=True)
+class Finished:
+    """How a program ended."""
+
+    out: str
+    err: str
+    status: int
+    run_dir: Path
+
+    @property
+    def incidents(self) -> list[dict[str, Any]]:
+        """The lines of incidents.jsonl."""
+        return strict_lines(self.run_dir / "incidents.jsonl")
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl."""
+        return strict_lines(self.run_dir / "metrics.jsonl")
+
+    @property
+    def report(self) -> str:
+        """The text of report.md."""
+        return (self.run_dir / "report.md").read_text(encoding="utf-8")
+
+
+def strict_lines(path: Path) -> list[dict[str, Any]]:
+    """Read JSON lines as a strict reader does: a bare NaN or Infinity is an error."""
+    if not path.exists():
+        return []
+    return [json.loads(line, parse_constant=_no_constant) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"bare {name} is not JSON")
+
+
+class Sandbox:
+    """A folder to write programs into and run them in."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.run_dir = folder / "run"
+
+    def write(self, source: str, name: str = "train.py") -> Path:
+        """Write a program."""
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(source), encoding="utf-8")
+        return path
+
+    def python(self, *argv: str, **options: Any) -> Finished:
+        """Run `python ARGV` in a new process."""
+        return self._process([PYTHON, *argv], **options)
+
+    def whynan(self, *argv: str, options: tuple[str, ...] = (), **more: Any) -> Finished:
+        """Run `whynan run OPTIONS ARGV` in a new process."""
+        return self._process([PYTHON, "-m", "whynan", "run", "--run-dir", str(self.run_dir), *options, *argv], **more)
+
+    def _process(self, command: list[str], **options: Any) -> Finished:
+        options = {"cwd": self.folder, "env": ENVIRONMENT, "input": "", "timeout": 120, **options}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
+        return Finished(done.stdout, done.stderr, done.returncode, self.run_dir)
+
+    def forked(self, *argv: str, before: Callable[[], object] = lambda: None) -> Finished:
+        """Run `whynan ARGV` in a forked child, after `before()`."""
+
+        def work() -> int:
+            from whynan.commands.main import main
+
+            os.chdir(self.folder)
+            before()
+            return main(list(argv))
+
+        return self.in_child(work)
+
+    def watched(self, source: str, *options: str, before: Callable[[], object] = lambda: None) -> Finished:
+        """Write a program and run it under `whynan run` in a forked child."""
+        return self.forked("run", "--run-dir", str(self.run_dir), *options, str(self.write(source)), before=before)
+
+    def in_child(self, work: Callable[[], int], seconds: int = 120) -> Finished:
+        """Run something in a forked child; its exit status is what the interpreter would make of how it ended."""
+        out, err = self.folder / "child.out", self.folder / "child.err"
+        pid = os.fork()
+        if pid == 0:
+            status = 70
+            try:
+                os.setsid()
+                for stream, path in ((1, out), (2, err)):
+                    os.dup2(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC), stream)
+                sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)
+                os.environ["NO_COLOR"] = "1"
+                status = _status_of(work)
+            finally:
+                for stream in (sys.stdout, sys.stderr):
+                    if not stream.closed:
+                        stream.flush()
+                os._exit(status)
+        return Finished(*_wait(pid, out, err, seconds), self.run_dir)
+
+
+def _status_of(work: Callable[[], int]) -> int:
+    try:
+        return work()
+    except SystemExit as stop:
+        if stop.code is None or isinstance(stop.code, int):
+            return stop.code or 0
+        print(stop.code, file=sys.stderr)
+    except BaseException as error:
+        if sys.excepthook is sys.__excepthook__:
+            traceback.print_exc()
+        else:
+            sys.excepthook(type(error), error, error.__traceback__)
+    return 1
+
+
+def _wait(pid: int, out: Path, err: Path, seconds: int) -> tuple[str, str, int]:
+    deadline = time.monotonic() + seconds
+    done, status = os.waitpid(pid, os.WNOHANG)
+    while not done:
+        if time.monotonic() > deadline:
+            os.killpg(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            pytest.fail(f"the child did not end in {seconds} s; it printed\n{out.read_text()}\n{err.read_text()}")
+        time.sleep(0.005)
+        done, status = os.waitpid(pid, os.WNOHANG)
+    return out.read_text(errors="replace"), err.read_text(errors="replace"), os.waitstatus_to_exitcode(status)
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Sandbox:
+    """A sandbox in an empty folder."""
+    return Sandbox(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def torch_is_left_alone() -> Any:
+    """No test may leave torch watched: the next one would see it."""
+    if "torch" not in sys.modules:
+        yield
+        return
+    before = torch_doors()
+    yield
+    assert torch_doors() == before, "a test left torch changed"
+
+
+def torch_doors() -> dict[str, Any]:
+    """Every place at which watching stands, as it is now."""
+    import torch
+    from torch.utils.data import dataloader
+
+    owners: dict[str, Any] = {
+        "Module": torch.nn.Module, "Optimizer": torch.optim.Optimizer, "SGD": torch.optim.SGD, "Adam": torch.optim.Adam,
+        "AdamW": torch.optim.AdamW, "LBFGS": torch.optim.LBFGS, "autograd": torch.autograd, "Function": torch.autograd.Function,
+        "func": torch.func, "utils": torch.nn.utils, "clip_grad": torch.nn.utils.clip_grad, "GradScaler": torch.amp.GradScaler,
+        "DataLoader": dataloader.DataLoader, "iter": dataloader._BaseDataLoaderIter, "Tensor": torch.Tensor, "torch": torch,
+        "ScriptFunction": torch.jit.ScriptFunction,
+    }  # fmt: skip
+    doors = {f"{label}.{name}": value for label, owner in owners.items() for name, value in vars(owner).items() if callable(value) or isinstance(value, classmethod)}
+    doors = {k: v for k, v in doors.items() if k != "torch.Tensor.__hash__"}
+    doors["function modes"] = torch._C._len_torch_function_stack()
+    doors["dispatch modes"] = torch._C._len_torch_dispatch_stack()
+    doors["anomaly"] = torch.is_anomaly_enabled()
+    doors["grad"] = torch.is_grad_enabled()
+    doors["threads"] = torch.autograd.is_multithreading_enabled() if hasattr(torch.autograd, "is_multithreading_enabled") else torch._C._is_multithreading_enabled()
+    return doors
