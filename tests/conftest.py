@@ -17,12 +17,17 @@ import sys
 import textwrap
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch._dynamo  # optimizers import it at their first step: once here instead of in every child
+import whynan.commands.run
+import whynan.guard
+from torch.utils.data import dataloader
 
 PYTHON = sys.executable
 ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith(("COV_", "PYTEST_"))} | {"NO_COLOR": "1", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -163,33 +168,30 @@ def box(tmp_path: Path) -> Sandbox:
 
 
 @pytest.fixture(autouse=True)
-def torch_is_left_alone() -> Any:
+def torch_is_left_alone() -> Iterator[None]:
     """No test may leave torch watched: the next one would see it."""
-    if "torch" not in sys.modules:
-        yield
-        return
     before = torch_doors()
     yield
-    assert torch_doors() == before, "a test left torch changed"
+    after = torch_doors()
+    assert [name for name in before if after.get(name) is not before[name]] == []
+
+
+_OWNERS: dict[str, Any] = {
+    "Module": torch.nn.Module, "Optimizer": torch.optim.Optimizer, "SGD": torch.optim.SGD, "Adam": torch.optim.Adam,
+    "AdamW": torch.optim.AdamW, "LBFGS": torch.optim.LBFGS, "autograd": torch.autograd, "Function": torch.autograd.Function,
+    "func": torch.func, "utils": torch.nn.utils, "clip_grad": torch.nn.utils.clip_grad, "GradScaler": torch.amp.GradScaler,
+    "DataLoader": dataloader.DataLoader, "iterator": dataloader._BaseDataLoaderIter, "Tensor": torch.Tensor, "torch": torch,
+    "ScriptFunction": torch.jit.ScriptFunction,
+}  # fmt: skip
 
 
 def torch_doors() -> dict[str, Any]:
-    """Every place at which watching stands, as it is now."""
-    import torch
-    from torch.utils.data import dataloader
-
-    owners: dict[str, Any] = {
-        "Module": torch.nn.Module, "Optimizer": torch.optim.Optimizer, "SGD": torch.optim.SGD, "Adam": torch.optim.Adam,
-        "AdamW": torch.optim.AdamW, "LBFGS": torch.optim.LBFGS, "autograd": torch.autograd, "Function": torch.autograd.Function,
-        "func": torch.func, "utils": torch.nn.utils, "clip_grad": torch.nn.utils.clip_grad, "GradScaler": torch.amp.GradScaler,
-        "DataLoader": dataloader.DataLoader, "iter": dataloader._BaseDataLoaderIter, "Tensor": torch.Tensor, "torch": torch,
-        "ScriptFunction": torch.jit.ScriptFunction,
-    }  # fmt: skip
-    doors = {f"{label}.{name}": value for label, owner in owners.items() for name, value in vars(owner).items() if callable(value) or isinstance(value, classmethod)}
-    doors = {k: v for k, v in doors.items() if k != "torch.Tensor.__hash__"}
+    """Every place at which watching could stand, as it is now; to be compared by identity."""
+    doors = {f"{label}.{name}": value for label, owner in _OWNERS.items() for name, value in vars(owner).items()}
     doors["function modes"] = torch._C._len_torch_function_stack()
     doors["dispatch modes"] = torch._C._len_torch_dispatch_stack()
-    doors["anomaly"] = torch.is_anomaly_enabled()
-    doors["grad"] = torch.is_grad_enabled()
-    doors["threads"] = torch.autograd.is_multithreading_enabled() if hasattr(torch.autograd, "is_multithreading_enabled") else torch._C._is_multithreading_enabled()
+    doors["anomaly mode"] = torch.is_anomaly_enabled()
+    doors["gradients"] = torch.is_grad_enabled()
+    doors["backward threads"] = torch._C._is_multithreading_enabled()
+    doors["hook of modules"] = len(torch.nn.modules.module._global_forward_hooks)
     return doors

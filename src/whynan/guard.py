@@ -19,7 +19,7 @@ from whynan.capsule.intercept import Interception
 from whynan.capsule.recorder import Recorder
 from whynan.capsule.replay import Program
 from whynan.capsule.sites import Site, take_site
-from whynan.capsule.tape import Entry, Outside, Slot, leaves, tensors_of
+from whynan.capsule.tape import Entry, Outside, Slot, leaves, needed_for, tensors_of
 from whynan.diagnosis import Case, diagnose
 from whynan.errors import TrainingStopped
 from whynan.report.journal import Journal
@@ -27,10 +27,13 @@ from whynan.records import Symptom
 from whynan.recovery.policy import Budget, Policy
 from whynan.recovery.snapshot import Snapshot
 from whynan.tripwire.checks import gradients, may_break, nonfinite, optimizer_state, total_norm
-from whynan.tripwire.late import LateFlag, can_wait
+from whynan.tripwire.late import LateFlag, can_wait, is_bad
 from whynan.tripwire.values import Damage, damage_of
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+HOPELESS = ("WN601", "WN602", "WN603", "WN608")  # state is damaged: skipping cannot help
 
 
 class _SkipStep(Exception):
@@ -49,6 +52,7 @@ class Window:
     backwards: int = 0
     scale: float | None = None
     told: bool = False
+    late: bool = False  # its values are read when the next step comes
 
 
 class Guard:
@@ -238,7 +242,15 @@ class Guard:
         if not self._allowed(optimizer):
             return None
         before = self._before_update(optimizer)
-        result = self.recorder.suspended(call, optimizer, *args, **kwargs)
+        flag = self.late.flag if self.late is not None and self.budget.policy is not Policy.OBSERVE else None
+        if flag is not None and can_wait(optimizer):
+            optimizer.found_inf = flag  # type: ignore[attr-defined]
+            try:
+                result = self.recorder.suspended(call, optimizer, *args, **kwargs)
+            finally:
+                del optimizer.found_inf  # type: ignore[attr-defined]
+        else:
+            result = self.recorder.suspended(call, optimizer, *args, **kwargs)
         self._after_update(optimizer, before)
         return result
 
@@ -386,7 +398,7 @@ class Guard:
         window = self.window
         if self._unchecked:
             self._look_at_state()
-        if can_wait(optimizer) and not self._busy_buffers():
+        if self.window.symptom is None and can_wait(optimizer) and not self._busy_buffers():
             self._look_late(optimizer)
             return
         parameters = _parameters(optimizer)
@@ -408,23 +420,46 @@ class Guard:
                 self._see(Symptom("buffer", bad[0][2].kind, bad[0][0], _others(bad)))
 
     def _look_late(self, optimizer: torch.optim.Optimizer) -> None:
+        """Read the last step's flag and send this one's: the device is not waited for."""
         if self.late is None:
             self.late = LateFlag()
-        self.late.read(self._late_trip)
-        norm = self.window.norm
-        if norm is None or not self.window.clipped.issuperset(map(id, _parameters(optimizer))):
-            norm = total_norm(gradients(_parameters(optimizer)))
-        self.late.arm(optimizer, self.window.losses, norm, self.step_count, self.recorder)
+        self.late.flag = None
+        self.late.read(self._late_values)
+        window = self.window
+        if window.norm is None or not window.clipped.issuperset(map(id, _parameters(optimizer))):
+            window.norm = total_norm(gradients(_parameters(optimizer)))
+        window.late = True
+        if window.norm is not None or window.losses:
+            self.late.arm(window.losses, window.norm, self.step_count, (dict(self.recorder.tape.entries), optimizer))
 
-    def _late_trip(self, loss: float, norm: float) -> None:
-        raise NotImplementedError
+    def _late_values(self, step: int, loss: float, norm: float, context: Any) -> None:
+        entries, optimizer = context
+        lr = optimizer.param_groups[0].get("lr")
+        self.journal.metrics(step, loss, norm, float(lr) if lr is not None else None, None)
+        if not is_bad(loss, norm):
+            self.budget.healthy()
+            return
+        place, value = ("loss", loss) if not math.isfinite(loss) else ("gradient", norm)
+        symptom = Symptom(place, "nan" if math.isnan(value) else "inf", "loss" if place == "loss" else "gradient norm")
+        ends = {n for n, e in entries.items() if e.kind in ("backward", "clip", "grad", "zero")}
+        program = Program(self.recorder, needed_for(entries, ends), self._leaves())
+        incident = diagnose(self._case(symptom, optimizer, None, program, step))
+        taken = self.budget.decide(incident.cause.code in HOPELESS)
+        self.journal.incident(incident, self.budget.action(taken))
+        if taken == "stopped":
+            raise TrainingStopped(f"stopped at step {step}: {incident.cause.title}")
 
     def _settle_late(self) -> None:
         if self.late is not None:
-            self.late.read(self._late_trip)
+            self.late.read(self._late_values)
 
     def _busy_buffers(self) -> bool:
-        return any(state.changing for _, state in self.recorder.states.values())
+        """Whether forward passes change buffers: those must be put back before the next forward pass, so do not wait."""
+        states = [state for _, state in self.recorder.states.values()]
+        if self.step_count < 2:
+            for state in states:
+                state.changed_buffers()
+        return any(state.changing for state in states)
 
     def _look_at_state(self) -> None:
         """Weights and optimizer state that were made or loaded since the last look."""
@@ -451,8 +486,7 @@ class Guard:
         self.window.told = True
         case = self._case(symptom, optimizer, scaler)
         incident = diagnose(case)
-        hopeless = incident.cause.code in ("WN601", "WN602", "WN603", "WN608")
-        taken = self.budget.decide(hopeless)
+        taken = self.budget.decide(incident.cause.code in HOPELESS)
         self.journal.incident(incident, self.budget.action(taken))
         self._write_metrics(optimizer)
         if taken == "stopped":
@@ -499,12 +533,14 @@ class Guard:
         except Exception as internal:
             self._internal_error(internal)
 
-    def _case(self, symptom: Symptom, optimizer: Any, scaler: Any) -> Case:
-        entries = self._entries_for(symptom)
+    def _case(self, symptom: Symptom, optimizer: Any, scaler: Any, program: Program | None = None, step: int | None = None) -> Case:
+        if program is None:
+            entries = self._entries_for(symptom)
+            program = Program(self.recorder, entries, self._leaves(), self._undo(entries, optimizer))
         return Case(
-            step=self.step_count,
+            step=self.step_count if step is None else step,
             symptom=symptom,
-            program=Program(self.recorder, entries, self._leaves(), self._undo(entries, optimizer)),
+            program=program,
             optimizers=self.optimizers,
             optimizer=optimizer,
             scaler=scaler,
@@ -570,9 +606,10 @@ class Guard:
 
     def _next_step(self, applied: bool) -> None:
         if applied:
-            self.budget.healthy() if not self.window.told else None
+            if not self.window.told and not self.window.late:
+                self.budget.healthy()
             self._applied += 1
-        if not self.window.told:
+        if not self.window.told and not self.window.late:
             self._write_metrics(self.optimizers[-1] if self.optimizers else None)
         self.step_count += 1
         self.window = Window()

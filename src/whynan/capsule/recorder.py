@@ -100,6 +100,7 @@ class Recorder(TorchFunctionMode):
         self.seen_write: Callable[[torch.Tensor], bool] = lambda tensor: True
         self.faulty: Callable[[BaseException], None] = lambda error: None
         self._sorts: dict[Any, Sort] = {}
+        self._partly: set[int] = set()
         self._unwritten: dict[int, Any] = {}  # storage made by torch.empty: weak reference that keeps the number from reuse
         self._begun: set[int] = set()
 
@@ -162,6 +163,8 @@ class Recorder(TorchFunctionMode):
 
     def _close(self, entry: Entry, sort: Sort, args: Any, result: Any) -> None:
         entry.last_node = _node_number()
+        if self._unwritten and args and isinstance(args[0], torch.Tensor) and (sort is Sort.WRITE or result is args[0]):
+            self._note_write(entry.fn, args[0])
         if sort is Sort.RANDOM and not any(t.requires_grad for t in tensors_of(result)):
             for tensor in tensors_of(result):
                 self.tape.forget(tensor)  # whoever uses it keeps it as an outside tensor
@@ -181,8 +184,19 @@ class Recorder(TorchFunctionMode):
         return any(t._version == 0 and self.is_unwritten(t) for t in tensors_of(args) if type(t) is torch.Tensor)
 
     def is_unwritten(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor's memory came from `torch.empty` while we watched."""
-        return tensor.untyped_storage()._cdata in self._unwritten
+        """Whether a tensor's memory came from `torch.empty` while we watched, and was at most partly written since."""
+        key = tensor.untyped_storage()._cdata
+        return key in self._unwritten and (tensor._version == 0 or key in self._partly)
+
+    def _note_write(self, func: Callable[..., Any], target: torch.Tensor) -> None:
+        storage = target.untyped_storage()
+        key = storage._cdata
+        if key in self._unwritten:
+            whole = target.numel() * target.element_size() >= storage.nbytes() and getattr(func, "__name__", "") != "__setitem__"
+            if whole:
+                del self._unwritten[key]
+            else:
+                self._partly.add(key)
 
     def _entry(self, kind: str, fn: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Entry:
         return Entry(

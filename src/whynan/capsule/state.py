@@ -176,13 +176,13 @@ Rng = tuple[torch.Tensor, list[torch.Tensor]]
 
 
 def take_rng() -> Rng:
-    """Take the state of torch's random generators (no device wait)."""
-    cuda = [torch.cuda.get_rng_state(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_initialized() else []
+    """Take the state of torch's random generators, of the current device only (no device wait)."""
+    cuda = [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []
     return torch.get_rng_state(), cuda
 
 
 def put_rng(state: Rng) -> None:
     """Put it back."""
     torch.set_rng_state(state[0])
-    for index, value in enumerate(state[1]):
-        torch.cuda.set_rng_state(value, index)
+    for value in state[1]:
+        torch.cuda.set_rng_state(value)

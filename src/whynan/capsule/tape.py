@@ -230,18 +230,7 @@ class Tape:
 
     def needed_for(self, numbers: set[int]) -> list[Entry]:
         """Return the entries these entries depend on, and themselves, in order."""
-        keep = set(numbers)
-        backward = {n for n, e in self.entries.items() if e.kind in ("backward", "zero")}
-        for number in reversed(self.entries):
-            entry = self.entries[number]
-            made_here = entry.kind == "write" and entry.args and isinstance(entry.args[0], Slot | Inner)
-            if made_here and number < max(numbers, default=0):
-                keep.add(number)  # a write to a tensor made on the tape may be seen through any of its views
-            if number in keep:
-                keep.update(dependencies(entry))
-                if entry.kind == "grad":
-                    keep.update(n for n in backward if n < number)
-        return [e for n, e in self.entries.items() if n in keep]
+        return needed_for(self.entries, numbers)
 
     def _make_room(self) -> None:
         stale = [n for n, e in self.entries.items() if not e.needs_grad]
@@ -249,6 +238,22 @@ class Tape:
             del self.entries[number]
         self._slots = {i: p for i, p in self._slots.items() if p[1].entry in self.entries}
         self.overflowed = self.overflowed or not stale
+
+
+def needed_for(entries: dict[int, Entry], numbers: set[int]) -> list[Entry]:
+    """Return the entries these entries depend on, and themselves, in order."""
+    keep = set(numbers)
+    backward = {n for n, e in entries.items() if e.kind in ("backward", "zero")}
+    for number in reversed(entries):
+        entry = entries[number]
+        made_here = entry.kind == "write" and entry.args and isinstance(entry.args[0], Slot | Inner)
+        if made_here and number < max(numbers, default=0):
+            keep.add(number)  # a write to a tensor made on the tape may be seen through any of its views
+        if number in keep:
+            keep.update(dependencies(entry))
+            if entry.kind == "grad":
+                keep.update(n for n in backward if n < number)
+    return [e for n, e in entries.items() if n in keep]
 
 
 def _alive(ref: weakref.ref[torch.Tensor]) -> bool:

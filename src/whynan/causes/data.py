@@ -28,6 +28,8 @@ def _is_target(scene: Scene) -> bool:
     op = birth.graph.ops[index] if index < len(birth.graph.ops) else None
     if op is None or op.in_module and not any(name in op.call for name in _LOSSES):
         return False
+    if any(name in op.call for name in _LOSSES):
+        return True
     if any(name in op.call or name in op.name for name in _LOSSES):
         return True
     return any(s.maker >= 0 and _from_module(birth.graph, s.maker) for s in op.sources)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from whynan.causes.catalogue import Finding, Scene, rule
+from whynan.causes.facts import skip_views
 from whynan.causes.fixes import Fix, guarded
 from whynan.causes.reductions import _forward_view, written_spans
 from whynan.records import Phase
@@ -31,6 +32,8 @@ def inf_minus_inf(scene: Scene) -> Finding | None:
     count = int(output.isnan().sum()) if output is not None else 1
     fixes = [
         Fix("take only a finite number off", "torch.where({x}.isfinite(), {x}, torch.zeros_like({x}))", 1),
+        Fix("let places that are infinite on both sides count as 0", "torch.where({0}.isinf() & {1}.isinf(), 0.0, {0} - {1})"),
+        Fix("keep both sides finite", "{0}.clamp(-1e4, 1e4) - {1}.clamp(-1e4, 1e4)"),
         Fix("use a large finite number instead of the infinity"),
     ]
     return Finding("inf - inf is nan", [f"in {count} places both sides are infinite"], fixes, written_spans(birth, "the infinity came from here"))
@@ -45,7 +48,8 @@ def zero_times_inf(scene: Scene) -> Finding | None:
         return _masked_on_the_same_line(scene)
     if view is None or birth is None or birth.phase is Phase.BACKWARD or view.name not in ("mul", "mm", "bmm", "addmm", "dot", "mv", "kl_div", "xlogy", "baddbmm", "addcmul"):
         return None
-    if not birth.op or not birth.op.damage.nan or not any(s.damage for s in view.op.sources):
+    written = view.scalar("other") in (float("inf"), float("-inf"))
+    if not birth.op or not birth.op.damage.nan or not (written or any(s.damage for s in view.op.sources)):
         return None
     left, right = view.input(0), view.input(1)
     flipped = left is not None and bool(left.isinf().any())
@@ -127,8 +131,10 @@ def _masked_on_the_same_line(scene: Scene) -> Finding | None:
     factors = [(i, t) for i, t in enumerate((product.input(0), product.input(1))) if t is not None and not bool(t.isinf().any())]
     if len(factors) != 1 or not bool((factors[0][1] == 0).any()):
         return None
-    made = product.maker(factors[0][0])
-    if getattr(getattr(made, "op", None), "node", -1) >= 0:
+    made = skip_views(product.maker(factors[0][0]))
+    inside = skip_views(view.maker(0))
+    both = getattr(made, "op", None), getattr(inside, "op", None)
+    if None not in both and both[0] is both[1] or (both[0] is not None and both[0].node >= 0):
         return None  # the zero was computed with gradients: p * log(p) is the logarithm's own fault
     count = int((factors[0][1] == 0).sum())
     fixes = guarded(view.name, view.op.dtype)

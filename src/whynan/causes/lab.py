@@ -56,11 +56,12 @@ class Lab:
         self.program = program
         self.targets = targets
         self.losses = [h["loss"] for h in history if math.isfinite(h.get("loss", math.nan))]
+        self.norms = [h["grad_norm"] for h in history if math.isfinite(h.get("grad_norm", math.nan))]
         self.hit = 0
 
-    def run(self, swap: Swap | None = None, site: Site | None = None, around: Any = None) -> Outcome:
-        """Replay the step once, with `swap` in place of the torch function called at `site`."""
-        mode = Swapper(swap, site) if swap is not None else contextlib.nullcontext()
+    def run(self, swap: Swap | None = None, sites: frozenset[Site] = frozenset(), around: Any = None) -> Outcome:
+        """Replay the step once, with `swap` in place of the torch function called at `sites`."""
+        mode = Swapper(swap, sites) if swap is not None else contextlib.nullcontext()
         patterns.forget()
         with self.program.still(), around or contextlib.nullcontext(), mode:
             run = self.program.play(mode if isinstance(mode, Swapper) else None)
@@ -78,7 +79,7 @@ class Lab:
             finite = all(map(math.isfinite, losses)) and not any(damage_of(t.detach()) for t in self.targets(run) + grads)
         return Outcome(losses[-1] if losses else None, float(norm) if norm is not None else None, finite)
 
-    def judge(self, outcome: Outcome, empty: bool = False) -> tuple[bool, str]:
+    def judge(self, outcome: Outcome, empty: bool = False, same: float | None = None) -> tuple[bool, str]:
         """Say whether an outcome proves a remedy, and what is wrong with it otherwise."""
         if outcome.error or not outcome.finite:
             return False, outcome.effect() if outcome.error else f"still not finite ({outcome.effect()})"
@@ -86,6 +87,10 @@ class Lab:
             return True, f"{outcome.effect()}: this batch then trains nothing, like a skipped one"
         if outcome.norm is not None and outcome.norm == 0:
             return False, f"finite, but the gradient is dead ({outcome.effect()})"
+        if same is not None and outcome.loss is not None and abs(outcome.loss - same) > 1e-3 * max(1.0, abs(same)):
+            return False, f"finite, but the loss is another: {outcome.effect()} where it was {number(same)}"
+        if outcome.norm is not None and outcome.norm > max([1e4 * n for n in self.norms[-50:]], default=1e8):
+            return False, f"finite, but the gradient is absurd: {outcome.effect()}"
         if self.losses and outcome.loss is not None:
             usual = max(statistics.median(map(abs, self.losses)), max(map(abs, self.losses[-20:])), 1e-3)
             if abs(outcome.loss) > 1000 * usual:
@@ -96,9 +101,9 @@ class Lab:
 class Swapper(TorchFunctionMode):
     """Puts another computation in place of the torch function called at one site, wherever it is called from there."""
 
-    def __init__(self, swap: Swap, site: Site | None) -> None:
+    def __init__(self, swap: Swap, sites: frozenset[Site]) -> None:
         super().__init__()
-        self.swap, self.site, self.hits = swap, site, 0
+        self.swap, self.sites, self.hits = swap, sites, 0
         self.entry: Entry | None = None
 
     def entering(self, entry: Entry) -> None:
@@ -111,7 +116,7 @@ class Swapper(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         site = live_site(_FLOOR, 2) or (self.entry.site if self.entry else None)
-        if site == self.site:
+        if site in self.sites:
             result = self.swap(func, args, kwargs or {})
             if result is not NotImplemented:
                 self.hits += 1
@@ -125,14 +130,13 @@ class Swapper(TorchFunctionMode):
 def without_rows(program: Program, rows: list[int], size: int) -> Iterator[None]:
     """Leave samples out: every outside tensor with that first dimension loses these rows for the time being."""
     keep = [i for i in range(size) if i not in set(rows)]
-    changed: list[tuple[Outside, torch.Tensor | None]] = []
-    for entry in program.entries:
-        for leaf in leaves((entry.args, entry.kwargs)):
-            if isinstance(leaf, Outside) and leaf.tensor.dim() and leaf.tensor.shape[0] == size and not leaf.tensor.requires_grad:
-                changed.append((leaf, leaf.saved))
-                leaf.saved = leaf.value()[keep]
+    found = {id(leaf): leaf for entry in program.entries for leaf in leaves((entry.args, entry.kwargs)) if isinstance(leaf, Outside)}
+    batched = [leaf for leaf in found.values() if leaf.tensor.dim() and leaf.tensor.shape[0] == size and not leaf.tensor.requires_grad]
+    before = [(leaf, leaf.saved) for leaf in batched]
     try:
+        for leaf in batched:
+            leaf.saved = leaf.value()[keep]
         yield
     finally:
-        for leaf, saved in reversed(changed):
+        for leaf, saved in before:
             leaf.saved = saved

@@ -97,11 +97,10 @@ def expression_at(site: Site | None, shown: str) -> Expression | None:
     return None
 
 
-def site_of_node(site: Site, node: ast.AST) -> Site | None:
-    """Return the site of another expression of the same function: its last instruction."""
+def sites_of_node(site: Site, node: ast.AST) -> frozenset[Site]:
+    """Return the instructions of another expression of the same function."""
     wanted = (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset)  # type: ignore[attr-defined]
-    hits = [index for index, (line, end, column, last) in enumerate(site.code.co_positions()) if (line, end, column, last) == wanted]
-    return Site(site.code, 2 * hits[-1]) if hits else None
+    return frozenset(Site(site.code, 2 * index) for index, place in enumerate(site.code.co_positions()) if place == (wanted[0], wanted[1], wanted[2], wanted[3]))
 
 
 def _function_around(tree: ast.Module, line: int) -> ast.AST:

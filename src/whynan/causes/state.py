@@ -37,10 +37,10 @@ def loss_scale_collapse(scene: Scene) -> Finding | None:
 def uninitialised_parameter(scene: Scene) -> Finding | None:
     """A parameter still holds whatever was in memory when it was made with `torch.empty`."""
     tensor, name = _bad_parameter(scene)
-    if tensor is None or tensor._version != 0 or not scene.program.recorder.is_unwritten(tensor):
+    if tensor is None or not scene.program.recorder.is_unwritten(tensor):
         return None
     bad = int((~tensor.detach().isfinite()).sum())
-    evidence = [f"`{name}` was made by torch.empty and never written", f"{bad} of {tensor.numel()} values are not finite"]
+    evidence = [f"`{name}` was made by torch.empty and not, or not wholly, written", f"{bad} of {tensor.numel()} values are not finite"]
     return Finding(f"`{name}` holds uninitialised memory", evidence, [Fix("give the weight a value: torch.nn.init, torch.zeros or torch.randn")], proven=True)
 
 

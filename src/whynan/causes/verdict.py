@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from whynan.causes import patterns
 from whynan.causes.catalogue import Finding, Rule, Scene, first_match
 from whynan.causes.fixes import Fix, source_name
 from whynan.causes.lab import Lab, Outcome, without_rows
-from whynan.causes.source import Expression, expression_at, site_of_node
+from whynan.causes.source import Expression, expression_at, sites_of_node
 from whynan.records import NOWHERE, Cause, Confidence, Experiment, Origin, Phase, Remedy, TensorStats
 from whynan.trace.birth import View
 from whynan.tripwire.values import bad_rows, stats
@@ -104,11 +105,14 @@ def _remedies(scene: Scene, finding: Finding, expression: Expression | None, sit
         if any(r.result == "proven" for r in tried) and not fix.template:
             tried.append(Remedy(fix.title))
             continue
-        tried.append(_try(scene, finding, fix, expression, site))
-        if tried[-1].result == "proven":
+        remedy = _try(scene, finding, fix, expression, site)
+        if fix.template and remedy.result == "not tried":
+            continue  # it does not fit this source
+        tried.append(remedy)
+        if remedy.result == "proven":
             break
     order = {"proven": 0, "not tried": 1, "failed": 2}
-    return sorted((r for r in tried if r.diff or r.result != "failed"), key=lambda r: (order[r.result], not r.diff))
+    return sorted(tried, key=lambda r: (order[r.result], not r.diff))
 
 
 def _try(scene: Scene, finding: Finding, fix: Fix, expression: Expression | None, site: Site | None) -> Remedy:
@@ -129,18 +133,24 @@ def _try(scene: Scene, finding: Finding, fix: Fix, expression: Expression | None
     diff = expression.diff(*change) if change is not None else ""
     name = runtime
     try:
-        outcome = lab.run(fix.swap(expression, name), site)
+        outcome = lab.run(fix.swap(expression, name), frozenset([site]) if site is not None else frozenset())
     except (MemoryError, torch.OutOfMemoryError):
         return Remedy(fix.title, diff, fix.safe, "not tried", "there was too little memory for another replay")
     except Exception as error:
         return Remedy(fix.title, "", fix.safe, "failed", f"{type(error).__name__}: {error}")
     if not lab.hit:
         return Remedy(fix.title, "", fix.safe)
-    good, words = lab.judge(outcome, finding.empty)
+    good, words = lab.judge(outcome, finding.empty, _finite_loss(scene))
     scene.tried(fix.title, words)
     if not good and scene.symptom.place == "exception" and not outcome.error:
         good = outcome.finite
     return Remedy(fix.title, diff, fix.safe, "proven" if good else "failed", words)
+
+
+def _finite_loss(scene: Scene) -> float | None:
+    """The loss of the failing step where it was finite: a remedy for its gradient must not change it."""
+    losses = scene.birth.losses if scene.birth is not None and scene.symptom.place == "gradient" else []
+    return losses[-1] if losses and math.isfinite(losses[-1]) else None
 
 
 def _try_around(scene: Scene, finding: Finding, fix: Fix, expression: Expression, site: Site | None) -> Remedy:
@@ -148,8 +158,8 @@ def _try_around(scene: Scene, finding: Finding, fix: Fix, expression: Expression
     lab = scene.lab
     assert lab is not None and site is not None
     found = patterns.around(expression, fix.inner)
-    outer = site_of_node(site, found[0]) if found is not None else None
-    if found is None or outer is None:
+    outer = sites_of_node(site, found[0]) if found is not None else frozenset()
+    if found is None or not outer:
         return Remedy(fix.title, "", fix.safe)
     outcome = lab.run(patterns.outer_swap(fix.inner), outer)
     if not lab.hit:

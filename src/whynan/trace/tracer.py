@@ -206,7 +206,7 @@ class Tracer(TorchDispatchMode):
         if worst is Colour.DELIBERATE:
             spread = not op.damage.nan or any(s.damage.nan for s in op.sources)
             return Colour.DELIBERATE if spread else Colour.DAMAGE
-        if (name in _FILLS and not op.backward) or _written_infinity(op):
+        if (name in _FILLS and not op.backward) or (_written_infinity(op) and not op.damage.nan):
             return Colour.DELIBERATE
         if name in _LOGS and not op.damage.nan and self._of_a_mask(op, args[0]):
             return Colour.DELIBERATE

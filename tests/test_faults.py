@@ -1,0 +1,395 @@
+"""Faults of the surroundings and of whynan itself: the training goes on, and the files that can be written are complete."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Sandbox
+
+TRAIN = """
+    import torch
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+    for step in range(8):
+        x = torch.randn(16, 4)
+        optimizer.zero_grad()
+        loss = model(x).pow(2).mean()
+        if BAD and step == 4:
+            loss = loss + torch.log(x.sum() * 0)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        scheduler.step()
+    for name, tensor in model.state_dict().items():
+        print(name, tensor.double().sum().item().hex())
+"""
+HEALTHY = TRAIN.replace("BAD and ", "False and ")
+BAD = TRAIN.replace("BAD and ", "")
+
+
+def unwatched(box: Sandbox, source: str) -> str:
+    """Return what a program prints without whynan."""
+    path = box.write(source, "plain.py")
+
+    def work() -> int:
+        exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), {"__name__": "__main__"})
+        return 0
+
+    return box.in_child(work).out
+
+
+# -- workers and forks --------------------------------------------------------------------------------------------
+
+LOADERS = """
+    import multiprocessing, os, sys, torch
+    from torch.utils.data import DataLoader, Dataset
+
+    class Rows(Dataset):
+        def __len__(self):
+            return 12
+
+        def __getitem__(self, index):
+            return torch.randn(3, generator=torch.Generator().manual_seed(index)) if index != 5 else torch.full((3,), float("nan"))
+
+    def train(**options):
+        torch.manual_seed(1)
+        model = torch.nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for batch in DataLoader(Rows(), batch_size=4, **options):
+            optimizer.zero_grad()
+            model(batch).pow(2).mean().backward()
+            optimizer.step()
+        return model.weight.sum().item().hex()
+
+    if __name__ == "__main__":
+        print(train())
+        for method in ("fork", "spawn", "forkserver"):
+            print(train(num_workers=1, multiprocessing_context=method))
+        print(os.getpid() == os.getppid(), __name__)
+    else:
+        print("worker", __name__)
+"""
+
+
+def test_workers_of_every_start_method(box: Sandbox) -> None:
+    """DataLoader workers by fork, spawn and forkserver: the same numbers as without workers, one incident each, all files whole."""
+    box.write(LOADERS)
+    done = box.whynan("train.py")
+    assert done.status == 0, done.err
+    weights = [line for line in done.out.splitlines() if line.startswith(("0x", "-0x"))]
+    assert len(weights) == 4
+    assert len(set(weights)) == 1
+    assert done.out.count("worker __mp_main__") == 2
+    assert [i["step"] for i in done.incidents] == [1, 4, 7, 10]
+    assert [row["step"] for row in done.metrics] == list(range(12))
+    assert "internal error" not in done.err
+
+
+FORKS = """
+    import os, sys, torch
+
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train(steps, bad=-1):
+        for step in range(steps):
+            optimizer.zero_grad()
+            loss = model(torch.randn(4, 3)).pow(2).mean() / (step != bad)
+            loss.backward()
+            optimizer.step()
+
+    train(5)
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        train(3, bad=1)
+        print("child ends")
+        ENDING
+    _, status = os.waitpid(child, 0)
+    train(5, bad=2)
+    print("child status", os.waitstatus_to_exitcode(status))
+"""
+
+
+@pytest.mark.parametrize("ending", ["sys.exit(5)", "sys.stdout.flush(); os._exit(5)"])
+def test_forked_child_keeps_out_of_the_files(box: Sandbox, ending: str) -> None:
+    """A child made by os.fork ends as without whynan and writes nothing into its parent's files."""
+    done = box.watched(FORKS.replace("ENDING", ending))
+    assert done.out == "child ends\nchild status 5\n"
+    assert done.status == 0
+    assert [row["step"] for row in done.metrics] == list(range(10))
+    assert [i["step"] for i in done.incidents] == [7]
+
+
+def test_process_pool_of_the_script(box: Sandbox) -> None:
+    """A multiprocessing pool by fork, in the middle of a watched run, works and leaves the files alone."""
+    source = """
+        import multiprocessing, torch
+
+        def work(seed):
+            generator = torch.Generator().manual_seed(seed)
+            weight = torch.nn.Parameter(torch.randn(3, generator=generator))
+            optimizer = torch.optim.SGD([weight], lr=0.1)
+            weight.square().sum().backward()
+            optimizer.step()
+            return weight.sum().item() == weight.sum().item()
+
+        weight = torch.nn.Parameter(torch.ones(3))
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        for step in range(2):
+            weight.square().sum().backward()
+            optimizer.step()
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            print(pool.map(work, range(4)))
+    """
+    done = box.watched(source)
+    assert (done.out, done.err, done.status) == ("[True, True, True, True]\n", "", 0)
+    assert [row["step"] for row in done.metrics] == [0, 1]
+
+
+# -- the disk -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["/proc/whynan", "plain-file/run"])
+def test_run_directory_that_cannot_be_made(box: Sandbox, place: str) -> None:
+    """A run directory that cannot be made is said once; the diagnosis is printed and the training goes on."""
+    (box.folder / "plain-file").write_text("")
+    done = box.forked("run", "--run-dir", place, str(box.write(BAD)))
+    assert done.status == 0
+    assert len(done.out.splitlines()) == 9
+    assert len(re.findall("cannot write the run directory", done.err)) == 1
+    assert "error[WN" in done.err
+    assert "Traceback" not in done.err
+    assert "wrote" not in done.err
+
+
+@pytest.mark.parametrize("full", [["metrics.jsonl"], ["incidents.jsonl"], ["report.md"], ["metrics.jsonl", "incidents.jsonl", "report.md"]])
+def test_full_disk(box: Sandbox, full: list[str]) -> None:
+    """No space left on the device: said once in a line, no traceback, the training and the diagnosis go on."""
+    if not os.path.exists("/dev/full"):
+        pytest.skip("this system has no /dev/full")
+    box.run_dir.mkdir()
+    for name in full:
+        (box.run_dir / name).symlink_to("/dev/full")
+    done = box.watched(BAD)
+    assert done.status == 0
+    assert done.out == box.watched(BAD, "--run-dir", str(box.folder / "other")).out
+    assert len(re.findall("cannot write the run directory .No space left", done.err)) == 1
+    assert "error[WN" in done.err
+    assert "Traceback" not in done.err
+    assert "internal error" not in done.err
+
+
+def test_disk_that_fills_up(box: Sandbox) -> None:
+    """A disk that fills up in the middle of a long run, seen by a process of its own until its end."""
+    if not os.path.exists("/dev/full"):
+        pytest.skip("this system has no /dev/full")
+    box.run_dir.mkdir()
+    (box.run_dir / "metrics.jsonl").symlink_to("/dev/full")
+    box.write(HEALTHY)
+    done = box.whynan("train.py")
+    assert done.status == 0
+    assert done.err.count("\n") == 1, done.err
+    assert "No space left" in done.err
+
+
+def test_run_directory_removed_meanwhile(box: Sandbox) -> None:
+    """A script that deletes the run directory costs files, not the training."""
+    done = box.watched("import shutil, pathlib\n" + textwrap.dedent(BAD).replace("    x =", f"    shutil.rmtree({str(box.run_dir)!r}, ignore_errors=True)\n    x ="))
+    assert done.status == 0, done.err
+    assert len(done.out.splitlines()) == 9
+    assert "Traceback" not in done.err
+
+
+def test_stderr_that_is_closed(box: Sandbox) -> None:
+    """A script that closes stderr does not make whynan's words an error."""
+    done = box.watched("import sys; sys.stderr.close()\n" + textwrap.dedent(BAD))
+    assert done.status == 0
+    assert len(done.out.splitlines()) == 9
+    assert len(done.incidents) == 1
+    assert done.report
+
+
+# -- faults of whynan's own ---------------------------------------------------------------------------------------
+
+
+def breaking(where: str) -> Callable[[], None]:
+    """Return what makes one of whynan's functions fail."""
+
+    def fail(*_: object, **__: object) -> object:
+        raise ZeroDivisionError("planted")
+
+    def plant() -> None:
+        module, _, path = where.partition(":")
+        *owners, name = path.split(".")
+        owner = importlib.import_module(module)
+        for step in owners:
+            owner = getattr(owner, step)
+        assert hasattr(owner, name), f"{where} is gone: choose another place to break"
+        setattr(owner, name, fail)
+
+    return plant
+
+
+AT_ANY_STEP = [
+    "whynan.guard:Guard._look",
+    "whynan.guard:Guard._note_losses",
+    "whynan.guard:Guard._next_step",
+    "whynan.guard:Guard._write_metrics",
+    "whynan.guard:Guard._before_update",
+    "whynan.guard:Guard.zeroed",
+    "whynan.guard:Guard.clip",
+    "whynan.guard:Guard.optimizer_made",
+    "whynan.capsule.recorder:take_site",
+    "whynan.capsule.recorder:take_rng",
+    "whynan.capsule.recorder:Recorder._entry",
+    "whynan.capsule.recorder:Recorder._close",
+    "whynan.capsule.recorder:ModuleState",
+    "whynan.capsule.recorder:sort_of",
+    "whynan.capsule.tape:Tape.add",
+    "whynan.capsule.tape:Tape.roll",
+    "whynan.report.journal:Journal.metrics",
+]
+
+
+@pytest.mark.parametrize("where", AT_ANY_STEP)
+def test_internal_error_while_watching(box: Sandbox, where: str) -> None:
+    """An error inside whynan: said once, with how to report it, and the training ends as without whynan, bit for bit."""
+    done = box.watched(HEALTHY, before=breaking(where))
+    assert done.status == 0, done.err
+    assert done.out == unwatched(box, HEALTHY)
+    assert_told_once(box, done.err)
+
+
+IN_A_DIAGNOSIS = [
+    "whynan.guard:diagnose",
+    "whynan.guard:Guard._act",
+    "whynan.guard:Guard._case",
+    "whynan.diagnosis:locate",
+    "whynan.diagnosis:judge",
+    "whynan.capsule.replay:Program.play",
+    "whynan.report.journal:Journal.incident",
+    "whynan.report.terminal:diagnosis",
+    "whynan.report.terminal:farewell",
+    "whynan.report.markdown:render",
+]
+
+
+@pytest.mark.parametrize("where", IN_A_DIAGNOSIS)
+def test_internal_error_in_a_diagnosis(box: Sandbox, where: str) -> None:
+    """An error while a bad step is diagnosed or told: said once, and the training goes on to its end."""
+    done = box.watched(BAD, before=breaking(where))
+    assert done.status == 0, done.err
+    assert len(done.out.splitlines()) == 9
+    assert_told_once(box, done.err)
+
+
+def assert_told_once(box: Sandbox, err: str) -> None:
+    """The fault is said once, names the error, says where to report it; the details are in a file."""
+    assert len(re.findall("internal error", err)) == 1, err
+    assert "planted" in err
+    assert "report" in err
+    details = (box.run_dir / "internal-error.txt").read_text(encoding="utf-8")
+    assert "ZeroDivisionError: planted" in details
+    assert "whynan 0" in details
+
+
+def test_too_little_memory_for_a_replay(box: Sandbox) -> None:
+    """Too little memory to replay: the step is still noticed, skipped and told, with the reason why the place is not known."""
+
+    def exhaust() -> None:
+        import whynan.diagnosis
+
+        def fail(*_: object, **__: object) -> object:
+            raise MemoryError
+
+        whynan.diagnosis.locate = fail
+
+    done = box.watched(BAD, before=exhaust)
+    assert done.status == 0
+    assert "internal error" not in done.err
+    (incident,) = done.incidents
+    assert incident["action"]["taken"] == "skipped"
+    assert incident["origin"]["exact"] is False
+    assert "memory" in " ".join(incident["cause"]["evidence"]) + incident["origin"]["note"]
+
+
+def test_stop_is_not_swallowed(box: Sandbox) -> None:
+    """A script that catches every exception of a step is stopped all the same, with status 3."""
+    source = """
+        import torch
+
+        weight = torch.nn.Parameter(torch.ones(3))
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        for step in range(30):
+            try:
+                optimizer.zero_grad()
+                torch.log(weight.sum() * 0).backward()
+                optimizer.step()
+            except Exception as error:
+                print("caught", type(error).__name__)
+        print("reached the end")
+    """
+    done = box.watched(source)
+    assert done.status == 3
+    assert done.out == ""
+    assert len(done.incidents) == 4
+
+
+def test_files_of_a_run_that_raises(box: Sandbox) -> None:
+    """A script that dies of its own exception after a bad step leaves complete files."""
+    done = box.watched(textwrap.dedent(BAD) + "raise RuntimeError('of the script')\n")
+    assert done.status == 1
+    assert "RuntimeError: of the script" in done.err
+    assert len(done.incidents) == 1
+    assert [row["step"] for row in done.metrics] == list(range(8))
+    assert "WN101" in done.report
+
+
+def test_ordinary_exception_is_no_incident(box: Sandbox) -> None:
+    """A mistake of the script's own that has nothing to do with numbers (shapes that do not fit) is not diagnosed."""
+    done = box.watched("import torch\ntorch.nn.Linear(2, 2)(torch.ones(3))\n")
+    assert done.status == 1
+    assert "shapes cannot be multiplied" in done.err
+    assert done.incidents == []
+    assert "error[" not in done.err
+
+
+def test_index_outside_its_table_is_explained(box: Sandbox) -> None:
+    """A token id outside its embedding raises as without whynan, and is explained (WN703)."""
+    done = box.watched("import torch\ntorch.nn.Embedding(4, 2)(torch.tensor([1, 9]))\n")
+    assert done.status == 1
+    assert "IndexError: index out of range in self" in done.err
+    assert [i["cause"]["code"] for i in done.incidents] == ["WN703"]
+    assert done.incidents[0]["origin"]["line"] == 2
+
+
+def test_files_are_there_while_the_run_goes_on(box: Sandbox) -> None:
+    """An incident is on disk as soon as it is closed: a run that is killed hard afterwards has lost nothing of it."""
+    source = textwrap.dedent(BAD).replace("    scheduler.step()", "    scheduler.step()\n    if step == 5: __import__('os')._exit(9)")
+    done = box.watched(source)
+    assert done.status == 9
+    assert [i["step"] for i in done.incidents] == [4]
+    assert [row["step"] for row in done.metrics][:4] == list(range(4))
+
+
+def test_path_is_a_dangling_folder(box: Sandbox) -> None:
+    """A working directory that is deleted under the script does not disturb it."""
+    folder = box.folder / "gone"
+    folder.mkdir()
+    source = f"import os\nos.chdir({str(folder)!r}); os.rmdir({str(folder)!r})\n" + textwrap.dedent(BAD)
+    done = box.forked("run", str(box.write(source)))
+    assert done.status == 0, done.err
+    assert len(done.out.splitlines()) == 9
+    assert "Traceback" not in done.err
+    assert not Path(folder).exists()
