@@ -25,9 +25,10 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo  # optimizers import it at their first step: once here instead of in every child
-import whynan.commands.run
-import whynan.guard
 from torch.utils.data import dataloader
+
+import whynan.commands.run
+import whynan.guard  # noqa: F401 (loaded here for all forked children)
 
 PYTHON = sys.executable
 ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith(("COV_", "PYTEST_"))} | {"NO_COLOR": "1", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -122,7 +123,7 @@ class Sandbox:
                 os.setsid()
                 for stream, path in ((1, out), (2, err)):
                     os.dup2(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC), stream)
-                sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)
+                sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115 (stay open)
                 os.environ["NO_COLOR"] = "1"
                 status = _status_of(work)
             finally:
@@ -140,7 +141,7 @@ def _status_of(work: Callable[[], int]) -> int:
         if stop.code is None or isinstance(stop.code, int):
             return stop.code or 0
         print(stop.code, file=sys.stderr)
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 (stands in for the interpreter)
         if sys.excepthook is sys.__excepthook__:
             traceback.print_exc()
         else:
@@ -183,6 +184,10 @@ _OWNERS: dict[str, Any] = {
     "DataLoader": dataloader.DataLoader, "iterator": dataloader._BaseDataLoaderIter, "Tensor": torch.Tensor, "torch": torch,
     "ScriptFunction": torch.jit.ScriptFunction,
 }  # fmt: skip
+
+
+for _kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.LBFGS, torch.optim.RMSprop, torch.optim.Adagrad):
+    _kind([torch.nn.Parameter(torch.zeros(1))])  # torch itself wraps the step of a class when the first one is made
 
 
 def torch_doors() -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import signal
@@ -353,11 +352,3 @@ def test_origin_names_the_file_from_the_working_directory(box: Sandbox) -> None:
     origin = done.incidents[0]["origin"]
     assert (origin["file"], origin["line"], origin["code"]) == (str(Path("lib/losses.py")), 3, "return torch.log(x - x).mean()")
     assert "lib/losses.py:3" in done.err
-
-
-def test_metrics_json_is_plain_python_json(box: Sandbox) -> None:
-    """Each line of metrics.jsonl alone is one JSON object."""
-    done = box.watched(TRAIN)
-    lines = (box.run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    assert [json.loads(line) for line in lines] == done.metrics
-    assert all(isinstance(row, dict) for row in done.metrics)

@@ -6,8 +6,9 @@ import re
 import subprocess
 
 import pytest
-import whynan
 from conftest import ENVIRONMENT, PYTHON
+
+import whynan
 from whynan.commands.main import main
 
 CODES = {

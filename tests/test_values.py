@@ -8,8 +8,22 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from whynan.tripwire.checks import gradients, may_break, nonfinite, optimizer_state, total_norm
-from whynan.tripwire.values import CLEAN, Damage, bad_rows, damage_of, is_mask_like, stats
+
+from whynan.tripwire.checks import (
+    gradients,
+    may_break,
+    nonfinite,
+    optimizer_state,
+    total_norm,
+)
+from whynan.tripwire.values import (
+    CLEAN,
+    Damage,
+    bad_rows,
+    damage_of,
+    is_mask_like,
+    stats,
+)
 
 NAN, INF = math.nan, math.inf
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]

@@ -11,6 +11,7 @@ import functools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from threading import get_ident
 from typing import Any, TypeVar
 
 import torch
@@ -26,7 +27,7 @@ from whynan.report.journal import Journal
 from whynan.records import Symptom
 from whynan.recovery.policy import Budget, Policy
 from whynan.recovery.snapshot import Snapshot
-from whynan.tripwire.checks import gradients, may_break, nonfinite, optimizer_state, total_norm
+from whynan.tripwire.checks import gradients, may_break, nonfinite, optimizer_state, scalar_damage, total_norm
 from whynan.tripwire.late import LateFlag, can_wait, is_bad
 from whynan.tripwire.values import Damage, damage_of
 
@@ -52,6 +53,7 @@ class Window:
     backwards: int = 0
     scale: float | None = None
     told: bool = False
+    scaled: bool = False  # a gradient scaler is at work: its overflows are its own business
     late: bool = False  # its values are read when the next step comes
 
 
@@ -78,10 +80,15 @@ class Guard:
         self._function: Entry | None = None
         self._interception = Interception(self)
         self._overflows = 0
+        self._collapsed = False
         self._applied = 0
         self._open = False
         self._window_start = 0
         self._stepped_at: Site | None = None
+        self.stepping = False  # an optimizer's own step is running
+        self._in_backward = False
+        self._stepped_inside: torch.optim.Optimizer | None = None
+        self._told_of_threads = False
         self._made_at: dict[int, Site | None] = {}
 
     # -- life ---------------------------------------------------------------------------------------------------
@@ -153,8 +160,8 @@ class Guard:
         """State was loaded: look at it before the next step."""
         self._unchecked.append(owner)
 
-    def zeroed(self, owner: Any) -> None:
-        """Gradients are about to be dropped; a pending symptom that was never stepped on is told now."""
+    def zeroed(self, call: Callable[..., Any], owner: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        """Gradients are dropped; a pending symptom that was never stepped on is told now."""
         window = self.window
         if window.symptom is not None and not window.told and window.backwards:
             self._guarded(self._turned_away)
@@ -162,9 +169,11 @@ class Guard:
             tensors = owner.parameters() if isinstance(owner, torch.nn.Module) else _parameters(owner)
             entry = self.recorder.note("zero", functools.partial(_drop_gradients, list(tensors)))
             self.recorder.tape.add(entry, None)
+        call(owner, *args, **kwargs)
 
     def scaled(self, scaler: Any, loss: Any) -> None:
         """A gradient scaler multiplies the loss: the unscaled one is what counts."""
+        self.window.scaled = True
         self.window.scale = scaler.get_scale() if not torch.cuda.is_initialized() else None
         self._note_losses(loss)
 
@@ -187,10 +196,44 @@ class Guard:
             self._check_losses(entry)
         except Exception as error:
             self._internal_error(error)
-        result = self.recorder.suspended(call, *args, **kwargs)
+        self._in_backward = True
+        try:
+            result = self.recorder.suspended(call, *args, **kwargs)
+        finally:
+            self._in_backward = False
         if not self.optimizers:
             self._guarded(self._manual_check)
+        elif self._stepped_inside:
+            self._guarded(self._after_hooks)
         return result
+
+    def _after_hooks(self) -> None:
+        """Optimizers stepped inside the backward pass: settle that step now."""
+        optimizer, self._stepped_inside = self._stepped_inside, None
+        if self.window.symptom is not None and not self.window.told:
+            self._act(optimizer)
+        self._next_step(applied=not self.window.told)
+
+    def step_elsewhere(self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> Any:
+        """An optimizer steps where nothing is recorded: in a hook of the backward pass, or in another thread."""
+        if get_ident() != self.recorder.thread:
+            if not self._told_of_threads:
+                self._told_of_threads = True
+                self.journal.say("whynan: another thread steps an optimizer; only the thread that watching began in is watched")
+            return call(optimizer, *args, **kwargs)
+        if not self._in_backward:
+            return call(optimizer, *args, **kwargs)
+        self._stepped_inside = optimizer
+        try:
+            if self.window.symptom is None:
+                bad = nonfinite(self._named_gradients(optimizer))
+                if bad:
+                    self._see(Symptom("gradient", bad[0][2].kind, bad[0][0], _others(bad)))
+        except Exception as error:
+            self._internal_error(error)
+        if self.window.symptom is not None and self.budget.policy is not Policy.OBSERVE:
+            return None
+        return call(optimizer, *args, **kwargs)
 
     def grad(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         """`torch.autograd.grad`: recorded as a call; in programs without optimizers its outputs are the gradients."""
@@ -227,7 +270,7 @@ class Guard:
         if isinstance(norm, torch.Tensor) and (self.window.norm is None or not self.window.clipped):
             self.window.norm = norm.detach()
             self.window.clipped = frozenset(map(id, parameters))
-            if norm.device.type == "cpu" and self.window.symptom is None and not math.isfinite(float(norm)):
+            if norm.device.type == "cpu" and self.window.symptom is None and not self.window.scaled and not math.isfinite(float(norm)):
                 bad = nonfinite((n, p.grad) for n, p in self._names_of(parameters) if p.grad is not None)
                 if bad:
                     self._see(Symptom("gradient", bad[0][2].kind, bad[0][0], _others(bad)))
@@ -235,10 +278,19 @@ class Guard:
 
     def step(self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> Any:
         """The user updates the weights: the last moment to stop it."""
+        self.stepping = True
+        try:
+            return self._step(call, optimizer, args, kwargs)
+        finally:
+            self.stepping = False
+
+    def _step(self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> Any:
         closure = args[0] if args else kwargs.get("closure")
         self._stepped_at = take_site(2)
         if closure is not None:
             return self._step_with_closure(call, optimizer, closure, args, kwargs)
+        if hasattr(optimizer, "found_inf"):
+            return self._step_of_scaler(call, optimizer, args, kwargs)
         if not self._allowed(optimizer):
             return None
         before = self._before_update(optimizer)
@@ -252,6 +304,19 @@ class Guard:
         else:
             result = self.recorder.suspended(call, optimizer, *args, **kwargs)
         self._after_update(optimizer, before)
+        return result
+
+    def _step_of_scaler(self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> Any:
+        """A fused optimizer under a gradient scaler: the gradients are still scaled and the kernel skips by itself."""
+        found = optimizer.found_inf  # type: ignore[attr-defined]
+        if self.window.symptom is not None and not self.window.told:
+            if self._act(optimizer) == "skipped":
+                self._next_step(applied=False)
+                return None
+        result = call(optimizer, *args, **kwargs)
+        if found.device.type == "cpu" and float(found) > 0:
+            return result  # skipped by the kernel; `scaler_step` counts it
+        self._next_step(applied=True)
         return result
 
     def _step_with_closure(
@@ -289,7 +354,7 @@ class Guard:
         self._stepped_at = take_site(2)
         result = recorder.suspended(_Resuming(self, call), scaler, optimizer, *args, **kwargs)
         if self._applied > applied:
-            self._overflows = 0
+            self._overflows, self._collapsed = 0, False
             return result
         if self.step_count > count:
             return result
@@ -299,9 +364,10 @@ class Guard:
     def _scaler_skipped(self, scaler: Any, optimizer: Any) -> None:
         self._overflows += 1
         window = self.window
-        if window.symptom is None and self._overflows in (4, 12) and not window.told:
+        collapse = self._overflows >= 4 and not self._collapsed and scaler.get_scale() < 1.0
+        if window.symptom is None and (self._overflows == 4 or collapse) and not window.told:
+            self._collapsed = self._collapsed or collapse
             bad = nonfinite((n, g) for n, g in self._named_gradients(optimizer))
-            collapse = self._overflows >= 12
             if bad and (collapse or self._bad_without_scale(scaler, optimizer)):
                 self._see(Symptom("scaler" if collapse else "gradient", bad[0][2].kind, bad[0][0], f"{self._overflows} steps skipped in a row"))
         if window.symptom is not None and not window.told:
@@ -333,7 +399,7 @@ class Guard:
         for loss in fresh:
             if loss.device.type != "cpu":
                 continue  # looked at on the device, later
-            damage = damage_of(loss)
+            damage = scalar_damage(loss.item()) if loss.numel() == 1 else damage_of(loss)
             if damage and (window.symptom is None or window.entry < 0):
                 self._see(Symptom("loss", damage.kind, "loss"), entry)
 
@@ -618,7 +684,7 @@ class Guard:
 
     def _write_metrics(self, optimizer: Any) -> None:
         window = self.window
-        loss = float(window.losses[-1].float().sum()) if window.losses and window.losses[-1].device.type == "cpu" else None
+        loss = _number(window.losses[-1]) if window.losses and window.losses[-1].device.type == "cpu" else None
         norm = float(window.norm) if window.norm is not None and window.norm.device.type == "cpu" else None
         lr = optimizer.param_groups[0].get("lr") if optimizer is not None else None
         self.journal.metrics(self.step_count, loss, norm, float(lr) if lr is not None else None, window.scale)
@@ -727,6 +793,10 @@ def _worst(tensors: list[torch.Tensor]) -> Damage:
     for tensor in tensors:
         found = found | damage_of(tensor)
     return found
+
+
+def _number(loss: torch.Tensor) -> float:
+    return float(loss.item()) if loss.numel() == 1 and not loss.is_complex() else float(loss.abs().float().sum())
 
 
 def _others(bad: list[tuple[str, torch.Tensor, Damage]]) -> str:

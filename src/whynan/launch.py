@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import io
 import os
 import runpy
 import sys
+from importlib.machinery import SourceFileLoader
 from types import CodeType, ModuleType, TracebackType
 
 from whynan.capsule.sites import is_internal
@@ -20,10 +22,12 @@ def run_script(guard: Guard, path: str, args: list[str]) -> int:
     """Run a file as `__main__`; return the exit status it would have had."""
     code = _compiled(path)
     main = ModuleType("__main__")
-    main.__dict__.update(__file__=path, __builtins__=__builtins__, __spec__=None, __cached__=None)
+    full = os.path.abspath(path)
+    main.__dict__.update(__file__=full, __builtins__=builtins, __cached__=None, __annotations__={})
+    main.__loader__ = SourceFileLoader("__main__", full)
     sys.modules["__main__"] = main
     sys.argv = [path, *args]
-    sys.path[0] = os.path.dirname(os.path.abspath(path))
+    sys.path[0] = os.path.dirname(os.path.realpath(path))
     return _guarded(guard, lambda: exec(code, main.__dict__))  # the user's own program
 
 
@@ -56,7 +60,7 @@ def _compiled(path: str) -> CodeType:
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     try:
-        return compile(source, path, "exec")
+        return compile(source, os.path.abspath(path), "exec")
     except (SyntaxError, ValueError) as error:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         raise UsageError(f"{path} is not Python{line}: {error.msg if isinstance(error, SyntaxError) else error}") from None
@@ -72,8 +76,8 @@ def _guarded(guard: Guard, program: object) -> int:
     except SystemExit as stop:
         raise SystemExit(stop.code) from None
     except BaseException as error:
-        error.__traceback__ = without_own_frames(error.__traceback__)
-        sys.excepthook = _quiet_hook
+        if sys.excepthook is sys.__excepthook__:
+            sys.excepthook = _quiet_hook
         raise
     return 0
 
@@ -84,7 +88,8 @@ def _flush() -> None:
 
 
 def _quiet_hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    sys.__excepthook__(kind, error, without_own_frames(trace))
+    error.__traceback__ = without_own_frames(trace)
+    sys.__excepthook__(kind, error, error.__traceback__)
 
 
 def without_own_frames(trace: TracebackType | None) -> TracebackType | None:
@@ -94,7 +99,7 @@ def without_own_frames(trace: TracebackType | None) -> TracebackType | None:
     while trace is not None:
         code = trace.tb_frame.f_code
         own = f"{os.sep}whynan{os.sep}" in code.co_filename and is_internal(code)
-        started = started or not is_internal(code)
+        started = started or (own and code.co_name == "<lambda>")
         if started and not own:
             kept.append(trace)
         trace = trace.tb_next

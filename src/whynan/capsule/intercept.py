@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.utils.data.dataloader as dataloader
+from torch.compiler import is_compiling
 
 from whynan.capsule.recorder import Recorder
 
@@ -22,13 +23,15 @@ class Doors(Protocol):
     """What the engine does at the doors."""
 
     recorder: Recorder
+    stepping: bool
 
+    def step_elsewhere(self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> Any: ...
     def backward(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any: ...
     def grad(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any: ...
     def derived(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any: ...
     def clip(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any: ...
     def step(self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> Any: ...
-    def zeroed(self, owner: Any) -> None: ...
+    def zeroed(self, call: Callable[..., Any], owner: Any, args: Any, kwargs: dict[str, Any]) -> None: ...
     def optimizer_made(self, optimizer: torch.optim.Optimizer) -> None: ...
     def loaded(self, owner: Any) -> None: ...
     def scaled(self, scaler: Any, loss: Any) -> None: ...
@@ -77,7 +80,8 @@ class Interception:
         original = torch.nn.Module.__call__
 
         def __call__(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if recorder.here:
+            # dynamo traces through this wrapper: it folds the first test and sees only the original
+            if not is_compiling() and recorder.here:
                 return recorder.module_call(original, self, args, kwargs)
             return original(self, *args, **kwargs)
 
@@ -91,19 +95,25 @@ class Interception:
 
         @functools.wraps(backward)
         def watched_backward(*args: Any, **kwargs: Any) -> Any:
+            if is_compiling():
+                return backward(*args, **kwargs)
             if recorder.here:
-                return doors.backward(backward, args, kwargs)
+                return recorder.suspended(doors.backward, backward, args, kwargs)
             if recorder.replaying and recorder.replayed is not None:
                 recorder.replayed(args[0] if args else kwargs["tensors"])
             return backward(*args, **kwargs)
 
         @functools.wraps(grad)
         def watched_grad(*args: Any, **kwargs: Any) -> Any:
-            return doors.grad(grad, args, kwargs) if recorder.here else grad(*args, **kwargs)
+            if is_compiling() or not recorder.here:
+                return grad(*args, **kwargs)
+            return recorder.suspended(doors.grad, grad, args, kwargs)
 
         @functools.wraps(clip)
         def watched_clip(*args: Any, **kwargs: Any) -> Any:
-            return doors.clip(clip, args, kwargs) if recorder.here else clip(*args, **kwargs)
+            if is_compiling() or not recorder.here:
+                return clip(*args, **kwargs)
+            return recorder.suspended(doors.clip, clip, args, kwargs)
 
         self.replace(torch.autograd, "backward", watched_backward)
         self.replace(torch.autograd, "grad", watched_grad)
@@ -123,9 +133,8 @@ class Interception:
 
         @functools.wraps(zero)
         def zero_grad(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
-            if recorder.here:
-                doors.zeroed(self)
-                recorder.suspended(zero, self, *args, **kwargs)
+            if not is_compiling() and recorder.here:
+                recorder.suspended(doors.zeroed, zero, self, args, kwargs)
             else:
                 zero(self, *args, **kwargs)
 
@@ -142,9 +151,8 @@ class Interception:
 
         @functools.wraps(module_zero)
         def module_zero_grad(self: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
-            if recorder.here:
-                doors.zeroed(self)
-                recorder.suspended(module_zero, self, *args, **kwargs)
+            if not is_compiling() and recorder.here:
+                recorder.suspended(doors.zeroed, module_zero, self, args, kwargs)
             else:
                 module_zero(self, *args, **kwargs)
 
@@ -166,10 +174,14 @@ class Interception:
 
         @functools.wraps(original)
         def step(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+            if is_compiling():
+                return original(self, *args, **kwargs)
             if recorder.here:
-                return doors.step(original, self, args, kwargs)
+                return recorder.suspended(doors.step, original, self, args, kwargs)
             if recorder.replaying:
                 return None
+            if recorder.running and not doors.stepping:
+                return doors.step_elsewhere(original, self, args, kwargs)
             return original(self, *args, **kwargs)
 
         step._whynan = self  # type: ignore[attr-defined]
@@ -189,7 +201,7 @@ class Interception:
         @functools.wraps(step)
         def watched_step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             if recorder.here and self.is_enabled():
-                return doors.scaler_step(step, self, optimizer, args, kwargs)
+                return recorder.suspended(doors.scaler_step, step, self, optimizer, args, kwargs)
             return step(self, optimizer, *args, **kwargs)
 
         @functools.wraps(unscale)
@@ -207,7 +219,7 @@ class Interception:
         @classmethod  # type: ignore[misc]
         def watched_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
             bound = functools.partial(apply, cls)
-            if recorder.here:
+            if not is_compiling() and recorder.here:
                 return recorder.opaque("call", bound, bound, args, kwargs)
             return bound(*args, **kwargs)
 
@@ -251,7 +263,7 @@ class Interception:
             def call(*inner: Any, **named: Any) -> Any:
                 if not recorder.here:
                     return made(*inner, **named)
-                return doors.derived(made, inner, named) if derives else recorder.opaque("call", made, made, inner, named)
+                return recorder.suspended(doors.derived, made, inner, named) if derives else recorder.opaque("call", made, made, inner, named)
 
             call._whynan_derives = derives  # type: ignore[attr-defined]
             return call

@@ -51,7 +51,7 @@ _RANDOM_STEMS = (
 )  # fmt: skip
 _PROBES = frozenset({"isnan", "isinf", "isfinite", "item", "__float__", "tolist", "allclose"})
 _PASSED = frozenset(
-    {"backward", "grad", "size", "dim", "numel", "stride", "element_size", "is_floating_point", "__len__", "__hash__",
+    {"backward", "grad", "requires_grad_", "size", "dim", "numel", "stride", "element_size", "is_floating_point", "__len__", "__hash__",
      "retain_grad", "register_hook", "__repr__", "__format__", "_set_grad_enabled", "numpy", "get_device",
      "register_post_accumulate_grad_hook", "data_ptr", "is_contiguous", "untyped_storage", "storage", "__reduce_ex__",
      "_fix_weakref", "__deepcopy__", "manual_seed", "__bool__", "__int__", "__index__", "ndimension", "share_memory_"}
@@ -111,10 +111,16 @@ class Recorder(TorchFunctionMode):
         self.__enter__()
 
     def stop(self) -> None:
-        """Stop recording and leave the mode stack as it was."""
-        if self.running:
-            self.running = False
-            self.__exit__(None, None, None)
+        """Stop recording and take the mode off the stack, wherever it is; called again it does no harm."""
+        self.running = False
+        above: list[Any] = []
+        held = [_at(i) for i in range(_depth())]
+        if not any(mode is self for mode in held):
+            return  # inside our own handler, or suspended: `suspended` and `resumed` do not put it back any more
+        while (mode := _pop()) is not self:
+            above.append(mode)
+        for mode in reversed(above):
+            _push(mode)
 
     @property
     def here(self) -> bool:
@@ -250,7 +256,7 @@ class Recorder(TorchFunctionMode):
             if isinstance(fn, torch.nn.Module):
                 self._begin_state(fn)
             entry = self._entry(kind, fn, args, kwargs)
-            entry.rng = take_rng()
+            entry.rng = take_rng(python=kind == "module")
         except Exception as error:
             self.faulty(error)
             return self.suspended(call, *args, **kwargs)
@@ -287,7 +293,7 @@ class Recorder(TorchFunctionMode):
             return call(*args, **kwargs)
         finally:
             self.inside -= 1
-            if on_top:
+            if on_top and self.running:
                 _push(self)
 
     def resumed(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -299,7 +305,8 @@ class Recorder(TorchFunctionMode):
         try:
             return call(*args, **kwargs)
         finally:
-            _pop()
+            if _depth() and _at(_depth() - 1) is self:
+                _pop()
             self.inside = outer
 
     def roll(self) -> None:

@@ -5,8 +5,9 @@ The player runs in the thread that asks, with the backward pass on the same thre
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -94,7 +95,8 @@ class Program:
             recorder.inside += 1
             recorder.replaying = True
             try:
-                yield
+                with redirect_stdout(io.StringIO()):  # what the user's forward pass prints was printed once already
+                    yield
             finally:
                 recorder.replaying = False
                 recorder.inside -= 1

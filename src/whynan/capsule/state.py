@@ -7,13 +7,15 @@ copy of the attribute dictionary of each submodule that changes any.
 
 from __future__ import annotations
 
+import random
+import sys
 import weakref
 from collections import deque
 from typing import Any
 
 import torch
 
-_OWN_KEYS = frozenset({"_parameters", "_buffers", "_modules"})
+_BASE_KEYS = frozenset(torch.nn.Module().__dict__)
 
 
 class ModuleState:
@@ -24,9 +26,12 @@ class ModuleState:
         self._copies: dict[int, tuple[torch.Tensor, torch.Tensor, int]] = {}  # id(buffer): buffer, copy, version
         self._homes: list[tuple[torch.nn.Module, str, torch.Tensor]] = []
         self._attributes: list[tuple[torch.nn.Module, dict[str, Any]]] = []
+        self._holders: list[torch.nn.Module] = []
+        self._held: list[_Mutable] = []
         self._modules = list(root.modules())
         self._busy = self._modules
         self._calls = 0
+        self._silent: set[int] = set()  # buffers that a kernel writes without moving their version counter
         self.changing = False
         self._resnapshot()
 
@@ -36,7 +41,7 @@ class ModuleState:
         self._copy_attributes()
         stale_buffers, stale_copies = [], []
         for key, (buffer, copy, version) in self._copies.items():
-            if buffer._version != version:
+            if buffer._version != version or key in self._silent:
                 stale_buffers.append(buffer)
                 stale_copies.append(copy)
                 self._copies[key] = (buffer, copy, buffer._version)
@@ -54,6 +59,8 @@ class ModuleState:
         self._homes = [(m, n, b) for m in self._modules for n, b in m._buffers.items() if b is not None]
         with torch.no_grad():
             self._copies = {id(b): (b, b.detach().clone(), b._version) for _, _, b in self._homes if not b.is_inference()}
+        norms = [m for m in self._modules if isinstance(m, torch.nn.modules.batchnorm._NormBase)]
+        self._silent = {id(b) for m in norms for b in (m.running_mean, m.running_var) if b is not None}
 
     def _copy_attributes(self) -> None:
         # after a few steps only the submodules that were seen to change an attribute are copied
@@ -63,11 +70,14 @@ class ModuleState:
         elif self._calls % 64 == 2:
             self._busy = self._modules
         self._attributes = [(m, m.__dict__.copy()) for m in self._busy]
+        if self._calls % 64 == 1:
+            self._holders = [m for m in self._modules if _holdings(m.__dict__)]
+        self._held = [_Mutable(v) for m in self._holders for v in _holdings(m.__dict__)]
 
     def changed_buffers(self) -> list[tuple[str, torch.Tensor]]:
         """Return the floating-point buffers written since the step began, with their names."""
         root = self._root()
-        changed = {k for k, (b, _, version) in self._copies.items() if b._version != version and b.is_floating_point()}
+        changed = {k for k, (b, _, version) in self._copies.items() if (b._version != version or k in self._silent) and b.is_floating_point()}
         if not changed or root is None:
             return []
         self.changing = True
@@ -77,7 +87,7 @@ class ModuleState:
         """Put buffers and attributes back to the beginning of the step, bit for bit."""
         with torch.no_grad():
             for key, (buffer, copy, version) in self._copies.items():
-                if buffer._version != version:
+                if buffer._version != version or key in self._silent:
                     buffer.copy_(copy)
                     self._copies[key] = (buffer, copy, buffer._version)
             for module, name, buffer in self._homes:
@@ -89,11 +99,13 @@ class ModuleState:
     def replay_from(self) -> None:
         """Load the state of the beginning of the step for a replay; the caller puts the present back (`Stasis`)."""
         with torch.no_grad():
-            for buffer, copy, version in self._copies.values():
-                if buffer._version != version:
+            for key, (buffer, copy, version) in self._copies.items():
+                if buffer._version != version or key in self._silent:
                     buffer.copy_(copy)
         for module, attributes in self._attributes:
             _put_back(module, attributes)
+        for item in self._held:
+            item.restore()
 
 
 def _differs(now: dict[str, Any], before: dict[str, Any]) -> bool:
@@ -122,11 +134,11 @@ class Stasis:
         self._leaves = leaves
 
     def __enter__(self) -> Stasis:
-        self._rng = take_rng()
+        self._rng = take_rng(python=True)
         self._grads = [(leaf, leaf.grad) for leaf in self._leaves]
         modules = list(dict.fromkeys(m for root in self._roots for m in root.modules()))
         self._attributes = [(m, m.__dict__.copy()) for m in modules]
-        self._lists = [_Mutable(v) for _, d in self._attributes for k, v in d.items() if k not in _OWN_KEYS and is_mutable(v)]
+        self._lists = [_Mutable(v) for _, d in self._attributes for v in _holdings(d)]
         homes = {id(b): b for m in modules for b in m._buffers.values() if b is not None}
         self._buffers = [(b, b.detach().clone(), b._version) for b in homes.values() if not b.is_inference()]
         self._homes = [(m, dict(m._buffers)) for m in modules if m._buffers]
@@ -142,9 +154,8 @@ class Stasis:
         for leaf, grad in self._grads:
             leaf.grad = grad
         with torch.no_grad():
-            for buffer, copy, version in self._buffers:
-                if buffer._version != version:
-                    buffer.copy_(copy)
+            for buffer, copy, _ in self._buffers:
+                buffer.copy_(copy)
         self._versions.__exit__()
         for module, buffers in self._homes:
             module._buffers.update(buffers)
@@ -155,30 +166,49 @@ class Stasis:
 
 
 class _Mutable:
-    def __init__(self, value: Any) -> None:
+    """A container or plain tensor kept on a module, with its contents from before; containers inside it too."""
+
+    def __init__(self, value: Any, depth: int = 3) -> None:
         self.value = value
-        self.copy = value.copy()
+        self.copy = value.detach().clone() if isinstance(value, torch.Tensor) else value.copy()
+        inner = value.values() if isinstance(value, dict) else () if isinstance(value, torch.Tensor) else value
+        self.inside = [_Mutable(v, depth - 1) for v in inner if _can_change(v)] if depth and not isinstance(value, set) else []
 
     def restore(self) -> None:
+        if isinstance(self.value, torch.Tensor):
+            if not torch.equal(self.value, self.copy):
+                with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(self.value):
+                    self.value.copy_(self.copy)
+            return
         self.value.clear()
         if isinstance(self.value, dict | set):
             self.value.update(self.copy)
         else:
             self.value.extend(self.copy)
+        for item in self.inside:
+            item.restore()
 
 
-def is_mutable(value: object) -> bool:
-    """Whether a value is a plain container that a forward pass could append to."""
-    return type(value) in (list, dict, set, deque)
+def _can_change(value: object) -> bool:
+    """Whether a value is a plain container or a small tensor of its own that a forward pass could write to."""
+    if type(value) in (list, dict, set, deque):
+        return len(value) <= 10_000  # type: ignore[arg-type]
+    return type(value) is torch.Tensor and not value.requires_grad and value.numel() <= 1 << 18
 
 
-Rng = tuple[torch.Tensor, list[torch.Tensor]]
+def _holdings(attributes: dict[str, Any]) -> list[Any]:
+    """Return what a module keeps in plain attributes and could change in place."""
+    return [v for k, v in attributes.items() if k not in _BASE_KEYS and _can_change(v)]
 
 
-def take_rng() -> Rng:
-    """Take the state of torch's random generators, of the current device only (no device wait)."""
+Rng = tuple[torch.Tensor, list[torch.Tensor], Any, Any]
+
+
+def take_rng(python: bool = False) -> Rng:
+    """Take the state of torch's random generators (of the current device; no device wait), and Python's and numpy's."""
     cuda = [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []
-    return torch.get_rng_state(), cuda
+    numpy = sys.modules.get("numpy.random") if python else None
+    return torch.get_rng_state(), cuda, random.getstate() if python else None, numpy.get_state() if numpy is not None else None
 
 
 def put_rng(state: Rng) -> None:
@@ -186,3 +216,7 @@ def put_rng(state: Rng) -> None:
     torch.set_rng_state(state[0])
     for value in state[1]:
         torch.cuda.set_rng_state(value)
+    if state[2] is not None:
+        random.setstate(state[2])
+    if state[3] is not None:
+        sys.modules["numpy.random"].set_state(state[3])

@@ -22,6 +22,8 @@ def _parts(scene: Scene) -> tuple[Birth, View] | None:
     birth = scene.birth
     if birth is None or birth.op is None or birth.error is not None:
         return None
+    if birth.op.live and birth.op.backward:
+        return None  # a backward written by the user: its arithmetic is judged like a forward pass
     forward = birth.forward
     finite_loss = all(v == v and abs(v) != float("inf") for v in birth.losses) and bool(birth.losses)
     if forward is None or not (birth.op.backward or (finite_loss and scene.symptom.place in ("gradient", "scaler") and birth.phase is not Phase.OPTIMIZER)):

@@ -23,7 +23,9 @@ _SPECIAL = ("lgamma", "digamma", "polygamma", "special_zeta", "zeta", "remainder
 
 def _view(scene: Scene) -> View | None:
     birth = scene.birth
-    return None if birth is None or birth.phase is Phase.BACKWARD else _forward_view(scene)
+    if birth is None or (birth.phase is Phase.BACKWARD and not (birth.op is not None and birth.op.live)):
+        return None
+    return _forward_view(scene)
 
 
 def from_spans(view: View, index: int = 0) -> list[Span]:

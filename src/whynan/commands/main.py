@@ -25,7 +25,9 @@ cli.add_command(explain)
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; usage errors are one line and exit status 2."""
     try:
-        return int(cli.main(argv, prog_name="whynan", standalone_mode=False) or 0)
+        context = cli.make_context("whynan", list(sys.argv[1:] if argv is None else argv))
+        with context:  # not cli.main: it would turn the script's KeyboardInterrupt into an abort of its own
+            return int(cli.invoke(context) or 0)
     except click.exceptions.Exit as stop:
         return stop.exit_code
     except click.exceptions.ClickException as error:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import random
 import sys
 import textwrap
 from pathlib import Path
-
-from rich.console import Console
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from whynan.records import Incident, Origin, Remedy, Span, TensorStats
 from whynan.recovery.policy import Budget
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 WIDTH = 80
 _BAR = "   |"
@@ -18,9 +20,13 @@ _BAR = "   |"
 
 def show(incident: Incident) -> None:
     """Print a diagnosis on stderr."""
+    state = random.getstate()  # rich draws from the global generator on import: the user's numbers must not move
+    from rich.console import Console
+
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     for line in diagnosis(incident).splitlines():
         console.print(_painted(line), soft_wrap=True)
+    random.setstate(state)
 
 
 def diagnosis(incident: Incident) -> str:
@@ -153,6 +159,8 @@ def _wrapped(head: str, text: str) -> list[str]:
 
 
 def _painted(line: str) -> Text:
+    from rich.text import Text
+
     text = Text(line)
     if line.startswith("error["):
         text.stylize("bold red", 0, line.index(":"))

@@ -101,7 +101,7 @@ class Birth:
         """For a backward birth: the forward operation whose derivative it is. Otherwise the birth itself."""
         if self.op is None:
             return None
-        joined = self.graph.forward_of(self.op)
+        joined = None if self.op.live else self.graph.forward_of(self.op)  # a backward written by the user has its own line
         return View(joined, self) if joined is not None else self.view
 
     @property

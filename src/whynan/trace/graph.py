@@ -68,6 +68,7 @@ class Op:
     entry: int
     kind: str  # kind of the tape entry
     in_module: bool = False
+    live: bool = False  # the user's own code called it during the replay: its site is exact for this very operation
     shape: tuple[int, ...] = ()
     dtype: str = ""
     damage: Damage = CLEAN

@@ -122,6 +122,7 @@ class Tracer(TorchDispatchMode):
             scalars=scalars,
             site=site or (self.entry.site if self.entry else None),
             module=self.modules[-1].strip("\0") if self.modules else "",
+            live=site is not None,
             in_module=bool(self.modules) and self.modules[0] != "\0",
             backward=backward,
             node=node._sequence_nr() if backward and node is not None else made,

@@ -44,7 +44,8 @@ def parts(tensor: torch.Tensor) -> list[torch.Tensor]:
         return [tensor]
     if hasattr(tensor, "__tensor_flatten__"):
         names, _ = tensor.__tensor_flatten__()
-        return [p for name in names for p in parts(getattr(tensor, name))]
+        inner = [getattr(tensor, name) for name in names]
+        return [p for value in inner if isinstance(value, torch.Tensor) for p in parts(value)]
     return [tensor.as_subclass(torch.Tensor)]
 
 
@@ -58,7 +59,7 @@ def damage_of(tensor: torch.Tensor) -> Damage:
         for part in parts(tensor):
             if part.numel() and (part.is_floating_point() or part.is_complex()) and part.device.type != "meta":
                 found = found | _damage_of_plain(part)
-    except (RuntimeError, NotImplementedError, TypeError):
+    except (RuntimeError, NotImplementedError, TypeError, AttributeError):
         return CLEAN
     return found
 
@@ -121,7 +122,10 @@ def bad_rows(tensor: torch.Tensor, limit: int = 64) -> list[int]:
     """Return the indices along the first dimension that hold a non-finite value."""
     if tensor.dim() == 0 or not (tensor.is_floating_point() or tensor.is_complex()):
         return []
-    bad = ~torch.isfinite(tensor.detach())
+    inner = parts(tensor.detach())
+    if len(inner) != 1 or inner[0].shape != tensor.shape:
+        return []
+    bad = ~torch.isfinite(inner[0])
     rows = bad.flatten(1).any(1) if tensor.dim() > 1 else bad
     return [int(i) for i in rows.nonzero()[:limit, 0]]
 

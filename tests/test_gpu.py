@@ -1,0 +1,189 @@
+"""What only a GPU can show: no host sync, skipping on the device, CUDA autocast, the fp16 scaler, compiled models."""
+
+from __future__ import annotations
+
+import copy
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import whynan
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def build(fused: bool = True, norm: bool = False) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A small model on the GPU."""
+    torch.manual_seed(0)
+    middle = nn.BatchNorm1d(64) if norm else nn.LayerNorm(64)
+    model = nn.Sequential(nn.Linear(16, 64), middle, nn.GELU(), nn.Linear(64, 4)).cuda()
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-2, fused=fused)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: list[torch.Tensor], clip: bool = True) -> None:
+    """A loop whose loss divides by the spread of the batch: a batch of equal rows is not finite."""
+    for x in batches:
+        optimizer.zero_grad(set_to_none=True)
+        y = model(x)
+        spread = x.var(0).sum()
+        loss = y.square().mean() / spread  # the division of the failing batch
+        loss.backward()
+        if clip:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+
+def batches(bad: tuple[int, ...] = (), count: int = 8) -> list[torch.Tensor]:
+    """Batches of 32; those in `bad` hold one row 32 times."""
+    made = [torch.randn(32, 16, device="cuda", generator=torch.Generator("cuda").manual_seed(i)) for i in range(count)]
+    for index in bad:
+        made[index] = made[index][:1].expand(32, 16).contiguous()
+    return made
+
+
+def state(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Everything that outlives a step."""
+    moments = [v for s in optimizer.state.values() for v in s.values() if isinstance(v, torch.Tensor)]
+    return [t.detach().clone().cpu() for t in [*model.parameters(), *model.buffers(), *moments]]
+
+
+def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
+    """Bit for bit."""
+    return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("clip", [True, False])
+def test_watching_changes_nothing(fused: bool, clip: bool) -> None:
+    """A healthy run ends in the same bits with and without watching."""
+    plain = build(fused)
+    train(*plain, batches(), clip)
+    watched = build(fused)
+    with whynan.watch(*watched, files=False) as guard:
+        train(*watched, batches(), clip)
+    assert guard.incidents == []
+    assert same(state(*plain), state(*watched))
+
+
+@pytest.mark.parametrize("clip", [True, False])
+def test_no_host_sync_while_nothing_is_wrong(clip: bool) -> None:
+    """With a fused optimizer the host never waits for the device."""
+    model, optimizer = build()
+    data = batches(count=12)
+    with whynan.watch(model, optimizer, files=False):
+        train(model, optimizer, data[:4], clip)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            train(model, optimizer, data[4:], clip)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("norm", [True, False])
+def test_a_bad_batch_is_skipped_bit_for_bit(fused: bool, norm: bool) -> None:
+    """After a skipped step the state is that of a run without the batch; the incident names step and line."""
+    data = batches(bad=(3,))
+    without = build(fused, norm)
+    train(*without, data[:3] + data[4:])
+    skipped = build(fused, norm)
+    with whynan.watch(*skipped, files=False) as guard:
+        train(*skipped, data)
+    assert [i.step for i in guard.incidents] == [3]
+    origin = guard.incidents[0].origin
+    assert "y.square().mean() / spread" in origin.span.code
+    assert guard.incidents[0].cause.code == "WN404"
+    assert same(state(*without), state(*skipped))
+
+
+def test_scaler_overflows_are_normal_life() -> None:
+    """A gradient scaler's first overflows under fp16 autocast are not incidents."""
+    model, optimizer = build()
+    scaler = torch.amp.GradScaler("cuda", init_scale=2.0**40)
+    with whynan.watch(model, optimizer, files=False) as guard:
+        for x in batches(count=40):
+            optimizer.zero_grad()
+            with torch.autocast("cuda", torch.float16):
+                loss = model(x).float().square().mean()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    assert guard.incidents == []
+
+
+def test_backward_birth_under_cuda_autocast() -> None:
+    """A slope of sqrt at 0 is joined to its forward line, in a backward pass of the CUDA engine."""
+    model, optimizer = build()
+    with whynan.watch(model, optimizer, files=False) as guard:
+        for number, x in enumerate(batches(count=5)):
+            optimizer.zero_grad()
+            with torch.autocast("cuda", torch.bfloat16):
+                y = model(x).float()
+                target = y.detach() if number == 2 else torch.zeros_like(y)
+                distance = torch.sqrt((y - target).pow(2).sum(-1))  # the slope of this root
+                loss = distance.mean()
+            loss.backward()
+            optimizer.step()
+    assert [i.cause.code for i in guard.incidents] == ["WN501"]
+    assert "the slope of this root" in guard.incidents[0].origin.span.code
+
+
+def test_compiled_model_is_replayed_eagerly() -> None:
+    """A compiled model trips as usual and is explained by its eager original; watching causes no recompilation."""
+    model, optimizer = build()
+    compiled = torch.compile(model)
+    counts: list[int] = []
+    for watching in (False, True):
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        if watching:
+            with whynan.watch(model, optimizer, files=False) as guard:
+                train(compiled, optimizer, batches(bad=(3,)))
+            assert [i.cause.code for i in guard.incidents] == ["WN404"]
+        else:
+            train(copy.deepcopy(compiled), optimizer, batches()[:2])
+        counts.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    assert counts[0] == counts[1]
+
+
+def test_time_from_trip_to_diagnosis(capsys: Any) -> None:
+    """Print how many step times a diagnosis takes on a GPT-2 sized step; the figure goes into docs/benchmarks.md."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(768, 12, 3072, batch_first=True, norm_first=True, dropout=0.0)
+    model = nn.Sequential(nn.Linear(16, 768), nn.TransformerEncoder(layer, 12, enable_nested_tensor=False), nn.Linear(768, 4)).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+
+    def step(x: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16):
+            y = model(x)
+        loss = F.mse_loss(y.float(), torch.zeros_like(y, dtype=torch.float32)) / x.var()
+        loss.backward()
+        optimizer.step()
+
+    good = torch.randn(16, 1024, 16, device="cuda")
+    with whynan.watch(model, optimizer, files=False) as guard:
+        for _ in range(5):
+            step(good)
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(5):
+            step(good)
+        torch.cuda.synchronize()
+        usual = (time.perf_counter() - begin) / 5
+        step(torch.ones_like(good))
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        step(good)
+        torch.cuda.synchronize()
+        taken = time.perf_counter() - begin - usual
+    assert [i.cause.code for i in guard.incidents] == ["WN404"]
+    with capsys.disabled():
+        print(f"\nfrom trip to diagnosis: {taken / usual:.1f} step times")

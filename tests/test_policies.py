@@ -1,0 +1,450 @@
+"""What is done about a bad step: observe, skip, stop, and their budgets; a skipped step leaves no mark on the state."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from conftest import Sandbox
+from hypothesis import given
+from hypothesis import strategies as st
+
+import whynan
+from whynan.recovery.policy import Budget, Policy
+
+# -- budgets ------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.booleans(), max_size=40), st.integers(0, 5), st.integers(0, 12))
+def test_budget_is_exact(bad_steps: list[bool], in_a_row: int, in_total: int) -> None:
+    """Skips are allowed up to both limits; the first bad step past either limit stops."""
+    budget = Budget(Policy.SKIP, in_a_row, in_total)
+    streak = total = 0
+    for bad in bad_steps:
+        if not bad:
+            budget.healthy()
+            streak = 0
+            continue
+        streak, total = streak + 1, total + 1
+        allowed = streak <= in_a_row and total <= in_total
+        assert budget.decide() == ("skipped" if allowed else "stopped")
+        if not allowed:
+            break
+    assert (budget.total, budget.streak) == (total, streak)
+
+
+def test_policies_of_a_budget() -> None:
+    """Observe never acts, stop acts at once, and what skipping cannot help is stopped."""
+    assert [Budget(Policy.OBSERVE, 0, 0).decide() for _ in range(20)] == ["observed"] * 20
+    assert Budget(Policy.STOP).decide() == "stopped"
+    assert Budget(Policy.SKIP).decide(hopeless=True) == "stopped"
+    assert Budget(Policy.OBSERVE).decide(hopeless=True) == "observed"
+
+
+RUN = """
+    import torch
+
+    torch.manual_seed(0)
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([weight], lr=0.01)
+    for step in range(40):
+        optimizer.zero_grad()
+        loss = weight.square().sum()
+        if CONDITION:
+            loss = loss + torch.log(weight.sum() * 0)
+        loss.backward()
+        optimizer.step()
+        print(step, torch.isfinite(weight).all().item())
+"""
+
+
+@pytest.mark.parametrize(
+    ("condition", "options", "status", "taken", "steps"),
+    [
+        ("step >= 5", [], 3, ["skipped"] * 3 + ["stopped"], 8),
+        ("step % 2 == 1", [], 3, ["skipped"] * 10 + ["stopped"], 21),
+        ("step in (3, 4, 5)", [], 0, ["skipped"] * 3, 40),
+        ("step >= 5", ["--in-a-row", "1"], 3, ["skipped", "stopped"], 6),
+        ("step % 2 == 1", ["--in-total", "2"], 3, ["skipped", "skipped", "stopped"], 5),
+        ("step == 7", ["--in-a-row", "0"], 3, ["stopped"], 7),
+        ("step == 7", ["--policy", "stop"], 3, ["stopped"], 7),
+        ("step == 7", ["--policy", "observe"], 0, ["observed"], 40),
+        ("step % 2 == 1", ["--policy", "observe", "--in-total", "1"], 0, ["observed"], 40),
+    ],
+)
+def test_policies_of_a_run(box: Sandbox, condition: str, options: list[str], status: int, taken: list[str], steps: int) -> None:
+    """Policies and budgets on the command line: what was done, how far the script got, and its exit status."""
+    done = box.watched(RUN.replace("CONDITION", condition), *options)
+    assert done.status == status, done.err
+    assert [i["action"]["taken"] for i in done.incidents][: len(taken)] == taken
+    assert len(done.out.splitlines()) == steps
+    if "observe" not in options:
+        assert len(done.incidents) == len(taken)
+        assert "False" not in done.out
+    assert [i["action"]["total"] for i in done.incidents] == list(range(1, len(done.incidents) + 1))
+    if status == 3:
+        assert "stopped" in done.err
+        assert done.report
+
+
+def test_observe_changes_nothing(box: Sandbox) -> None:
+    """Under observe the weights become what they become without whynan: the bad update is applied."""
+    done = box.watched(RUN.replace("CONDITION", "step == 7"), "--policy", "observe")
+    finite = [line.split()[1] for line in done.out.splitlines()]
+    assert finite == ["True"] * 7 + ["False"] * 33
+
+
+def test_many_alike_are_told_once(box: Sandbox) -> None:
+    """Incidents of the same cause and place are all written, and printed in full only once."""
+    done = box.watched(RUN.replace("CONDITION", "step % 2 == 1"))
+    assert len(done.incidents) == 11
+    assert done.err.count("error[WN101]") == 1
+    assert "11 incidents" in done.err
+
+
+# -- the promise of a skip ----------------------------------------------------------------------------------------
+
+Make = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
+OPTIMIZERS: dict[str, Make] = {
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.1),
+    "SGD momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+    "SGD fused": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True),
+    "Adam": lambda p: torch.optim.Adam(p, lr=0.1),
+    "Adam amsgrad": lambda p: torch.optim.Adam(p, lr=0.1, amsgrad=True),
+    "AdamW foreach": lambda p: torch.optim.AdamW(p, lr=0.1, foreach=True),
+    "AdamW fused": lambda p: torch.optim.AdamW(p, lr=0.1, fused=True),
+    "AdamW tiny eps": lambda p: torch.optim.AdamW(p, lr=0.1, eps=1e-40),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5, centered=True),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1),
+    "LBFGS": lambda p: torch.optim.LBFGS(p, lr=0.1, max_iter=3, history_size=4),
+    "LBFGS search": lambda p: torch.optim.LBFGS(p, lr=0.1, max_iter=3, line_search_fn="strong_wolfe"),
+}
+NEEDS_CLOSURE = {"LBFGS", "LBFGS search"}
+
+
+class Net(torch.nn.Module):
+    """A model with buffers that a forward pass changes, and an attribute that it counts in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.norm, self.b = torch.nn.Linear(4, 6), torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 1)
+        self.register_buffer("average", torch.zeros(()))
+        self.seen = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Run the layers and leave marks."""
+        self.seen += 1
+        out = self.b(torch.tanh(self.norm(self.a(x))))
+        self.average = 0.9 * self.average + 0.1 * out.detach().mean()
+        return out
+
+
+def damaged_loss(out: torch.Tensor, net: Net) -> torch.Tensor:
+    """A loss that is not finite."""
+    return out.square().mean() + torch.log(out.sum() * 0)
+
+
+def damaged_gradient(out: torch.Tensor, net: Net) -> torch.Tensor:
+    """A finite loss whose gradients are not."""
+    return out.square().mean() + torch.sqrt((out * 0).square().sum())
+
+
+def damaged_bias(out: torch.Tensor, net: Net) -> torch.Tensor:
+    """A finite loss with one gradient that is not."""
+    return out.square().mean() + torch.sqrt((net.b.bias * 0).square().sum())
+
+
+def sound(out: torch.Tensor, net: Net) -> torch.Tensor:
+    """A finite loss with finite gradients."""
+    return out.square().mean()
+
+
+Loss = Callable[[torch.Tensor, Net], torch.Tensor]
+
+
+def train(make: Make, losses: list[tuple[int, Loss]], closure: bool, clip: bool = False) -> tuple[Net, torch.optim.Optimizer]:
+    """Train on numbered batches, each with its own loss."""
+    torch.manual_seed(0)
+    net = Net()
+    optimizer = make(list(net.parameters()))
+    for number, loss_of in losses:
+        x = torch.randn(8, 4, generator=torch.Generator().manual_seed(number))
+
+        def step(x: torch.Tensor = x, loss_of: Loss = loss_of) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = loss_of(net(x), net)
+            loss.backward()
+            if clip:
+                torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            return loss
+
+        if closure:
+            optimizer.step(step)
+        else:
+            step()
+            optimizer.step()
+    return net, optimizer
+
+
+def differences(left: Any, right: Any, where: str = "") -> list[str]:
+    """Return the places at which two trees of state are not equal bit for bit."""
+    if isinstance(left, torch.Tensor):
+        same = left.dtype == right.dtype and left.shape == right.shape and left.detach().numpy().tobytes() == right.detach().numpy().tobytes()
+        return [] if same else [f"{where}: {left.tolist()} is not {right.tolist()}"]
+    if isinstance(left, dict):
+        if left.keys() != right.keys():
+            return [f"{where}: {list(left)} is not {list(right)}"]
+        return [found for key in left for found in differences(left[key], right[key], f"{where}.{key}")]
+    if isinstance(left, list | tuple):
+        if len(left) != len(right):
+            return [f"{where}: {len(left)} is not {len(right)} long"]
+        return [found for n, (a, b) in enumerate(zip(left, right, strict=True)) for found in differences(a, b, f"{where}[{n}]")]
+    return [] if left == right else [f"{where}: {left!r} is not {right!r}"]
+
+
+@pytest.mark.parametrize("damage", [damaged_loss, damaged_gradient])
+@pytest.mark.parametrize(("name", "closure"), [(n, c) for n in OPTIMIZERS for c in (False, True) if c or n not in NEEDS_CLOSURE])
+def test_skipped_step_leaves_no_mark(name: str, closure: bool, damage: Loss) -> None:
+    """After skipped steps weights, optimizer state, buffers and attributes are those of a run that never drew those batches."""
+    good = [(n, sound) for n in range(6)]
+    bad = [(90, damage), *good[:3], (91, damage), (92, damage), *good[3:], (93, damage)]
+    expected_net, expected_optimizer = train(OPTIMIZERS[name], good, closure)
+    with whynan.watch(files=False, in_total=20) as guard:
+        net, optimizer = train(OPTIMIZERS[name], bad, closure)
+    assert [i.action.taken for i in guard.incidents] == ["skipped"] * 4
+    assert differences(net.state_dict(), expected_net.state_dict()) == []
+    assert net.seen == expected_net.seen
+    assert differences(optimizer.state_dict(), expected_optimizer.state_dict()) == []
+
+
+def test_clipping_does_not_spread_the_damage() -> None:
+    """With clipping in the loop a skipped step leaves no mark either, and the gradient named is the one bad before it."""
+    good = [(n, sound) for n in range(4)]
+    expected_net, expected_optimizer = train(OPTIMIZERS["Adam"], good, False, clip=True)
+    with whynan.watch(files=False) as guard:
+        net, optimizer = train(OPTIMIZERS["Adam"], [*good[:2], (9, damaged_bias), *good[2:]], False, clip=True)
+    (incident,) = guard.incidents
+    assert differences(net.state_dict(), expected_net.state_dict()) == []
+    assert differences(optimizer.state_dict(), expected_optimizer.state_dict()) == []
+    assert incident.symptom.name == "b.bias"
+    assert incident.symptom.detail == ""
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["made before watching", "made while watching"])
+def test_optimizer_with_a_scheduler(before: bool) -> None:
+    """An optimizer whose step a scheduler has wrapped is skipped alike, and torch does not warn of a wrong order of calls."""
+    torch.manual_seed(0)
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10) if before else None
+    with whynan.watch(net, optimizer, files=False) as guard, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scheduler = scheduler or torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
+        for step in range(5):
+            old = copy.deepcopy((dict(net.named_parameters()), optimizer.state_dict()["state"]))
+            optimizer.zero_grad()
+            (damaged_loss if step == 0 else sound)(net(torch.randn(8, 4)), net).backward()
+            optimizer.step()
+            assert (differences(old, (dict(net.named_parameters()), optimizer.state_dict()["state"])) == []) == (step == 0)
+            scheduler.step()
+    assert [i.step for i in guard.incidents] == [0]
+
+
+def test_bad_part_of_an_accumulated_step() -> None:
+    """With gradient accumulation one bad part skips the whole step, and the next step begins clean."""
+    torch.manual_seed(0)
+    net = Net()
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
+    with whynan.watch(net, optimizer, files=False) as guard:
+        for step in range(3):
+            before = copy.deepcopy((net.state_dict(), optimizer.state_dict()))
+            optimizer.zero_grad()
+            for part in range(3):
+                loss_of = damaged_gradient if (step, part) == (1, 0) else sound
+                (loss_of(net(torch.randn(8, 4)), net) / 3).backward()
+            optimizer.step()
+            assert (differences(before, (net.state_dict(), optimizer.state_dict())) == []) == (step == 1)
+    assert [i.step for i in guard.incidents] == [1]
+
+
+def test_update_that_breaks_the_weights_is_taken_back() -> None:
+    """Finite gradients and an update that is not: weights and state are as before it."""
+    weight = torch.nn.Parameter(torch.zeros(3))
+    optimizer = torch.optim.Adam([weight], lr=0.1, eps=0.0)
+    with whynan.watch(optimizer, files=False) as guard:
+        (weight * torch.tensor([0.0, 1.0, 2.0])).sum().backward()
+        optimizer.step()
+    (incident,) = guard.incidents
+    assert incident.cause.code == "WN604"
+    assert incident.origin.phase == "optimizer"
+    assert weight.tolist() == [0.0, 0.0, 0.0]
+    assert not optimizer.state
+
+
+# -- state that is bad at the start -------------------------------------------------------------------------------
+
+START = """
+    import torch
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 1))
+    with torch.no_grad():
+        DAMAGE
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(5):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).square().mean().backward()
+        optimizer.step()
+        print("stepped")
+"""
+
+
+@pytest.mark.parametrize(
+    ("damage", "code", "name", "share"),
+    [
+        ("model[0].weight[1, :3] = float('nan')", "WN601", "0.weight", "3 of 8"),
+        ("model[2].bias.fill_(float('inf'))", "WN601", "2.bias", "1 of 1"),
+        ("model[1].running_mean[0] = float('nan'); model.eval()", "WN602", "1.running_mean", "1 of 2"),
+    ],
+)
+def test_state_that_is_bad_at_the_start(box: Sandbox, damage: str, code: str, name: str, share: str) -> None:
+    """Weights or buffers that are not finite when the run starts: said at once, with tensor and count, and stopped with status 3."""
+    done = box.watched(START.replace("DAMAGE", damage))
+    assert done.status == 3
+    assert done.out == ""
+    (incident,) = done.incidents
+    assert (incident["step"], incident["cause"]["code"], incident["action"]["taken"]) == (0, code, "stopped")
+    assert name in done.err
+    assert share in done.err
+
+
+def test_loaded_optimizer_state_that_is_bad(box: Sandbox) -> None:
+    """Optimizer state loaded with a NaN in it is found before it gets into the weights."""
+    source = """
+        import torch
+
+        weight = torch.nn.Parameter(torch.ones(3))
+        optimizer = torch.optim.Adam([weight], lr=0.1)
+        weight.sum().backward()
+        optimizer.step()
+        state = optimizer.state_dict()
+        state["state"][0]["exp_avg"][1] = float("nan")
+        optimizer.load_state_dict(state)
+        weight.grad = None
+        weight.sum().backward()
+        optimizer.step()
+        print("stepped")
+    """
+    done = box.watched(source)
+    assert (done.status, done.out) == (3, "")
+    (incident,) = done.incidents
+    assert incident["cause"]["code"] == "WN603"
+    assert "exp_avg" in done.err
+
+
+# -- what is not an incident, and what the program handles itself -------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        "torch.isnan(loss)",
+        "not torch.isfinite(loss).all()",
+        "math.isnan(loss.item())",
+        "not math.isfinite(float(loss))",
+    ],
+)
+def test_own_check_of_the_program_gets_a_diagnosis(box: Sandbox, check: str) -> None:
+    """A program that looks at its loss and turns away is left alone, every later step too, and told where the NaN was born."""
+    source = f"""
+        import math, torch
+
+        weight = torch.nn.Parameter(torch.ones(3))
+        optimizer = torch.optim.SGD([weight], lr=0.25)
+        for step in range(6):
+            scale = (weight * (step != 2)).sum()
+            loss = weight.square().sum() / scale * scale
+            if {check}:
+                continue
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            print(step, weight.sum().item())
+    """
+    done = box.watched(source)
+    assert done.status == 0
+    assert done.out.split() == ["0", "1.5", "1", "0.75", "3", "0.375", "4", "0.1875", "5", "0.09375"]
+    (incident,) = done.incidents
+    assert (incident["step"], incident["origin"]["line"], incident["action"]["taken"]) == (2, 8, "observed")
+    assert incident["cause"]["code"] == "WN103"
+
+
+def test_nan_that_reaches_nothing_is_silent(box: Sandbox) -> None:
+    """A non-finite value that never reaches loss, gradients or state is not reported."""
+    source = """
+        import torch
+
+        weight = torch.nn.Parameter(torch.ones(3))
+        optimizer = torch.optim.SGD([weight], lr=0.01)
+        for step in range(3):
+            shown = torch.log(weight.detach() - weight.detach()).mean()
+            scores = weight.masked_fill(torch.tensor([True, False, True]), float("-inf"))
+            loss = torch.softmax(scores, 0)[1] + weight.square().sum()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            print(f"{shown.item()} {loss.item():.3f}")
+    """
+    done = box.watched(source)
+    assert (done.err, done.status, done.incidents) == ("", 0, [])
+
+
+def scaled_training(watch: bool) -> tuple[list[float], dict[str, torch.Tensor], list[Any]]:
+    """Train with a gradient scaler whose first scales are far too large."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1e38, backoff_factor=1e-4)
+    guard = whynan.watch(model, optimizer, files=False) if watch else None
+    scales = []
+    for _ in range(6):
+        optimizer.zero_grad()
+        loss = 1e5 * model(torch.randn(8, 4)).square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+    if guard is not None:
+        guard.close()
+    return scales, model.state_dict(), guard.incidents if guard is not None else []
+
+
+def test_first_overflows_of_a_scaler_are_normal() -> None:
+    """A gradient scaler's first overflows are no incidents, and the run is bit for bit the unwatched one."""
+    scales, weights, _ = scaled_training(watch=False)
+    assert scales[0] < 1e38
+    watched_scales, watched_weights, incidents = scaled_training(watch=True)
+    assert incidents == []
+    assert watched_scales == scales
+    assert differences(watched_weights, weights) == []
+
+
+def test_scale_that_never_settles_is_an_incident() -> None:
+    """A scaler that skips step after step is an incident in the end."""
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    with whynan.watch(optimizer, files=False, policy="observe") as guard:
+        for _ in range(14):
+            optimizer.zero_grad()
+            scaler.scale(torch.sqrt((weight - weight.detach()).square().sum())).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    assert guard.incidents
+    assert all(i.symptom.place in ("gradient", "scaler") for i in guard.incidents)
+    assert math.isfinite(float(weight.sum()))

@@ -1,0 +1,324 @@
+"""`whynan.watch`: one line in a loop or a `with` block; nothing of it stays behind."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import math
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import Sandbox, strict_lines, torch_doors
+
+import whynan
+from whynan.errors import UsageError
+
+
+def make() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """A model and its optimizer."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+    return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int = 4, bad: int = 2) -> None:
+    """A few steps, one of them bad."""
+    for step in range(steps):
+        optimizer.zero_grad()
+        out = model(torch.randn(5, 3))
+        loss = torch.log(out.square().sum() * (step != bad))
+        loss.backward()
+        optimizer.step()
+
+
+def test_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One call before the loop is enough; incidents are there at once, files when it is closed."""
+    model, optimizer = make()
+    guard = whynan.watch(model, optimizer, run_dir=tmp_path / "run")
+    train(model, optimizer)
+    assert [(i.step, i.cause.code) for i in guard.incidents] == [(2, "WN101")]
+    guard.close()
+    assert guard.run_dir == tmp_path / "run"
+    assert sorted(p.name for p in guard.run_dir.iterdir()) == ["incidents.jsonl", "metrics.jsonl", "report.md"]
+    assert [row["step"] for row in strict_lines(guard.run_dir / "metrics.jsonl")] == [0, 1, 2, 3]
+    streams = capsys.readouterr()
+    assert streams.out == ""
+    assert "test_watch.py" in streams.err
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+
+
+def test_one_line_that_is_never_closed(box: Sandbox) -> None:
+    """Without a close the end of the program closes: metrics complete, report written, last words said."""
+    box.write(f"""
+        import torch, whynan
+
+        weight = torch.nn.Parameter(torch.ones(3))
+        optimizer = torch.optim.SGD([weight], lr=0.01)
+        whynan.watch(optimizer, run_dir={str(box.run_dir)!r})
+        for step in range(5):
+            optimizer.zero_grad()
+            torch.log(weight.sum() * (step != 1)).backward()
+            optimizer.step()
+    """)
+    done = box.python("train.py")
+    assert done.status == 0, done.err
+    assert [row["step"] for row in done.metrics] == [0, 1, 2, 3, 4]
+    assert "WN101" in done.report
+    assert "report.md" in done.err
+
+
+def test_objects_are_optional() -> None:
+    """Models and optimizers made after watching began are found without being named."""
+    with whynan.watch(files=False) as guard:
+        train(*make())
+    assert [i.step for i in guard.incidents] == [2]
+    assert guard.incidents[0].symptom.place == "loss"
+
+
+def test_nothing_stays_behind() -> None:
+    """After the block every door of torch, the mode stacks, and the model's own dictionaries are the very same objects."""
+    model, optimizer = make()
+    seen: list[Any] = []
+    model[0].register_forward_hook(lambda m, a, out: seen.append(out.shape))
+    hooks = {id(m): (dict(m._forward_hooks), dict(m._forward_pre_hooks), dict(m._backward_hooks)) for m in model.modules()}
+    attributes = {id(m): set(vars(m)) for m in model.modules()}
+    doors, optimizer_attributes = torch_doors(), set(vars(optimizer))
+    with whynan.watch(model, optimizer, files=False):
+        assert torch_doors() != doors
+        train(model, optimizer)
+    after = torch_doors()
+    assert [name for name in doors if after.get(name) is not doors[name]] == []
+    assert {id(m): (dict(m._forward_hooks), dict(m._forward_pre_hooks), dict(m._backward_hooks)) for m in model.modules()} == hooks
+    assert {id(m): set(vars(m)) for m in model.modules()} == attributes
+    assert set(vars(optimizer)) == optimizer_attributes
+    assert seen
+
+
+def test_hook_made_while_watching_stays_the_users() -> None:
+    """A hook registered inside the block works, is the user's own afterwards, and can be removed."""
+    model, optimizer = make()
+    seen: list[int] = []
+
+    def note(module: torch.nn.Module, args: Any, out: torch.Tensor) -> None:
+        seen.append(len(out))
+
+    with whynan.watch(model, optimizer, files=False):
+        handle = model.register_forward_hook(note)
+        model(torch.zeros(2, 3))
+    assert list(model._forward_hooks.values()) == [note]
+    model(torch.zeros(3, 3))
+    handle.remove()
+    model(torch.zeros(4, 3))
+    assert seen == [2, 3]
+
+
+def test_model_can_be_copied_and_pickled_while_watched() -> None:
+    """copy.deepcopy, pickling and state_dict of a watched model give what they give without whynan."""
+    model, optimizer = make()
+    with whynan.watch(model, optimizer, files=False):
+        train(model, optimizer, bad=-1)
+        twin = copy.deepcopy(model)
+        again = pickle.loads(pickle.dumps(model))
+        saved = copy.deepcopy(optimizer.state_dict())
+    for other in (twin, again):
+        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+        assert "whynan" not in repr(vars(other))
+    assert saved["param_groups"][0]["lr"] == 0.1
+
+
+def test_exception_passes_through() -> None:
+    """An exception of the loop's own comes out unchanged, and torch is left as it was."""
+    model, optimizer = make()
+    doors = torch_doors()
+    mine = KeyError("mine")
+    with pytest.raises(KeyError) as caught, whynan.watch(model, optimizer, files=False):
+        train(model, optimizer, bad=-1)
+        raise mine
+    assert caught.value is mine
+    after = torch_doors()
+    assert [name for name in doors if after.get(name) is not doors[name]] == []
+
+
+def test_closing_twice() -> None:
+    """Closing again does nothing, also after the block."""
+    model, optimizer = make()
+    with whynan.watch(model, optimizer, files=False) as guard:
+        train(model, optimizer, bad=-1)
+        guard.close()
+    guard.close()
+    assert guard.incidents == []
+
+
+def test_watching_twice_in_a_row() -> None:
+    """A second block after the first counts its own steps and sees its own incidents."""
+    model, optimizer = make()
+    for _ in range(2):
+        with whynan.watch(model, optimizer, files=False) as guard:
+            train(model, optimizer, bad=1)
+        assert [i.step for i in guard.incidents] == [1]
+
+
+def test_no_files_when_none_are_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """files=False writes nothing, not even a directory."""
+    monkeypatch.chdir(tmp_path)
+    with whynan.watch(files=False) as guard:
+        train(*make())
+    assert guard.run_dir is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_default_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default the files go to whynan-runs/<time>."""
+    monkeypatch.chdir(tmp_path)
+    with whynan.watch() as guard:
+        train(*make())
+    (made,) = (tmp_path / "whynan-runs").iterdir()
+    assert guard.run_dir is not None
+    assert guard.run_dir.resolve() == made
+    assert len(strict_lines(made / "incidents.jsonl")) == 1
+
+
+@pytest.mark.parametrize(
+    ("objects", "options", "said"),
+    [
+        (["model"], {}, "str"),
+        ([torch.ones(2)], {}, "Tensor"),
+        ([torch.nn.Linear], {}, "type"),
+        ([None], {}, "NoneType"),
+        ([], {"policy": "pray"}, "pray.*observe, skip, stop"),
+        ([], {"in_a_row": -1}, "-1"),
+        ([], {"in_total": -5}, "-5"),
+        ([], {"in_total": "many"}, "many"),
+    ],
+)
+def test_wrong_use(objects: list[Any], options: dict[str, Any], said: str) -> None:
+    """Wrong arguments raise UsageError with the value in it, before anything is changed."""
+    doors = torch_doors()
+    with pytest.raises(UsageError, match=said):
+        whynan.watch(*objects, files=False, **options).close()
+    after = torch_doors()
+    assert [name for name in doors if after.get(name) is not doors[name]] == []
+
+
+def test_errors_are_one_tree() -> None:
+    """Everything whynan raises on purpose is a WhynanError; both public names are importable from the top."""
+    assert issubclass(UsageError, whynan.WhynanError)
+    assert issubclass(whynan.TrainingStopped, whynan.WhynanError)
+
+
+@pytest.mark.parametrize("policy", ["stop", "skip"])
+def test_stop_raises_out_of_the_loop(policy: str) -> None:
+    """When the policy stops the training, TrainingStopped comes out of the loop; weights are as before the bad step."""
+    model, optimizer = make()
+    train(model, optimizer, bad=-1)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(whynan.TrainingStopped, match="step 0"), whynan.watch(model, optimizer, policy=policy, in_a_row=0, files=False) as guard:
+        train(model, optimizer, bad=0)
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert guard.incidents[0].action.taken == "stopped"
+
+
+def test_observe_lets_the_nan_in() -> None:
+    """policy="observe" reports and changes nothing: the weights go bad as without whynan."""
+    model, optimizer = make()
+    with whynan.watch(model, optimizer, policy="observe", files=False) as guard:
+        train(model, optimizer, steps=3, bad=1)
+    assert guard.incidents[0].action.taken == "observed"
+    assert not all(torch.isfinite(p).all() for p in model.parameters())
+
+
+def test_watching_changes_no_bit() -> None:
+    """A healthy run, with dropout, ends in the same bits with and without watching."""
+    ends = []
+    for watched in (False, True):
+        torch.manual_seed(3)
+        model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        guard = whynan.watch(model, optimizer, files=False) if watched else None
+        for _ in range(5):
+            optimizer.zero_grad()
+            (model(torch.randn(6, 3)).square().mean() + 0.1 * torch.nn.functional.dropout(torch.ones(9)).sum()).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+        if guard is not None:
+            guard.close()
+            assert guard.incidents == []
+        ends.append((torch.get_rng_state(), *model.state_dict().values(), *(v for s in optimizer.state.values() for v in s.values())))
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+
+
+def test_step_function() -> None:
+    """A step marked with @guard.step is replayed by calling it again: exact, also for what a tape cannot see."""
+    model, optimizer = make()
+    with whynan.watch(model, optimizer, files=False) as guard:
+
+        @guard.step
+        def step(x: torch.Tensor, scale: float = 1.0) -> float:
+            """Documented."""
+            optimizer.zero_grad()
+            out = model(x)
+            weight = float(out.detach().abs().sum()) * scale
+            loss = torch.log(out.square().sum() * weight)
+            loss.backward()
+            optimizer.step()
+            return loss.item()
+
+        assert math.isfinite(step(torch.randn(4, 3)))
+        before = copy.deepcopy(model.state_dict())
+        assert math.isinf(step(torch.randn(4, 3), scale=0.0))
+        assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+        assert math.isfinite(step(torch.randn(4, 3)))
+    assert (step.__name__, step.__doc__) == ("step", "Documented.")
+    (incident,) = guard.incidents
+    assert (incident.step, incident.cause.code, incident.origin.exact) == (1, "WN101", True)
+    assert incident.origin.span.function == "step"
+    assert "torch.log" in incident.origin.span.code
+    assert step(torch.randn(4, 3)) is not None  # and it works on when the watch is over
+
+
+def test_step_function_that_raises() -> None:
+    """An exception in a step function passes through."""
+    with whynan.watch(files=False) as guard:
+
+        @guard.step
+        def step() -> None:
+            raise LookupError("mine")
+
+        with pytest.raises(LookupError, match="mine"):
+            step()
+
+
+def test_nothing_is_kept_alive() -> None:
+    """A closed watch that is dropped lets model and batch go."""
+    import weakref
+
+    model, optimizer = make()
+    with whynan.watch(model, optimizer, files=False) as guard:
+        train(model, optimizer)
+    ref = weakref.ref(model)
+    del guard, model, optimizer
+    gc.collect()
+    assert ref() is None
+
+
+def test_memory_of_a_step_is_let_go() -> None:
+    """While watching, the batches and activations of the steps before the last are not held."""
+    import weakref
+
+    model, optimizer = make()
+    refs = []
+    with whynan.watch(model, optimizer, files=False):
+        for _ in range(5):
+            x = torch.randn(5, 3)
+            refs.append(weakref.ref(x))
+            optimizer.zero_grad()
+            out = model(x) * 2
+            refs.append(weakref.ref(out))
+            out.square().mean().backward()
+            optimizer.step()
+            del x, out
+        gc.collect()
+        assert [ref() is None for ref in refs[:8]] == [True] * 8
