@@ -7,8 +7,10 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import math
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from threading import get_ident
@@ -32,6 +34,7 @@ from whynan.tripwire.late import LateFlag, can_wait, is_bad
 from whynan.tripwire.values import Damage, damage_of
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 
 HOPELESS = ("WN601", "WN602", "WN603", "WN608")  # state is damaged: skipping cannot help
@@ -85,6 +88,7 @@ class Guard:
         self._open = False
         self._window_start = 0
         self._stepped_at: Site | None = None
+        self.stopped = ""
         self.stepping = False  # an optimizer's own step is running
         self._in_backward = False
         self._stepped_inside: torch.optim.Optimizer | None = None
@@ -101,13 +105,23 @@ class Guard:
         self.recorder.seen_write = self._writing
         self.recorder.start()
         self._open = True
+        atexit.register(self.close)
+        os.register_at_fork(before=self.journal.flush, after_in_child=self._leave_to_parent)
         return self
+
+    def _leave_to_parent(self) -> None:
+        """In a forked child: watch nothing, write nothing."""
+        if self._open:
+            self._open = False
+            self.recorder.stop()
+            self.journal.abandon()
 
     def close(self) -> None:
         """End watching: settle what is pending, leave torch as it was, finish the files."""
         if not self._open:
             return
         self._open = False
+        atexit.unregister(self.close)
         try:
             self._settle_late()
             if self.window.symptom is not None and not self.window.told:
@@ -118,7 +132,10 @@ class Guard:
             self._internal_error(error)
         self.recorder.stop()
         self._interception.remove()
-        self.journal.close(self.step_count, self.budget)
+        try:
+            self.journal.close(self.step_count, self.budget)
+        except Exception as error:
+            self.journal.internal_error(error)
 
     def __enter__(self) -> Guard:
         return self if self._open else self.open()
@@ -133,6 +150,7 @@ class Guard:
         for item in objects:
             if isinstance(item, torch.optim.Optimizer):
                 self._interception.watch_step_of(type(item))
+                self._interception.watch_step_on(item)
                 self.optimizer_made(item)
             elif isinstance(item, torch.nn.Module):
                 self._unchecked.append(item)
@@ -151,7 +169,11 @@ class Guard:
 
     def optimizer_made(self, optimizer: torch.optim.Optimizer) -> None:
         """A new optimizer: everything recorded so far was setup, not a step."""
-        self.optimizers.append(optimizer)
+        if all(o is not optimizer for o in self.optimizers):
+            self.optimizers.append(optimizer)
+        self._guarded(lambda: self._note_optimizer(optimizer))
+
+    def _note_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         self._made_at[id(optimizer)] = take_site(2)
         self._unchecked.append(optimizer)
         self.recorder.tape.clear()
@@ -162,20 +184,23 @@ class Guard:
 
     def zeroed(self, call: Callable[..., Any], owner: Any, args: Any, kwargs: dict[str, Any]) -> None:
         """Gradients are dropped; a pending symptom that was never stepped on is told now."""
+        self._guarded(lambda: self._note_zero(owner))
+        call(owner, *args, **kwargs)
+
+    def _note_zero(self, owner: Any) -> None:
         window = self.window
         if window.symptom is not None and not window.told and window.backwards:
-            self._guarded(self._turned_away)
+            self._turned_away()
         if self.recorder.tape.entries:
             tensors = owner.parameters() if isinstance(owner, torch.nn.Module) else _parameters(owner)
             entry = self.recorder.note("zero", functools.partial(_drop_gradients, list(tensors)))
             self.recorder.tape.add(entry, None)
-        call(owner, *args, **kwargs)
 
     def scaled(self, scaler: Any, loss: Any) -> None:
         """A gradient scaler multiplies the loss: the unscaled one is what counts."""
         self.window.scaled = True
         self.window.scale = scaler.get_scale() if not torch.cuda.is_initialized() else None
-        self._note_losses(loss)
+        self._guarded(lambda: self._note_losses(loss))
 
     def backward(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         """The user goes back from a loss."""
@@ -259,22 +284,32 @@ class Guard:
     def clip(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         """The user clips: the norm is there for nothing."""
         parameters = args[0] if args else kwargs.get("parameters")
-        if isinstance(parameters, torch.Tensor):
-            parameters = [parameters]
-        parameters = list(parameters or [])
+        parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters or [])
         rest = args[1:] if args else ()
         named = {k: v for k, v in kwargs.items() if k != "parameters"}
-        entry = self.recorder.note("clip", functools.partial(call, parameters), rest, named)
-        norm = self.recorder.suspended(call, parameters, *rest, **named)
-        self.recorder.tape.add(entry, norm)
-        if isinstance(norm, torch.Tensor) and (self.window.norm is None or not self.window.clipped):
-            self.window.norm = norm.detach()
-            self.window.clipped = frozenset(map(id, parameters))
-            if norm.device.type == "cpu" and self.window.symptom is None and not self.window.scaled and not math.isfinite(float(norm)):
-                bad = nonfinite((n, p.grad) for n, p in self._names_of(parameters) if p.grad is not None)
-                if bad:
-                    self._see(Symptom("gradient", bad[0][2].kind, bad[0][0], _others(bad)))
+        entry: list[Entry] = []
+        names: list[tuple[str, Damage]] = []
+        self._guarded(lambda: entry.append(self.recorder.note("clip", functools.partial(call, parameters), rest, named)))
+        before = functools.partial(self._named_before_clipping, parameters, names)
+        norm = _clip_in_two(call, parameters, rest, named, before)
+        self._guarded(lambda: self._note_clip(entry, norm, parameters, names))
         return norm
+
+    def _named_before_clipping(self, parameters: list[torch.Tensor], names: list[tuple[str, Damage]]) -> None:
+        """The norm is not finite: name the bad tensors now, clipping is about to spread the damage over all of them."""
+        bad = nonfinite((n, p.grad) for n, p in self._names_of(parameters) if p.grad is not None)
+        names += [(name, damage) for name, _, damage in bad]
+
+    def _note_clip(self, entry: list[Entry], norm: Any, parameters: list[torch.Tensor], names: list[tuple[str, Damage]]) -> None:
+        window = self.window
+        if entry:
+            self.recorder.tape.add(entry[0], norm)
+        if isinstance(norm, torch.Tensor) and (window.norm is None or not window.clipped):
+            window.norm = norm.detach()
+            window.clipped = frozenset(map(id, parameters))
+        if names and window.symptom is None and not window.scaled:
+            more = f"{len(names)} tensors" if len(names) > 1 else ""
+            self._see(Symptom("gradient", names[0][1].kind, names[0][0], more))
 
     def step(self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> Any:
         """The user updates the weights: the last moment to stop it."""
@@ -293,7 +328,7 @@ class Guard:
             return self._step_of_scaler(call, optimizer, args, kwargs)
         if not self._allowed(optimizer):
             return None
-        before = self._before_update(optimizer)
+        before = self._guarded(lambda: self._before_update(optimizer))
         flag = self.late.flag if self.late is not None and self.budget.policy is not Policy.OBSERVE else None
         if flag is not None and can_wait(optimizer):
             optimizer.found_inf = flag  # type: ignore[attr-defined]
@@ -444,6 +479,8 @@ class Guard:
 
     def _allowed(self, optimizer: torch.optim.Optimizer, in_closure: bool = False) -> bool:
         """Look at everything before an update; return whether it may go on."""
+        if self.stopped:
+            raise TrainingStopped(self.stopped)
         try:
             self._look(optimizer)
             if self.window.symptom is None or self.window.told:
@@ -513,7 +550,7 @@ class Guard:
         taken = self.budget.decide(incident.cause.code in HOPELESS)
         self.journal.incident(incident, self.budget.action(taken))
         if taken == "stopped":
-            raise TrainingStopped(f"stopped at step {step}: {incident.cause.title}")
+            self._stop(f"stopped at step {step}: {incident.cause.title}")
 
     def _settle_late(self) -> None:
         if self.late is not None:
@@ -556,7 +593,7 @@ class Guard:
         self.journal.incident(incident, self.budget.action(taken))
         self._write_metrics(optimizer)
         if taken == "stopped":
-            raise TrainingStopped(f"stopped at step {self.step_count}: {incident.cause.title}")
+            self._stop(f"stopped at step {self.step_count}: {incident.cause.title}")
         if taken == "skipped":
             for _, state in self.recorder.states.values():
                 state.rewind()
@@ -564,7 +601,8 @@ class Guard:
 
     def _same_loss(self, tensors: Any) -> bool:
         slots = [self.recorder.tape.slot_of(t) for t in tensors_of(tensors)]
-        return any(s is not None and s.entry >= -self.window.entry for s in slots)
+        ends = {s.entry for s in slots if s is not None}
+        return any(e.number == -self.window.entry for e in self.recorder.tape.needed_for(ends))
 
     def _turned_away(self) -> None:
         """The program saw the bad value itself and left the step: tell it, and begin anew."""
@@ -572,6 +610,11 @@ class Guard:
         self.step_count += 1
         self.window = Window()
         self._window_start = self.recorder.tape.number()
+
+    def _stop(self, reason: str) -> None:
+        """Stop the training, and again at every later step if the program swallows it."""
+        self.stopped = reason
+        raise TrainingStopped(reason)
 
     def _report(self) -> None:
         """Diagnose and tell without touching anything: the program has already turned away from this step."""
@@ -585,7 +628,7 @@ class Guard:
     def failed_with(self, error: BaseException) -> None:
         """The user's program raised: say why if the failing call is one of ours to explain."""
         window, failed = self.window, self.recorder.failed
-        if isinstance(error, TrainingStopped | SystemExit | KeyboardInterrupt) or not self._open:
+        if isinstance(error, TrainingStopped | SystemExit | KeyboardInterrupt) or not self._open or not self.recorder.running:
             return
         try:
             if window.symptom is not None and not window.told:
@@ -593,6 +636,7 @@ class Guard:
             elif failed is not None and isinstance(error, IndexError | RuntimeError | ValueError):
                 self.recorder.tape.entries[failed.number] = failed
                 self._see(Symptom("exception", type(error).__name__, str(error).splitlines()[0] if str(error) else ""), failed)
+                self.window.told = True
                 incident = diagnose(self._case(self.window.symptom, None, None))  # type: ignore[arg-type]
                 if incident.cause.code != "WN901":
                     self.journal.incident(incident, self.budget.action("observed"))
@@ -671,6 +715,9 @@ class Guard:
             self._function = outer
 
     def _next_step(self, applied: bool) -> None:
+        self._guarded(lambda: self._begin_step(applied))
+
+    def _begin_step(self, applied: bool) -> None:
         if applied:
             if not self.window.told and not self.window.late:
                 self.budget.healthy()
@@ -714,13 +761,15 @@ class Guard:
             if parameter.grad is not None:
                 yield name, parameter.grad
 
-    def _guarded(self, action: Callable[[], object]) -> None:
+    def _guarded(self, action: Callable[[], T]) -> T | None:
+        """Do something of ours; a failure is logged once and switches the watching off."""
         try:
-            action()
+            return action()
         except TrainingStopped:
             raise
         except Exception as error:
             self._internal_error(error)
+            return None
 
     # -- the third way in ---------------------------------------------------------------------------------------
 
@@ -762,6 +811,26 @@ class _Resuming:
                 del optimizer.step
                 if getattr(original, "__func__", original) is not getattr(type(optimizer), "step", None):
                     optimizer.step = original
+
+
+def _clip_in_two(call: Callable[..., Any], parameters: list[torch.Tensor], rest: Any, named: dict[str, Any], before: Callable[[], None]) -> Any:
+    """Clip, with a look between norm and scaling where the norm is on the CPU and not finite."""
+    import inspect
+
+    grads = [p.grad for p in parameters if p.grad is not None]
+    if not grads or any(g.device.type != "cpu" for g in grads):
+        return call(parameters, *rest, **named)
+    try:
+        bound = inspect.signature(call).bind(parameters, *rest, **named)
+    except TypeError:
+        return call(parameters, *rest, **named)
+    bound.apply_defaults()
+    options = bound.arguments
+    norm = torch.nn.utils.get_total_norm(grads, options["norm_type"], options["error_if_nonfinite"], options["foreach"])
+    if not math.isfinite(float(norm)):
+        before()
+    torch.nn.utils.clip_grads_with_norm_(parameters, options["max_norm"], norm, options["foreach"])
+    return norm
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

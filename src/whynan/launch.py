@@ -36,7 +36,7 @@ def run_module(guard: Guard, name: str, args: list[str]) -> int:
     sys.argv = [name, *args]
     sys.path[0] = os.getcwd()
     if not _findable(name):
-        raise UsageError(f"no module named {name!r}")
+        raise UsageError(f"no module named {name!r}, or it cannot be run with -m")
     return _guarded(guard, lambda: runpy.run_module(name, run_name="__main__", alter_sys=True))
 
 
@@ -44,7 +44,10 @@ def _findable(name: str) -> bool:
     import importlib.util
 
     try:
-        return importlib.util.find_spec(name) is not None
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{name}.__main__")
+        return spec is not None
     except (ImportError, ValueError):
         return False
 
@@ -74,12 +77,14 @@ def _guarded(guard: Guard, program: object) -> int:
         _flush()
         return STOPPED
     except SystemExit as stop:
+        if guard.stopped:
+            return STOPPED
         raise SystemExit(stop.code) from None
     except BaseException as error:
         if sys.excepthook is sys.__excepthook__:
             sys.excepthook = _quiet_hook
         raise
-    return 0
+    return STOPPED if guard.stopped else 0
 
 
 def _flush() -> None:
@@ -88,7 +93,11 @@ def _flush() -> None:
 
 
 def _quiet_hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    error.__traceback__ = without_own_frames(trace)
+    seen: BaseException | None = error
+    error.__traceback__ = trace
+    while seen is not None:
+        seen.__traceback__ = without_own_frames(seen.__traceback__)
+        seen = seen.__cause__ or seen.__context__
     sys.__excepthook__(kind, error, error.__traceback__)
 
 

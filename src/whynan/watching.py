@@ -80,6 +80,9 @@ def watch(
         chosen = Policy(policy)
     except ValueError:
         raise UsageError(f"unknown policy {policy!r}; choose one of {', '.join(Policy)}") from None
+    for name, value in (("in_a_row", in_a_row), ("in_total", in_total)):
+        if not isinstance(value, int) or value < 0:
+            raise UsageError(f"{name} is a whole number from 0 on, not {value!r}")
     journal = Journal(Path(run_dir) if run_dir is not None else None, files=files)
     guard = Guard(chosen, in_a_row, in_total, journal).open()
     guard.attach(*objects)

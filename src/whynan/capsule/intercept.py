@@ -187,6 +187,24 @@ class Interception:
         step._whynan = self  # type: ignore[attr-defined]
         self.replace(cls, "step", step)
 
+    def watch_step_on(self, optimizer: torch.optim.Optimizer) -> None:
+        """Wrap a `step` that hangs on the optimizer itself: a scheduler made before watching began put it there."""
+        original = vars(optimizer).get("step")
+        if original is None:
+            return
+        doors, recorder = self.doors, self.doors.recorder
+
+        def call(_: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+            return original(*args, **kwargs)
+
+        @functools.wraps(original)
+        def step(*args: Any, **kwargs: Any) -> Any:
+            if not is_compiling() and recorder.here:
+                return recorder.suspended(doors.step, call, optimizer, args, kwargs)
+            return original(*args, **kwargs)
+
+        self.replace(optimizer, "step", step)
+
     def _scaler(self) -> None:
         doors, recorder = self.doors, self.doors.recorder
         cls = torch.amp.GradScaler
@@ -310,7 +328,7 @@ class Interception:
         """Training code may live in a hook of another model: recording goes on inside hooks."""
         for name in ("register_forward_hook", "register_forward_pre_hook"):
             original = getattr(torch.nn.Module, name)
-            self.replace(torch.nn.Module, name, _hook_registrar(original, recorder))
+            self.replace(torch.nn.Module, name, _hook_registrar(original, recorder, self._rehook))
 
 
     def wrap_hooks(self, model: torch.nn.Module) -> None:
@@ -323,13 +341,17 @@ class Interception:
                         self._rehook.append((hooks, key, hook))
 
 
-def _hook_registrar(original: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
+def _hook_registrar(original: Callable[..., Any], recorder: Recorder, rehook: list[tuple[Any, int, Any]]) -> Callable[..., Any]:
     @functools.wraps(original)
     def register(self: torch.nn.Module, hook: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if getattr(hook, "__module__", "").startswith("torch."):
             return original(self, hook, *args, **kwargs)
 
-        return original(self, WatchedHook(hook, recorder), *args, **kwargs)
+        handle = original(self, WatchedHook(hook, recorder), *args, **kwargs)
+        hooks = handle.hooks_dict_ref()
+        if hooks is not None:
+            rehook.append((hooks, handle.id, hook))
+        return handle
 
     return register
 

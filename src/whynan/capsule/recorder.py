@@ -29,6 +29,7 @@ _autocast_on = torch._C._is_any_autocast_enabled
 
 
 _EMPTY = (torch.empty, torch.empty_like, torch.Tensor.new_empty)
+_INITS = (torch.Tensor.copy_, torch.Tensor.fill_, torch.Tensor.zero_)
 _JOINS = (torch.cat, torch.stack, torch.concat, torch.vstack, torch.hstack, torch.Tensor.clone, torch.Tensor.to)
 
 
@@ -169,7 +170,7 @@ class Recorder(TorchFunctionMode):
 
     def _close(self, entry: Entry, sort: Sort, args: Any, result: Any) -> None:
         entry.last_node = _node_number()
-        if self._unwritten and args and isinstance(args[0], torch.Tensor) and (sort is Sort.WRITE or result is args[0]):
+        if self._unwritten and args and isinstance(args[0], torch.Tensor) and (sort is Sort.WRITE or result is args[0] or entry.fn in _INITS):
             self._note_write(entry.fn, args[0])
         if sort is Sort.RANDOM and not any(t.requires_grad for t in tensors_of(result)):
             for tensor in tensors_of(result):
@@ -201,6 +202,7 @@ class Recorder(TorchFunctionMode):
             whole = target.numel() * target.element_size() >= storage.nbytes() and getattr(func, "__name__", "") != "__setitem__"
             if whole:
                 del self._unwritten[key]
+                self._partly.discard(key)
             else:
                 self._partly.add(key)
 

@@ -103,6 +103,6 @@ def shorten(file: str) -> str:
     """Make a path relative to the working directory where it lies below it."""
     try:
         relative = os.path.relpath(file)
-    except ValueError:  # another drive
+    except (ValueError, OSError):  # another drive, a working directory that is gone
         return file
     return file if relative.startswith("..") else relative

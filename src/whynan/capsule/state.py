@@ -139,6 +139,7 @@ class Stasis:
         modules = list(dict.fromkeys(m for root in self._roots for m in root.modules()))
         self._attributes = [(m, m.__dict__.copy()) for m in modules]
         self._lists = [_Mutable(v) for _, d in self._attributes for v in _holdings(d)]
+        self._lists += [_Mutable(v) for m in modules for v in _hook_holdings(m)]
         homes = {id(b): b for m in modules for b in m._buffers.values() if b is not None}
         self._buffers = [(b, b.detach().clone(), b._version) for b in homes.values() if not b.is_inference()]
         self._homes = [(m, dict(m._buffers)) for m in modules if m._buffers]
@@ -194,6 +195,29 @@ def _can_change(value: object) -> bool:
     if type(value) in (list, dict, set, deque):
         return len(value) <= 10_000  # type: ignore[arg-type]
     return type(value) is torch.Tensor and not value.requires_grad and value.numel() <= 1 << 18
+
+
+def _hook_holdings(module: torch.nn.Module) -> list[Any]:
+    """Return the containers a module's forward hooks write to: in their closures, globals they name, or their object."""
+    found: dict[int, Any] = {}
+    for hook in [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]:
+        plain = getattr(hook, "__wrapped__", hook)
+        function = getattr(plain, "__func__", plain)
+        code = getattr(function, "__code__", None)
+        cells = [c.cell_contents for c in getattr(function, "__closure__", None) or () if _filled(c)]
+        named = [function.__globals__[n] for n in code.co_names if n in function.__globals__] if code is not None else []
+        owner = getattr(plain, "__self__", None)
+        own = list(vars(owner).values()) if owner is not None and hasattr(owner, "__dict__") and not isinstance(owner, torch.nn.Module) else []
+        found.update((id(v), v) for v in [*cells, *named, *own] if type(v) is not torch.Tensor and _can_change(v))
+    return list(found.values())
+
+
+def _filled(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018 (an empty cell raises)
+    except ValueError:
+        return False
+    return True
 
 
 def _holdings(attributes: dict[str, Any]) -> list[Any]:

@@ -6,8 +6,10 @@ import ast
 import difflib
 import linecache
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
-from whynan.capsule.sites import Site, positions
+if TYPE_CHECKING:
+    from whynan.capsule.sites import Site
 
 _OPERATORS = {
     ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow", ast.MatMult: "matmul", ast.Mod: "remainder",
@@ -80,6 +82,8 @@ class Expression:
 
 def expression_at(site: Site | None, shown: str) -> Expression | None:
     """Parse the file a site lies in and return the expression at exactly its columns."""
+    from whynan.capsule.sites import positions
+
     if site is None:
         return None
     lines = linecache.getlines(site.code.co_filename)
@@ -99,6 +103,8 @@ def expression_at(site: Site | None, shown: str) -> Expression | None:
 
 def sites_of_node(site: Site, node: ast.AST) -> frozenset[Site]:
     """Return the instructions of another expression of the same function."""
+    from whynan.capsule.sites import Site
+
     wanted = (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset)  # type: ignore[attr-defined]
     return frozenset(Site(site.code, 2 * index) for index, place in enumerate(site.code.co_positions()) if place == (wanted[0], wanted[1], wanted[2], wanted[3]))
 

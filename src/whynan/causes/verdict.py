@@ -50,7 +50,7 @@ def _origin(scene: Scene, chosen: Rule, finding: Finding, expression: Expression
     span = resolve(site) if site is not None else NOWHERE
     if birth is None:
         phase = Phase.OPTIMIZER if scene.symptom.place in ("optimizer state", "scaler") else Phase.PARAMETER if scene.symptom.place == "parameter" else Phase.FORWARD
-        known = chosen.code not in ("WN901",)
+        known = span.known or chosen.code in ("WN803", "WN601", "WN603", "WN608")
         return Origin(phase, span, exact=known, note="" if known else scene.trouble)
     phase = birth.phase
     if finding.backward:

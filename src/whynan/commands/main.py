@@ -25,14 +25,24 @@ cli.add_command(explain)
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; usage errors are one line and exit status 2."""
     try:
-        context = cli.make_context("whynan", list(sys.argv[1:] if argv is None else argv))
-        with context:  # not cli.main: it would turn the script's KeyboardInterrupt into an abort of its own
-            return int(cli.invoke(context) or 0)
+        # not cli.main: it would turn the script's own exceptions into its own; the script runs outside click
+        with cli.make_context("whynan", list(sys.argv[1:] if argv is None else argv)) as context:
+            program = cli.invoke(context)
     except click.exceptions.Exit as stop:
         return stop.exit_code
     except click.exceptions.ClickException as error:
         print(f"whynan: {error.format_message()}", file=sys.stderr)
         return 2
     except UsageError as error:
-        print(f"whynan: {error}", file=sys.stderr)
-        return 2
+        return _misuse(error)
+    if not callable(program):
+        return int(program or 0)
+    try:
+        return int(program() or 0)
+    except UsageError as error:
+        return _misuse(error)
+
+
+def _misuse(error: Exception) -> int:
+    print(f"whynan: {error}", file=sys.stderr)
+    return 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -9,14 +11,38 @@ import click
 from whynan.errors import UsageError
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+class _EndsAtModule(click.Command):
+    """Like python, end the options of our own after `-m NAME`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if "-m" in args:
+            index = args.index("-m")
+            if not any(not a.startswith("-") for a in _positional(args[:index])):
+                args = [*args[: index + 2], "--", *args[index + 2 :]]
+        return super().parse_args(ctx, args)
+
+
+def _positional(args: list[str]) -> list[str]:
+    """Return what stands before `-m` and is neither an option of ours nor its value."""
+    rest, skip = [], False
+    for item in args:
+        if skip:
+            skip = False
+        elif item.startswith("--"):
+            skip = "=" not in item
+        else:
+            rest.append(item)
+    return rest
+
+
+@click.command(cls=_EndsAtModule, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("--policy", type=click.Choice(["observe", "skip", "stop"]), default="skip", show_default=True, help="What to do with a bad step.")
 @click.option("--in-a-row", type=click.IntRange(0), default=3, show_default=True, help="Bad steps in a row before the training is stopped.")
 @click.option("--in-total", type=click.IntRange(0), default=10, show_default=True, help="Bad steps in total before the training is stopped.")
 @click.option("--run-dir", type=click.Path(path_type=Path, file_okay=False), help="Where to write; default whynan-runs/<time>.")
 @click.option("-m", "module", metavar="MODULE", help="Run a module, as python -m does.")
 @click.argument("target", nargs=-1, type=click.UNPROCESSED)
-def run(policy: str, in_a_row: int, in_total: int, run_dir: Path | None, module: str | None, target: tuple[str, ...]) -> int:
+def run(policy: str, in_a_row: int, in_total: int, run_dir: Path | None, module: str | None, target: tuple[str, ...]) -> Callable[[], int]:
     """Run SCRIPT (or -m MODULE) with its ARGS exactly as python would, and watch its training.
 
     The script's arguments, output and exit status are as without whynan; if whynan stops the training it is 3.
@@ -31,8 +57,8 @@ def run(policy: str, in_a_row: int, in_total: int, run_dir: Path | None, module:
 
     guard = Guard(Policy(policy), in_a_row, in_total, Journal(run_dir, files=True))
     if module is not None:
-        return run_module(guard, module, list(target))
-    return run_script(guard, target[0], list(target[1:]))
+        return functools.partial(run_module, guard, module, list(target))
+    return functools.partial(run_script, guard, target[0], list(target[1:]))
 
 
 def torch_is_there() -> None:

@@ -49,6 +49,8 @@ class Journal:
             return None
         if self.directory is None:
             self.directory = _fresh(Path("whynan-runs"))
+        if not self.directory.is_absolute():
+            self.directory = self.directory.absolute()  # the script may change its working directory
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -125,7 +127,17 @@ class Journal:
                 self._give_up(error)
                 report = None
         with self._voice():
-            terminal.farewell(self.incidents, self.counts, budget, report)
+            terminal.farewell(self.incidents, self.counts, budget, _short_path(report))
+
+    def flush(self) -> None:
+        """Write out what is buffered."""
+        if self._metrics is not None and not self._metrics.closed:
+            with contextlib.suppress(OSError):
+                self._metrics.flush()
+
+    def abandon(self) -> None:
+        """Leave the files to somebody else (a forked child has nothing to write)."""
+        self.files, self._metrics, self.closed, self.quiet = False, None, True, True
 
     # -- voice --------------------------------------------------------------------------------------------------
 
@@ -167,6 +179,14 @@ def _row(row: dict[str, float]) -> str:
     if all(math.isfinite(v) for v in row.values()):
         return "{" + ", ".join(f'"{k}": {v!r}' for k, v in row.items()) + "}\n"
     return dumps(row) + "\n"
+
+
+def _short_path(path: Path | None) -> Path | None:
+    """Return a path below the working directory as a relative one."""
+    try:
+        return path.relative_to(Path.cwd()) if path is not None else None
+    except (ValueError, OSError):
+        return path
 
 
 def _fresh(parent: Path) -> Path:

@@ -40,6 +40,8 @@ def parts(tensor: torch.Tensor) -> list[torch.Tensor]:
         return parts(tensor._values() if tensor.layout is torch.sparse_coo else tensor.values())
     if tensor.is_quantized:
         return []  # integers: always finite
+    if tensor.is_nested and type(tensor) in _PLAIN:
+        return [tensor.values()]
     if type(tensor) in _PLAIN:
         return [tensor]
     if hasattr(tensor, "__tensor_flatten__"):
@@ -91,7 +93,9 @@ def looks_finite(tensor: torch.Tensor) -> bool:
 def stats(name: str, tensor: torch.Tensor) -> TensorStats:
     """Summarise a tensor."""
     dtype = str(tensor.dtype).removeprefix("torch.")
-    shape = tuple(tensor.shape)
+    shape = () if tensor.is_nested else tuple(tensor.shape)
+    if tensor.device.type == "meta":
+        return TensorStats(name, dtype, shape)
     try:
         flat = torch.cat([p.detach().flatten() for p in parts(tensor)])
     except (RuntimeError, NotImplementedError):
@@ -125,7 +129,7 @@ def bad_rows(tensor: torch.Tensor, limit: int = 64) -> list[int]:
     inner = parts(tensor.detach())
     if len(inner) != 1 or inner[0].shape != tensor.shape:
         return []
-    bad = ~torch.isfinite(inner[0])
+    bad = ~torch.isfinite(inner[0].to(torch.float32) if inner[0].element_size() == 1 else inner[0])
     rows = bad.flatten(1).any(1) if tensor.dim() > 1 else bad
     return [int(i) for i in rows.nonzero()[:limit, 0]]
 
