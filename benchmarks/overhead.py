@@ -203,20 +203,14 @@ def block(bench: Bench, tool: Any, steps: int) -> float:
         for _ in range(2):
             step()
         bench.sync()
-        times = []
+        times = [time.perf_counter()]
         for _ in range(steps):
-            begin = time.perf_counter()
             step()
-            if bench.sync is not torch.cuda.synchronize:
-                times.append(time.perf_counter() - begin)
-        if bench.sync is torch.cuda.synchronize:
-            # no sync inside the block: what matters is how long a run of steps takes
-            begin = time.perf_counter()
-            for _ in range(steps):
-                step()
-            bench.sync()
-            times = [(time.perf_counter() - begin) / steps]
-    return statistics.median(times)
+            times.append(time.perf_counter())
+        bench.sync()
+        if bench.sync is torch.cuda.synchronize:  # no sync inside the block: what counts is how long a run of steps takes
+            return (time.perf_counter() - times[0]) / steps
+    return statistics.median(b - a for a, b in zip(times, times[1:], strict=False))
 
 
 def measure(bench: Bench, rounds: int, steps: int, tools: dict[str, Any]) -> dict[str, tuple[float, float]]:
@@ -249,6 +243,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--size", choices=["124M", "350M"], help="only this size, on the GPU")
     parser.add_argument("--steps", type=int, default=0)
     arguments = parser.parse_args()
     tools = available()
@@ -260,6 +255,8 @@ def main() -> None:
             lambda: gpt("GPT-2 350M", 24, 1024, 16, 8, 1024, True),
             lambda: gpt("GPT-2 350M", 24, 1024, 16, 8, 1024, False),
         ]
+        if arguments.size:
+            makers = makers[:2] if arguments.size == "124M" else makers[2:]
         steps = arguments.steps or 20
     else:
         machine = platform.machine()

@@ -1,8 +1,9 @@
 """The errors whynan raises.
 
     WhynanError
-    ├── UsageError      wrong arguments or unreadable input: one line, exit status 2
-    └── TrainingStopped the policy stopped the training: exit status 3
+    └── UsageError       wrong arguments or unreadable input: one line, exit status 2
+    BaseException
+    └── TrainingStopped  the policy stopped the training: exit status 3
 """
 
 from __future__ import annotations
@@ -16,5 +17,8 @@ class UsageError(WhynanError):
     """What was wrong, with the value; then what to do."""
 
 
-class TrainingStopped(WhynanError):
-    """The policy stopped the training; the diagnosis has been printed and written."""
+class TrainingStopped(BaseException):
+    """The policy stopped the training; the diagnosis has been printed and written.
+
+    Not an `Exception`: a loop's own `except Exception: continue` must not swallow it.
+    """

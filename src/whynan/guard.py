@@ -11,6 +11,7 @@ import atexit
 import functools
 import math
 import os
+import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from threading import get_ident
@@ -38,6 +39,22 @@ T = TypeVar("T")
 
 
 HOPELESS = ("WN601", "WN602", "WN603", "WN608")  # state is damaged: skipping cannot help
+
+
+_open_guards: weakref.WeakSet[Guard] = weakref.WeakSet()
+
+
+def _before_fork() -> None:
+    for guard in list(_open_guards):
+        guard.journal.flush()
+
+
+def _in_forked_child() -> None:
+    for guard in list(_open_guards):
+        guard._leave_to_parent()
+
+
+os.register_at_fork(before=_before_fork, after_in_child=_in_forked_child)
 
 
 class _SkipStep(Exception):
@@ -106,7 +123,7 @@ class Guard:
         self.recorder.start()
         self._open = True
         atexit.register(self.close)
-        os.register_at_fork(before=self.journal.flush, after_in_child=self._leave_to_parent)
+        _open_guards.add(self)
         return self
 
     def _leave_to_parent(self) -> None:
@@ -121,6 +138,7 @@ class Guard:
         if not self._open:
             return
         self._open = False
+        _open_guards.discard(self)
         atexit.unregister(self.close)
         try:
             self._settle_late()

@@ -200,6 +200,7 @@ class Interception:
         @functools.wraps(original)
         def step(*args: Any, **kwargs: Any) -> Any:
             if not is_compiling() and recorder.here:
+                optimizer._opt_called = True  # what the scheduler's wrapper notes, also for a step that is left out
                 return recorder.suspended(doors.step, call, optimizer, args, kwargs)
             return original(*args, **kwargs)
 

@@ -29,7 +29,6 @@ _autocast_on = torch._C._is_any_autocast_enabled
 
 
 _EMPTY = (torch.empty, torch.empty_like, torch.Tensor.new_empty)
-_INITS = (torch.Tensor.copy_, torch.Tensor.fill_, torch.Tensor.zero_)
 _JOINS = (torch.cat, torch.stack, torch.concat, torch.vstack, torch.hstack, torch.Tensor.clone, torch.Tensor.to)
 
 
@@ -135,7 +134,11 @@ class Recorder(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         sort = self._sorts.get(func)
         if sort is None:
-            sort = self._sorts[func] = sort_of(func)
+            try:
+                sort = self._sorts[func] = sort_of(func)
+            except Exception as error:
+                self.faulty(error)
+                sort = Sort.PASS
         if sort is Sort.PASS or torch._C._functorch.peek_interpreter_stack() is not None:
             return func(*args, **(kwargs or {}))
         if sort is Sort.PROBE:
@@ -148,12 +151,12 @@ class Recorder(TorchFunctionMode):
     def _loose_call(self, func: Callable[..., Any], sort: Sort, args: Any, kwargs: dict[str, Any]) -> Any:
         entry: Entry | None = None
         try:
-            writes = sort is Sort.WRITE and args and isinstance(args[0], torch.Tensor)
-            if writes and not self.seen_write(args[0]):
-                return args[0]
+            target = _target(args, kwargs) if sort is Sort.WRITE else None
+            if target is not None and not self.seen_write(target):
+                return target
             entry = self._entry("call", func, args, kwargs)
-            if writes:
-                self.tape.about_to_change(args[0])
+            if target is not None:
+                self.tape.about_to_change(target)
             if sort is Sort.RANDOM:
                 entry.rng = take_rng()
         except Exception as error:
@@ -163,22 +166,23 @@ class Recorder(TorchFunctionMode):
         self.failed = None
         if entry is not None and (sort is Sort.WRITE or sort is Sort.GRAD or _holds_tensor(result)):
             try:
-                self._close(entry, sort, args, result)
+                self._close(entry, sort, args, kwargs, result)
             except Exception as error:
                 self.faulty(error)
         return result
 
-    def _close(self, entry: Entry, sort: Sort, args: Any, result: Any) -> None:
+    def _close(self, entry: Entry, sort: Sort, args: Any, kwargs: dict[str, Any], result: Any) -> None:
         entry.last_node = _node_number()
-        if self._unwritten and args and isinstance(args[0], torch.Tensor) and (sort is Sort.WRITE or result is args[0] or entry.fn in _INITS):
-            self._note_write(entry.fn, args[0])
+        target = _target(args, kwargs) if sort is Sort.WRITE or self._unwritten else None
+        if self._unwritten and target is not None and (sort is Sort.WRITE or result is target):
+            self._note_write(entry.fn, target)
         if sort is Sort.RANDOM and not any(t.requires_grad for t in tensors_of(result)):
             for tensor in tensors_of(result):
                 self.tape.forget(tensor)  # whoever uses it keeps it as an outside tensor
             return
         if sort is Sort.WRITE:
             entry.kind = "write"
-            self.tape.add(entry, args[0] if result is None and args else result)
+            self.tape.add(entry, target if result is None else result)
         elif sort is Sort.GRAD:
             entry.kind = "grad"
             self.tape.add(entry, result)
@@ -303,6 +307,7 @@ class Recorder(TorchFunctionMode):
         if not self.inside or not self.running or self.replaying or get_ident() != self.thread:
             return call(*args, **kwargs)
         outer, self.inside = self.inside, 0
+        first = self.tape.number()
         _push(self)
         try:
             return call(*args, **kwargs)
@@ -310,6 +315,7 @@ class Recorder(TorchFunctionMode):
             if _depth() and _at(_depth() - 1) is self:
                 _pop()
             self.inside = outer
+            self.tape.drop_unless_trained(first)
 
     def roll(self) -> None:
         """Begin a new step."""
@@ -320,6 +326,12 @@ class Recorder(TorchFunctionMode):
     def roots(self) -> list[torch.nn.Module]:
         """Return the outermost modules seen so far."""
         return [root for root, _ in self.states.values()]
+
+
+def _target(args: Any, kwargs: dict[str, Any]) -> torch.Tensor | None:
+    """Return the tensor an in-place call writes to: its first argument, by position or by name."""
+    first = args[0] if args else next(iter(kwargs.values()), None)
+    return first if isinstance(first, torch.Tensor) else None
 
 
 def _holds_tensor(result: object) -> bool:

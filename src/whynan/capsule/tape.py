@@ -156,6 +156,13 @@ class Tape:
         ref, slot = found
         return slot if ref() is tensor and slot.entry in self.entries else None
 
+    def drop_unless_trained(self, first: int) -> None:
+        """Drop the entries of a hook that trained nothing: they belong to the module call they were made in."""
+        made = [e for n, e in self.entries.items() if n > first]
+        if not any(e.kind in ("backward", "derivative", "optimizer", "clip", "zero") for e in made):
+            for entry in made:
+                del self.entries[entry.number]
+
     def forget(self, tensor: torch.Tensor) -> None:
         """Let a tensor count as made outside from here on."""
         self._slots.pop(id(tensor), None)
