@@ -25,7 +25,7 @@ SIGHT = """
     atexit.register(lambda: print("said at exit"))
     print(json.dumps({
         "name": __name__, "file": __file__, "argv": sys.argv, "path": sys.path[0], "cwd": os.getcwd(),
-        "package": globals().get("__package__"), "spec": str(__spec__), "doc": __doc__, "is main": main.__dict__ is globals(),
+        "package": globals().get("__package__"), "spec": __spec__ and __spec__.name, "doc": __doc__, "is main": main.__dict__ is globals(),
         "pickled": pickle.loads(pickle.dumps(Kept())) == Kept(), "input": sys.stdin.read(), "excepthook": sys.excepthook is sys.__excepthook__,
         "builtins": type(__builtins__).__name__, "inspected": __import__("inspect").getsource(Kept).splitlines()[0],
     }))
@@ -344,8 +344,7 @@ def test_origin_names_the_file_from_the_working_directory(box: Sandbox) -> None:
     """An origin's file is relative to the working directory where it lies below it."""
     box.write("import torch\ndef loss_of(x):\n    return torch.log(x - x).mean()\n", "lib/losses.py")
     box.write(
-        "import torch, losses\nw = torch.nn.Parameter(torch.ones(3))\noptimizer = torch.optim.SGD([w])\n"
-        "losses.loss_of(w).backward()\noptimizer.step()\n",
+        "import torch, losses\nw = torch.nn.Parameter(torch.ones(3))\noptimizer = torch.optim.SGD([w])\nlosses.loss_of(w).backward()\noptimizer.step()\n",
         "lib/train.py",
     )
     done = box.forked("run", "--run-dir", str(box.run_dir), "lib/train.py")

@@ -66,7 +66,10 @@ def test_list_of_all_codes(capsys: pytest.CaptureFixture[str]) -> None:
         ("RuntimeError: CUDA error: device-side assert triggered", {"WN703"}),
         ("IndexError: Target 10 is out of bounds.", {"WN703"}),
         ("torch._C._LinAlgError: linalg.cholesky: The factorization could not be completed because the input is not positive-definite", {"WN108"}),
-        ("torch._C._LinAlgError: linalg.inv: The diagonal element 2 is zero, the inversion could not be completed because the input matrix is singular.", {"WN108"}),
+        (
+            "torch._C._LinAlgError: linalg.inv: The diagonal element 2 is zero, the inversion could not be completed because the input matrix is singular.",
+            {"WN108"},
+        ),
         ("UserWarning: std(): degrees of freedom is <= 0. Correction should be strictly less than the reduction factor", {"WN403"}),
         ("ValueError: Expected more than 1 value per channel when training, got input size torch.Size([1, 8])", {"WN403"}),
         ("RuntimeError: value cannot be converted to type at::Half without overflow", {"WN202"}),

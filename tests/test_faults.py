@@ -205,7 +205,9 @@ def test_disk_that_fills_up(box: Sandbox) -> None:
 
 def test_run_directory_removed_meanwhile(box: Sandbox) -> None:
     """A script that deletes the run directory costs files, not the training."""
-    done = box.watched("import shutil, pathlib\n" + textwrap.dedent(BAD).replace("    x =", f"    shutil.rmtree({str(box.run_dir)!r}, ignore_errors=True)\n    x ="))
+    done = box.watched(
+        "import shutil, pathlib\n" + textwrap.dedent(BAD).replace("    x =", f"    shutil.rmtree({str(box.run_dir)!r}, ignore_errors=True)\n    x =")
+    )
     assert done.status == 0, done.err
     assert len(done.out.splitlines()) == 9
     assert "Traceback" not in done.err

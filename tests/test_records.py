@@ -104,7 +104,9 @@ def test_counts_are_grouped(value: int) -> None:
     assert re.fullmatch(r"\d{1,3}( \d{3})*", text)
 
 
-@pytest.mark.parametrize(("long", "short"), [("float32", "f32"), ("torch.int64", "i64"), ("uint8", "u8"), ("complex64", "c64"), ("bool", "bool"), ("float8_e4m3fn", "float8_e4m3fn")])
+@pytest.mark.parametrize(
+    ("long", "short"), [("float32", "f32"), ("torch.int64", "i64"), ("uint8", "u8"), ("complex64", "c64"), ("bool", "bool"), ("float8_e4m3fn", "float8_e4m3fn")]
+)
 def test_short_dtypes(long: str, short: str) -> None:
     """Dtypes are shortened as in the diagnosis."""
     assert short_dtype(long) == short
@@ -112,7 +114,17 @@ def test_short_dtypes(long: str, short: str) -> None:
 
 # -- the contract -------------------------------------------------------------------------------------------------
 
-STATS = {"name": str, "dtype": str, "shape": list, "nan": int, "posinf": int, "neginf": int, "zeros": int, "min": (int, float, str, type(None)), "max": (int, float, str, type(None))}
+STATS = {
+    "name": str,
+    "dtype": str,
+    "shape": list,
+    "nan": int,
+    "posinf": int,
+    "neginf": int,
+    "zeros": int,
+    "min": (int, float, str, type(None)),
+    "max": (int, float, str, type(None)),
+}
 SPAN = {"file": str, "line": int, "end_line": int, "column": int, "end_column": int, "function": str, "code": str}
 CONTRACT: dict[str, Any] = {
     "schema": int,
@@ -120,7 +132,18 @@ CONTRACT: dict[str, Any] = {
     "rank": int,
     "time": str,
     "symptom": {"place": str, "kind": str, "name": str},
-    "origin": {**SPAN, "phase": str, "module": str, "op": str, "exact": bool, "note": str, "inputs": [STATS], "output": STATS, "samples": [int], "from": [{"file": str, "line": int, "label": str}]},
+    "origin": {
+        **SPAN,
+        "phase": str,
+        "module": str,
+        "op": str,
+        "exact": bool,
+        "note": str,
+        "inputs": [STATS],
+        "output": STATS,
+        "samples": [int],
+        "from": [{"file": str, "line": int, "label": str}],
+    },
     "cause": {"code": str, "slug": str, "confidence": str, "evidence": [str]},
     "remedies": [{"title": str, "diff": str, "safe": bool, "result": str, "effect": str}],
     "action": {"policy": str, "taken": str, "streak": int, "total": int},
@@ -151,7 +174,16 @@ def test_incident_record_keeps_the_contract() -> None:
         rank=0,
         time="2026-11-15T07:00:00Z",
         symptom=Symptom("loss", "inf", "loss"),
-        origin=Origin(Phase.LOSS, Span("a.py", 3, 3, 4, 9, "f", "x / y"), "", "aten.div", inputs=(stats,), output=stats, samples=(0, 2), from_=(Span("b.py", 2, label="made here"),)),
+        origin=Origin(
+            Phase.LOSS,
+            Span("a.py", 3, 3, 4, 9, "f", "x / y"),
+            "",
+            "aten.div",
+            inputs=(stats,),
+            output=stats,
+            samples=(0, 2),
+            from_=(Span("b.py", 2, label="made here"),),
+        ),
         cause=Cause("WN103", "division-by-zero", "division by zero", Confidence.PROVEN, ("1 of 6 is 0",)),
         remedies=(Remedy("add", "-a\n+b", False, "proven", "loss 1"),),
         action=Action("skip", "skipped", 1, 1),
@@ -161,7 +193,9 @@ def test_incident_record_keeps_the_contract() -> None:
     assert read["origin"]["phase"] == "loss"
     assert read["origin"]["inputs"][0]["min"] == "-inf"
     assert read["origin"]["inputs"][0]["max"] == "nan"
-    assert read["origin"]["from"] == [{"file": "b.py", "line": 2, "end_line": 2, "column": 0, "end_column": 0, "function": "", "code": "", "label": "made here"}]
+    assert read["origin"]["from"] == [
+        {"file": "b.py", "line": 2, "end_line": 2, "column": 0, "end_column": 0, "function": "", "code": "", "label": "made here"}
+    ]
     assert read["cause"]["confidence"] == "proven"
 
 

@@ -42,7 +42,7 @@ def diagnose(case: Case) -> Incident:
     birth: Birth | None = None
     trouble = ""
     try:
-        birth = locate(case.program, targets, _state_roles(case), _suspects(case))
+        birth = locate(_shortest(case), targets, _state_roles(case), _suspects(case))
     except (MemoryError, torch.OutOfMemoryError):
         trouble = "there was too little memory to replay the step"
     scene = Scene(
@@ -107,6 +107,15 @@ def _targets(case: Case) -> Targets:
         "exception": losses,
     }
     return chosen[place]
+
+
+def _shortest(case: Case) -> Program:
+    """A bad loss is found in the forward pass alone."""
+    program = case.program
+    ends = [e for e in program.entries if e.kind == "backward"]
+    if case.symptom.place != "loss" or not ends or any(e.kind in ("function", "optimizer") for e in program.entries):
+        return program
+    return program.until_loss()
 
 
 def _suspects(case: Case) -> frozenset[int]:

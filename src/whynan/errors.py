@@ -1,9 +1,9 @@
 """The errors whynan raises.
 
-    WhynanError
-    └── UsageError       wrong arguments or unreadable input: one line, exit status 2
-    BaseException
-    └── TrainingStopped  the policy stopped the training: exit status 3
+WhynanError
+└── UsageError       wrong arguments or unreadable input: one line, exit status 2
+BaseException
+└── TrainingStopped  the policy stopped the training: exit status 3
 """
 
 from __future__ import annotations

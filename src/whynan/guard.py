@@ -1,8 +1,8 @@
 """The engine behind all three ways in: stands at torch's doors, notices, has the step diagnosed, and acts.
 
-    whynan run script.py     one Guard around the whole script
-    whynan.watch(model, …)   one Guard in the user's loop
-    @guard.step              the same, with the user's step function as the thing to replay
+whynan run script.py     one Guard around the whole script
+whynan.watch(model, …)   one Guard in the user's loop
+@guard.step              the same, with the user's step function as the thing to replay
 """
 
 from __future__ import annotations

@@ -37,7 +37,10 @@ def run_module(guard: Guard, name: str, args: list[str]) -> int:
     sys.path[0] = os.getcwd()
     if not _findable(name):
         raise UsageError(f"no module named {name!r}, or it cannot be run with -m")
-    return _guarded(guard, lambda: runpy.run_module(name, run_name="__main__", alter_sys=True))
+    main = ModuleType("__main__")
+    main.__dict__.update(__builtins__=builtins)
+    sys.modules["__main__"] = main
+    return _guarded(guard, lambda: runpy._run_module_as_main(name))  # type: ignore[attr-defined]  # what `python -m` itself calls
 
 
 def _findable(name: str) -> bool:
@@ -101,14 +104,23 @@ def _quiet_hook(kind: type[BaseException], error: BaseException, trace: Tracebac
     sys.__excepthook__(kind, error, error.__traceback__)
 
 
+def _starts_with_us(trace: TracebackType | None) -> bool:
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if code.co_filename == __file__ and code.co_name == "<lambda>":
+            return True
+        trace = trace.tb_next
+    return False
+
+
 def without_own_frames(trace: TracebackType | None) -> TracebackType | None:
     """Cut the frames of whynan (and of the machinery that started it) out of a traceback."""
     kept: list[TracebackType] = []
-    started = False
+    started = not _starts_with_us(trace)  # a chained exception begins in the user's own frames
     while trace is not None:
         code = trace.tb_frame.f_code
         own = f"{os.sep}whynan{os.sep}" in code.co_filename and is_internal(code)
-        started = started or (own and code.co_name == "<lambda>")
+        started = started or (code.co_filename == __file__ and code.co_name == "<lambda>")
         if started and not own:
             kept.append(trace)
         trace = trace.tb_next

@@ -331,7 +331,6 @@ class Interception:
             original = getattr(torch.nn.Module, name)
             self.replace(torch.nn.Module, name, _hook_registrar(original, recorder, self._rehook))
 
-
     def wrap_hooks(self, model: torch.nn.Module) -> None:
         """Do the same for hooks that were registered before watching began; undone by `remove`."""
         for module in model.modules():

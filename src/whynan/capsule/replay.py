@@ -5,6 +5,7 @@ The player runs in the thread that asks, with the backward pass on the same thre
 
 from __future__ import annotations
 
+import copy
 import io
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, redirect_stdout
@@ -64,10 +65,17 @@ class Program:
         self.recorder = recorder
         self.entries = entries
         self.leaves = leaves_
+        self.skip_backward = False
         self.undo = undo  # for an optimizer's step: keeps gradients in place and takes the update back
         self.roots = list({id(e.fn): e.fn for e in entries if isinstance(e.fn, torch.nn.Module)}.values())
         self.roots += [r for r in recorder.roots() if all(r is not x for x in self.roots)]
         self._rewound = [s for root, s in recorder.states.values() if any(root is r for r in self.roots)]
+
+    def until_loss(self) -> Program:
+        """Return the same step without its backward passes; the losses they start from are still told."""
+        short = copy.copy(self)
+        short.skip_backward = True
+        return short
 
     def inexact(self) -> str:
         """Say why a replay is not exact, or nothing."""
@@ -148,7 +156,7 @@ class Program:
             for device, on, dtype in entry.autocast:
                 stack.enter_context(torch.autocast(device, dtype=dtype, enabled=on))
             stack.enter_context(catcher)
-            result = call_entry(entry, args, kwargs)
+            result = None if self.skip_backward and entry.kind == "backward" else call_entry(entry, args, kwargs)
         if entry.kind == "write" and result is None:
             result = args[0]
         for index, tensor in enumerate(tensors_of(result)):
@@ -224,4 +232,3 @@ class _Catcher(torch.overrides.TorchFunctionMode):
                 if key in self.entry.wanted:
                     self.run.made[Inner(self.entry.number, *key)] = tensor
         return result
-

@@ -95,7 +95,6 @@ class ModuleState:
         for module, attributes in self._attributes:
             _put_back(module, attributes)
 
-
     def replay_from(self) -> None:
         """Load the state of the beginning of the step for a replay; the caller puts the present back (`Stasis`)."""
         with torch.no_grad():

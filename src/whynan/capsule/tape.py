@@ -223,6 +223,10 @@ class Tape:
         self._slots = {i: (ref, slot) for i, (ref, slot) in self._slots.items() if slot.entry in keep}
         self._outside.clear()
         self._memory.clear()
+        for entry in self.entries.values():  # what is kept may still be written to
+            for leaf in leaves((entry.args, entry.kwargs)):
+                if isinstance(leaf, Outside):
+                    self._memory.setdefault(memory_of(leaf.tensor), []).append(leaf)
         self.unseen.clear()
         self.overflowed = False
 

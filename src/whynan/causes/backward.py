@@ -15,7 +15,19 @@ if TYPE_CHECKING:
     from whynan.trace.birth import Birth, View
 
 _DECOMPOSITIONS = ("linalg_eigh", "_linalg_eigh", "linalg_svd", "_linalg_svd", "linalg_eig", "linalg_qr", "symeig", "linalg_cholesky_ex")
-_EDGES = {"sqrt": 0.0, "log": 0.0, "pow": 0.0, "rsqrt": 0.0, "log2": 0.0, "log10": 0.0, "log1p": -1.0, "reciprocal": 0.0, "xlogy": 0.0, "special_entr": 0.0, "acosh": 1.0}
+_EDGES = {
+    "sqrt": 0.0,
+    "log": 0.0,
+    "pow": 0.0,
+    "rsqrt": 0.0,
+    "log2": 0.0,
+    "log10": 0.0,
+    "log1p": -1.0,
+    "reciprocal": 0.0,
+    "xlogy": 0.0,
+    "special_entr": 0.0,
+    "acosh": 1.0,
+}
 
 
 def _parts(scene: Scene) -> tuple[Birth, View] | None:
@@ -33,7 +45,46 @@ def _parts(scene: Scene) -> tuple[Birth, View] | None:
 
 @rule("WN504", "degenerate-decomposition", "gradient of a decomposition with equal values", rank=37)
 def degenerate_decomposition(scene: Scene) -> Finding | None:
-    """The gradient of eigenvectors or singular vectors divides by the distance of their values, which is 0."""
+    """The gradient of a decomposition was divided by the distance of two equal values.
+
+    What happened
+    eigh, eig or svd had a finite result, and a loss used its vectors. Two eigenvalues or
+    singular values coincided: an identity matrix, a covariance without preferred direction.
+
+    Why the result is non-finite
+    The gradient of the vectors contains 1 / (value i - value j). Where the values are equal the
+    vectors are not unique, so no gradient exists.
+
+    Example
+        >>> a = torch.eye(2, requires_grad=True)
+        >>> v = torch.linalg.eigh(a)[1][:, :1]
+        >>> (v @ v.T)[0, 1].backward()
+        >>> a.grad.isnan().all().item()
+        True
+
+    Instead
+    Use the values only, or what does not need single vectors: their gradient is well defined.
+        >>> a.grad = None
+        >>> torch.linalg.eigvalsh(a).square().sum().backward()
+        >>> a.grad.tolist()
+        [[2.0, 0.0], [0.0, 2.0]]
+
+    If the vectors are needed, separate the values; the gradient grows as 1 / distance.
+        >>> a.grad = None
+        >>> v = torch.linalg.eigh(a + torch.diag(torch.tensor([0.0, 0.01])))[1][:, :1]
+        >>> (v @ v.T)[0, 1].backward()
+        >>> a.grad[0, 1].round().item()
+        -50.0
+
+    How sure
+    whynan shows the smallest distance between two values of the matrix. Proven when the step,
+    replayed with a small spread on the diagonal, has finite gradients that are alive; otherwise
+    suspected. Rounding can leave 1e-8 instead of 0: a finite gradient without meaning.
+
+    Not this when
+    The forward pass fails or is infinite (WN108), or the root or logarithm of an eigenvalue of
+    0 is at fault (WN501, WN101).
+    """
     found = _parts(scene)
     if found is None or not found[0].op or not found[0].op.backward:
         return None
@@ -52,12 +103,57 @@ def degenerate_decomposition(scene: Scene) -> Finding | None:
         except RuntimeError:
             pass
     name = forward.call.rsplit(".", 1)[-1].removeprefix("linalg_")
-    return Finding("two values coincide: the gradient divides by their difference", evidence, guarded(name, forward.op.dtype) or guarded("eigh", forward.op.dtype), from_spans(forward))
+    return Finding(
+        "two values coincide: the gradient divides by their difference",
+        evidence,
+        guarded(name, forward.op.dtype) or guarded("eigh", forward.op.dtype),
+        from_spans(forward),
+    )
 
 
 @rule("WN502", "branch-not-taken", "NaN from the branch that was not taken", rank=38)
 def branch_not_taken(scene: Scene) -> Finding | None:
-    """The unselected side of `where`, a mask or `nan_to_num` sends NaN back: 0 * inf is NaN."""
+    """An unselected entry sent NaN back although the forward pass never used it.
+
+    What happened
+    A function was computed for all entries, and where, a mask, an index, clamp or nan_to_num
+    threw the bad ones away. The loss is finite; the gradient is not.
+
+    Why the result is non-finite
+    The entries thrown away get the gradient 0, and it still goes back through the function: 0
+    times an infinite or undefined slope is NaN.
+
+    Example
+        >>> x = torch.tensor([0.0, 2.0], requires_grad=True)
+        >>> loss = torch.where(x > 0, torch.log(x), 0.0).sum()
+        >>> loss.backward()
+        >>> round(loss.item(), 4), x.grad
+        (0.6931, tensor([   nan, 0.5000]))
+
+    Instead
+    Make the input safe before the function, and select again after it.
+        >>> x.grad, safe = None, torch.where(x > 0, x, 1.0)
+        >>> loss = torch.where(x > 0, torch.log(safe), 0.0).sum()
+        >>> loss.backward()
+        >>> round(loss.item(), 4), x.grad
+        (0.6931, tensor([0.0000, 0.5000]))
+
+    Where whole elements are dropped, index before the function: log(x[x > 0]), not
+    log(x)[x > 0]. nan_to_num on the result is this trap, not its cure:
+        >>> x.grad = None
+        >>> torch.nan_to_num(torch.log(x), neginf=0.0).sum().backward()
+        >>> x.grad
+        tensor([   nan, 0.5000])
+
+    How sure
+    whynan checks that the gradient arriving at the function is exactly 0 wherever the result is
+    bad, and shows the line that selects. Proven when the step, replayed with a safe input, has
+    finite gradients that are alive; otherwise suspected.
+
+    Not this when
+    The entry is used and only its slope is infinite (WN501), or the forward product itself is
+    0 * inf (WN302).
+    """
     found = _parts(scene)
     if found is None:
         return None
@@ -146,7 +242,47 @@ def _bad_places(birth: Birth) -> Any:
 
 @rule("WN503", "gradient-overflow", "gradient past the range of its dtype", rank=54)
 def gradient_overflow(scene: Scene) -> Finding | None:
-    """The gradient grew past the range of its dtype on the way back."""
+    """The gradient grew past the range of its dtype on the way back.
+
+    What happened
+    Loss and activations were finite, but a backward product was larger than the dtype's largest
+    number: a long unrolled recurrence, a deep stack with a gain above 1, a loss scale too large
+    for float16.
+
+    Why the result is non-finite
+    Each layer multiplies the gradient by its own slope; tanh or sin bound the values and not
+    that product. float16 ends at 65504, float32 at 3.4e38.
+
+    Example
+        >>> x = torch.tensor([0.001], dtype=torch.float16, requires_grad=True)
+        >>> y = x * 300 * 300
+        >>> y.backward()
+        >>> round(y.item()), x.grad
+        (90, tensor([inf], dtype=torch.float16))
+
+    Instead
+    In float16 scale the loss down, or keep the path and its parameters in float32 or bfloat16.
+        >>> x.grad = None
+        >>> (x * 300 * 300 * 0.01).backward()
+        >>> x.grad
+        tensor([900.], dtype=torch.float16)
+
+    In float32 use shorter unrolls, a lower gain or a norm layer. Clipping comes too late: it
+    scales by c / inf, which makes the infinite entries NaN and all others 0.
+        >>> x.grad = torch.tensor([float("inf")], dtype=torch.float16)
+        >>> norm = torch.nn.utils.clip_grad_norm_([x], 1.0)
+        >>> x.grad
+        tensor([nan], dtype=torch.float16)
+
+    How sure
+    whynan computes the backward operation again in float64 on the same inputs. The cause is
+    proven when that result is finite and past the range of the dtype, also where no remedy was
+    replayed.
+
+    Not this when
+    The slope itself is infinite (WN501), forward values overflow (WN202, WN203), the gradient
+    norm grew over the last steps (WN605), or a scaler skips for ever (WN606).
+    """
     found = _parts(scene)
     if found is None:
         return None
@@ -161,7 +297,11 @@ def gradient_overflow(scene: Scene) -> Finding | None:
     limit = {"float16": "65 504", "bfloat16": "3.39e38", "float32": "3.4e38"}.get(dtype, dtype)
     name = forward.name.strip("_")
     evidence = [f"the gradient of {name} would be {number(size)}, {dtype} ends at {limit}", "in a wider dtype the same operation is finite"]
-    fixes = [Fix("scale the loss down, or keep this part in float32")] if dtype == "float16" else [Fix("clip or normalise on the way: shorter unrolls, a lower gain, a smaller loss weight")]
+    fixes = (
+        [Fix("scale the loss down, or keep this part in float32")]
+        if dtype == "float16"
+        else [Fix("clip or normalise on the way: shorter unrolls, a lower gain, a smaller loss weight")]
+    )
     if dtype == "float16":
         fixes.insert(0, Fix("compute this in float32", "{x}.float()", 0))
     return Finding(f"the gradient {number(size)} is past the range of {dtype}", evidence, fixes, proven=True)
@@ -169,7 +309,46 @@ def gradient_overflow(scene: Scene) -> Finding | None:
 
 @rule("WN501", "infinite-slope", "infinite slope", rank=55)
 def infinite_slope(scene: Scene) -> Finding | None:
-    """The derivative at the edge of a function's domain is infinite, though its value there is finite."""
+    """The slope of a function was infinite at the edge of its domain, where its value is finite.
+
+    What happened
+    sqrt, a power below 1, acos, asin, acosh, entr or a norm written by hand was evaluated
+    exactly at its edge: the distance of two equal points, the root of a probability that
+    underflowed to 0. The forward pass and the loss look healthy.
+
+    Why the result is non-finite
+    The slope of sqrt at 0 is 1 / 0. The chain rule multiplies it by the slope of what lies
+    below, which is 0 for x^2 at 0, and inf * 0 is NaN.
+
+    Example
+        >>> gap = torch.tensor([[0.0, 0.0], [3.0, 4.0]], requires_grad=True)
+        >>> loss = torch.sqrt(gap.square().sum(-1)).mean()
+        >>> loss.backward()
+        >>> loss.item(), gap.grad
+        (2.5, tensor([[   nan,    nan],
+                [0.3000, 0.4000]]))
+
+    Instead
+    torch.linalg.vector_norm and torch.cdist define the slope at 0 as 0 and keep all others.
+        >>> gap.grad = None
+        >>> loss = torch.linalg.vector_norm(gap, dim=-1).mean()
+        >>> loss.backward()
+        >>> loss.item(), gap.grad
+        (2.5, tensor([[0.0000, 0.0000],
+                [0.3000, 0.4000]]))
+
+    For powers of products of probabilities, add logarithms and take exp last: the same loss and
+    the true gradient. A clamp is finite and gives the held entries the gradient 0.
+
+    How sure
+    whynan checks that the loss is finite, finds the first backward operation with a bad result,
+    and counts the arguments of its forward side at the edge. Proven when the step, replayed
+    with the change, has finite gradients that are alive; otherwise suspected.
+
+    Not this when
+    where, a mask or nan_to_num throws the entry away (WN502), the gradient grew too large
+    (WN503), it is eigh or svd (WN504), or the loss is bad as well (family WN1xx).
+    """
     found = _parts(scene)
     if found is None or not found[0].op or not found[0].op.backward:
         return None
@@ -186,7 +365,10 @@ def infinite_slope(scene: Scene) -> Finding | None:
         count = int(at.sum())
         if count:
             place = rows(at)
-            evidence.append(share(count, argument, f"arguments of {name} are {'at ±1' if edge == 1.0 and name != 'acosh' else number(edge)}") + (f" ({place})" if place else ""))
+            evidence.append(
+                share(count, argument, f"arguments of {name} are {'at ±1' if edge == 1.0 and name != 'acosh' else number(edge)}")
+                + (f" ({place})" if place else "")
+            )
             what = f"x^{number(power)}" if forward.name == "pow" and power is not None else name
             label = f"the slope of {what} at {number(edge)} is infinite; inf * 0 is nan"
     evidence.append(f"the forward pass and the loss ({', '.join(number(v) for v in birth.losses[-1:])}) are finite")

@@ -35,7 +35,25 @@ def _is_target(scene: Scene) -> bool:
     return any(s.maker >= 0 and _from_module(birth.graph, s.maker) for s in op.sources)
 
 
-_CARRIES = ("slice", "select", "index", "view", "unsqueeze", "squeeze", "_to_copy", "detach", "alias", "t", "transpose", "expand", "clone", "reshape", "permute", "split", "unbind")
+_CARRIES = (
+    "slice",
+    "select",
+    "index",
+    "view",
+    "unsqueeze",
+    "squeeze",
+    "_to_copy",
+    "detach",
+    "alias",
+    "t",
+    "transpose",
+    "expand",
+    "clone",
+    "reshape",
+    "permute",
+    "split",
+    "unbind",
+)
 
 
 def _real_use(ops: list[Op], index: int) -> int:
@@ -84,7 +102,47 @@ def _finding(scene: Scene, what: str) -> Finding:
 
 @rule("WN702", "target-not-finite", "target that is not finite", rank=11)
 def target_not_finite(scene: Scene) -> Finding | None:
-    """A value in the target was NaN or infinite before the loss saw it."""
+    """A value in the target was NaN or infinite before the loss saw it.
+
+    What happened
+    A label was missing, or made by a computation that failed: log of a price of 0, a ratio with
+    an empty denominator, a padded part filled with NaN.
+
+    Why the result is non-finite
+    The prediction is finite; the loss compares it with NaN and is NaN. The gradient is NaN for
+    that element and, through shared weights, everywhere.
+
+    Example
+        >>> y = torch.tensor([float("nan"), 2.0])
+        >>> guess = torch.zeros(2, requires_grad=True)
+        >>> F.mse_loss(guess, y).backward()
+        >>> guess.grad
+        tensor([nan, -2.])
+
+    Instead
+    Take the missing labels out before the loss.
+        >>> guess.grad = None
+        >>> known = y.isfinite()
+        >>> loss = F.mse_loss(guess[known], y[known])
+        >>> loss.backward()
+        >>> loss.item(), guess.grad
+        (4.0, tensor([ 0., -4.]))
+
+    Masking the loss afterwards is too late, and nan_to_num trains towards 0:
+        >>> guess.grad = None
+        >>> ((guess - y).square() * known).sum().backward()
+        >>> guess.grad
+        tensor([nan, -4.])
+
+    How sure
+    whynan finds that the first bad tensor came from outside and met the loss without passing
+    the model, names its rows, and replays the step without them. Proven when that step is
+    finite; suspected when it could not be tried.
+
+    Not this when
+    The tensor goes through the model first (WN701), every target is missing (then also WN402),
+    or a class index is out of range (WN703).
+    """
     if not _bad_input(scene) or not _is_target(scene):
         return None
     return _finding(scene, "target")
@@ -92,13 +150,89 @@ def target_not_finite(scene: Scene) -> Finding | None:
 
 @rule("WN701", "input-not-finite", "input that is not finite", rank=12)
 def input_not_finite(scene: Scene) -> Finding | None:
-    """A value in the batch was NaN or infinite before the model saw it."""
+    """A value in the batch was NaN or infinite before the model saw it.
+
+    What happened
+    The data held it: a missing measurement read as NaN, a division or logarithm in the
+    preprocessing, a bad row in a cached feature file, a resize or augmentation of an empty
+    image.
+
+    Why the result is non-finite
+    Every operation keeps a NaN. One value makes its row's output NaN, the mean over the batch
+    makes the loss NaN, and the gradient of all shared weights with it.
+
+    Example
+        >>> x = torch.tensor([[1.0, float("nan")], [3.0, 4.0]])
+        >>> w = torch.ones(2, requires_grad=True)
+        >>> (x @ w).mean().backward()
+        >>> w.grad
+        tensor([2., nan])
+
+    Instead
+    Leave the bad rows out, and repair the data where it is made.
+        >>> w.grad = None
+        >>> keep = x.isfinite().all(1)
+        >>> (x[keep] @ w).mean().backward()
+        >>> w.grad
+        tensor([3., 4.])
+
+    nan_to_num trains the row as if the value were 0, which is right only if 0 means missing.
+    Multiplying by a mask does not help: 0 * NaN is NaN. A row that also enters a moving average
+    poisons it for good.
+
+    How sure
+    whynan finds that the first bad tensor of the step came from outside, names its rows and
+    columns, and replays the step without these rows. Proven when that step is finite; suspected
+    when it could not be tried, as when every row is bad.
+
+    Not this when
+    The tensor is first met in the loss (WN702), it is a weight or buffer (WN601, WN602), or it
+    holds -inf as a mask, which is no damage.
+    """
     return _finding(scene, "input") if _bad_input(scene) else None
 
 
 @rule("WN703", "value-out-of-range", "index outside its table", rank=10)
 def value_out_of_range(scene: Scene) -> Finding | None:
-    """An id, label or index lies outside the table it points into."""
+    """An id, label or index pointed outside its table.
+
+    What happened
+    A token id was not below the size of the embedding, a label not below the number of classes,
+    or one was negative without being the ignored index: a tokenizer larger than the model,
+    labels that begin at 1, a padding id of -1.
+
+    Why the result is non-finite
+    There is no such row, so there is no result. On the CPU the call raises; on CUDA it is a
+    device-side assert that appears later, at an unrelated line, and ends the process.
+
+    Example
+        >>> table = torch.zeros(3, 2, requires_grad=True)
+        >>> F.embedding(torch.tensor([0, 3]), table)
+        Traceback (most recent call last):
+            ...
+        IndexError: index out of range in self
+
+    Instead
+    Check the ids where the batch is made, and make the table as large as the vocabulary.
+        >>> ids = torch.tensor([0, 3])
+        >>> bad = (ids < 0) | (ids >= len(table))
+        >>> bad.nonzero().flatten().tolist(), ids[bad].tolist()
+        ([1], [3])
+        >>> table = torch.zeros(4, 2, requires_grad=True)
+        >>> F.embedding(ids, table).sum().backward()
+        >>> table.grad.sum(1)
+        tensor([2., 0., 0., 2.])
+
+    Clamping the ids runs and trains the wrong row.
+
+    How sure
+    whynan compares each index with the size of its table and gives the first bad one with its
+    position. The cause is proven: the operation raised with these values.
+
+    Not this when
+    The index is right and the row it points to holds NaN (WN601), or all targets are ignored
+    (WN402).
+    """
     birth = scene.birth
     view = birth.view if birth is not None else None
     if birth is None or view is None or birth.error is None:
@@ -123,7 +257,9 @@ def value_out_of_range(scene: Scene) -> Finding | None:
     made = skip_views(view.maker(name))
     if hasattr(made, "name") and made is not None and made.name:
         evidence.append(f"it came from {made.name}")
-    return Finding(f"index {value} in a table of {size}", evidence, [Fix("check the ids where the batch is made, or make the table larger")], proven=True, rows=indices)
+    return Finding(
+        f"index {value} in a table of {size}", evidence, [Fix("check the ids where the batch is made, or make the table larger")], proven=True, rows=indices
+    )
 
 
 def _table_size(op: str, table: object) -> int:

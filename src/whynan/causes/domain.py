@@ -13,12 +13,36 @@ from whynan.records import Phase, Span, number
 if TYPE_CHECKING:
     from whynan.trace.birth import View
 
-_LOGS = {"log": 0.0, "log2": 0.0, "log10": 0.0, "log1p": -1.0, "xlogy": 0.0, "special_xlogy": 0.0, "special_entr": 0.0, "special_xlog1py": -1.0, "special_log_ndtr": 0.0}
+_LOGS = {
+    "log": 0.0,
+    "log2": 0.0,
+    "log10": 0.0,
+    "log1p": -1.0,
+    "xlogy": 0.0,
+    "special_xlogy": 0.0,
+    "special_entr": 0.0,
+    "special_xlog1py": -1.0,
+    "special_log_ndtr": 0.0,
+}
 _INVERSE = ("acos", "asin", "atanh", "acosh", "erfinv", "logit", "special_logit", "special_ndtri")
 _LINALG = ("linalg_inv", "linalg_inv_ex", "linalg_solve", "_linalg_solve_ex", "linalg_cholesky", "linalg_cholesky_ex", "logdet", "slogdet", "_linalg_slogdet", "linalg_slogdet",
            "_linalg_det", "inverse", "cholesky", "linalg_lu_factor_ex", "linalg_pinv", "linalg_solve_triangular", "triangular_solve", "cholesky_solve", "cholesky_inverse", "linalg_lu_solve",
            "linalg_eigh", "_linalg_eigh", "linalg_svd", "_linalg_svd", "linalg_lstsq", "linalg_ldl_factor_ex")  # fmt: skip
-_SPECIAL = ("lgamma", "digamma", "polygamma", "special_zeta", "zeta", "remainder", "fmod", "mvlgamma", "special_gammaln", "igamma", "igammac", "special_bessel_y0", "special_bessel_y1")
+_SPECIAL = (
+    "lgamma",
+    "digamma",
+    "polygamma",
+    "special_zeta",
+    "zeta",
+    "remainder",
+    "fmod",
+    "mvlgamma",
+    "special_gammaln",
+    "igamma",
+    "igammac",
+    "special_bessel_y0",
+    "special_bessel_y1",
+)
 
 
 def _view(scene: Scene) -> View | None:
@@ -67,7 +91,47 @@ def birth_on_gradient(scene: Scene) -> bool:
 
 @rule("WN101", "log-of-zero", "log of an exact zero", rank=60)
 def log_of_zero(scene: Scene) -> Finding | None:
-    """A logarithm got an exact 0: its value is -inf and its slope infinite."""
+    """A logarithm got an exact 0 and gave -inf, with an infinite slope.
+
+    What happened
+    log, log2, log10, xlogy or log1p (at -1) met an argument that lies exactly on the edge of
+    its domain. The zero is often a probability: a softmax or sigmoid that rounded to 0, `1 - p`
+    where p rounded to 1, a relu, an empty bin of a histogram or spectrum.
+
+    Why the result is non-finite
+    log(0) is -inf and its slope 1/x is inf. In a mean the -inf is the loss; on the way back inf
+    meets the 0 slope of the saturated softmax, and inf * 0 is NaN.
+
+    Example
+        >>> x = torch.tensor([0.0, 200.0], requires_grad=True)
+        >>> loss = -torch.log(torch.softmax(x, 0))[0]
+        >>> loss.backward()
+        >>> loss.item(), x.grad
+        (inf, tensor([nan, nan]))
+
+    Instead
+    Take the logarithm before anything can round: log_softmax, logsigmoid, cross_entropy.
+        >>> x = torch.tensor([0.0, 200.0], requires_grad=True)
+        >>> loss = -torch.log_softmax(x, 0)[0]
+        >>> loss.backward()
+        >>> loss.item(), x.grad
+        (200.0, tensor([-1.,  1.]))
+
+    A clamp is finite too, but the entries it holds learn nothing: their gradient is 0.
+        >>> x.grad = None
+        >>> (-torch.log(torch.softmax(x, 0).clamp_min(1e-12))[0]).backward()
+        >>> x.grad
+        tensor([0., 0.])
+
+    How sure
+    whynan counts the arguments that are exactly 0 and names the softmax, sigmoid, tanh or relu
+    that made them. Proven when the replayed step with the change has a finite loss and a
+    finite, living gradient; otherwise suspected.
+
+    Not this when
+    Arguments lie below 0 (WN102), a target or mask of 0 multiplies the -inf on the same line
+    (WN302), a guard rounded away (WN204), or only the gradient is bad (WN501, WN502).
+    """
     view = _view(scene)
     if view is None or view.name not in _LOGS:
         return None
@@ -85,7 +149,9 @@ def log_of_zero(scene: Scene) -> Finding | None:
     evidence = [share(count, argument, f"values are {number(edge)}") + (f" ({place})" if place else "")]
     if origin:
         evidence.append(f"the {number(edge)} is {origin}")
-    return Finding(f"{name}({number(edge)}) is -inf: {share(count, argument, f'values are {number(edge)}')}", evidence, _log_fixes(view), from_spans(view, index))
+    return Finding(
+        f"{name}({number(edge)}) is -inf: {share(count, argument, f'values are {number(edge)}')}", evidence, _log_fixes(view), from_spans(view, index)
+    )
 
 
 def _log_fixes(view: View) -> list[Fix]:
@@ -101,7 +167,47 @@ def _log_fixes(view: View) -> list[Fix]:
 
 @rule("WN102", "log-of-negative", "log of a negative number", rank=61)
 def log_of_negative(scene: Scene) -> Finding | None:
-    """A logarithm got a number below its domain: its value is NaN."""
+    """A logarithm got a number below its domain and gave NaN.
+
+    What happened
+    The argument of log, log2, log10, xlogy or log1p (below -1) was negative: a quantity that is
+    positive by meaning but not by construction, such as a raw network output used as a
+    variance, a rate, a determinant or `1 + w * u`.
+
+    Why the result is non-finite
+    No real power of e is negative, so the value is NaN. The slope 1/x is an ordinary number
+    there: the gradient stays finite and a check of gradients alone shows nothing.
+
+    Example
+        >>> raw = torch.tensor([-0.5, 2.0], requires_grad=True)
+        >>> value = torch.log(raw)
+        >>> value.sum().backward()
+        >>> value.detach(), raw.grad
+        (tensor([   nan, 0.6931]), tensor([-2.0000,  0.5000]))
+
+    Instead
+    Make the argument positive by construction, with softplus or exp.
+        >>> raw = torch.tensor([-0.5, 2.0], requires_grad=True)
+        >>> value = torch.log(F.softplus(raw))
+        >>> value.sum().backward()
+        >>> value.detach(), raw.grad
+        (tensor([-0.7464,  0.7547]), tensor([0.7964, 0.4141]))
+
+    A clamp holds the negative entry at the bound with a gradient of 0: nothing pulls it back.
+        >>> raw.grad = None
+        >>> torch.log(raw.clamp_min(1e-6)).sum().backward()
+        >>> raw.grad
+        tensor([0.0000, 0.5000])
+
+    How sure
+    whynan counts the arguments below the edge and shows the smallest. Proven when the step,
+    replayed with the change at this line, has a finite loss and a finite, living gradient;
+    otherwise suspected.
+
+    Not this when
+    The argument is exactly 0 (WN101), it is the root or a fractional power that is undefined
+    (WN105), or the NaN was already in the argument (WN701, WN601).
+    """
     view = _view(scene)
     if view is None or view.name not in _LOGS:
         return None
@@ -120,7 +226,46 @@ def log_of_negative(scene: Scene) -> Finding | None:
 
 @rule("WN104", "zero-over-zero", "zero over zero", rank=62)
 def zero_over_zero(scene: Scene) -> Finding | None:
-    """0 / 0, also a zero vector divided by its own norm."""
+    """Zero was divided by zero and gave NaN.
+
+    What happened
+    Numerator and denominator were 0 in the same place: a zero vector over its own norm, a Dice
+    or IoU score of two empty masks, a weight row of zeros under weight_norm.
+
+    Why the result is non-finite
+    0 / 0 has no value, so it is NaN; so are the gradients of both sides. One such element makes
+    every sum it enters NaN.
+
+    Example
+        >>> v = torch.zeros(3, requires_grad=True)
+        >>> unit = v / v.norm()
+        >>> unit.sum().backward()
+        >>> unit.detach(), v.grad
+        (tensor([nan, nan, nan]), tensor([nan, nan, nan]))
+
+    Instead
+    Put a number of ordinary size inside the root, or a smoothing term on both sides of a ratio.
+        >>> v = torch.zeros(3, requires_grad=True)
+        >>> unit = v / (v.square().sum() + 1e-4).sqrt()
+        >>> unit.sum().backward()
+        >>> unit.detach(), v.grad
+        (tensor([0., 0., 0.]), tensor([100., 100., 100.]))
+
+    The gradient at 0 is 1 / guard: with the default eps of F.normalize it is finite and absurd.
+        >>> v.grad = None
+        >>> F.normalize(v, dim=0).sum().backward()
+        >>> v.grad
+        tensor([1.0000e+12, 1.0000e+12, 1.0000e+12])
+
+    How sure
+    whynan counts the places where both sides are 0 and says whether the denominator is a norm.
+    Proven when the step, replayed with the change, is finite with a living gradient and a loss
+    of the usual size; otherwise suspected.
+
+    Not this when
+    The denominator is the sum of a mask (WN402) or the spread of identical values (WN404), the
+    eps that was there rounded to 0 (WN204), or the numerator is not 0 (WN103).
+    """
     view = _view(scene)
     if view is None:
         return None
@@ -130,7 +275,11 @@ def zero_over_zero(scene: Scene) -> Finding | None:
         return None
     above, below, scalar = view.input("self"), view.input("other"), view.scalar("other")
     if below is None and scalar in (0, 0.0) and above is not None:
-        return None if not bool((above == 0).any()) else Finding("0 / 0 is nan", ["the divisor is the number 0"], [Fix("keep the divisor away from 0", "max({x}, 1e-6)", 1)])
+        return (
+            None
+            if not bool((above == 0).any())
+            else Finding("0 / 0 is nan", ["the divisor is the number 0"], [Fix("keep the divisor away from 0", "max({x}, 1e-6)", 1)])
+        )
     if above is None or below is None:
         return None
     hit = (above == 0) & (below == 0)
@@ -150,7 +299,47 @@ def zero_over_zero(scene: Scene) -> Finding | None:
 
 @rule("WN103", "division-by-zero", "division by zero", rank=63)
 def division_by_zero(scene: Scene) -> Finding | None:
-    """A number that is not 0 is divided by 0."""
+    """A number that is not 0 was divided by 0 and gave an infinity.
+
+    What happened
+    A denominator held exact zeros: a weight, propensity, width, temperature or norm that is 0
+    for some elements while the numerator is not.
+
+    Why the result is non-finite
+    x / 0 is inf with the sign of x. The gradient of the numerator is 1 / 0, that of the
+    denominator -x / 0^2; both are infinite too.
+
+    Example
+        >>> reward = torch.tensor([1.0, 2.0], requires_grad=True)
+        >>> share = torch.tensor([0.0, 4.0])
+        >>> value = reward / share
+        >>> value.sum().backward()
+        >>> value.detach(), reward.grad
+        (tensor([   inf, 0.5000]), tensor([   inf, 0.2500]))
+
+    Instead
+    Decide what an element without a denominator counts, and divide only where there is one.
+        >>> reward = torch.tensor([1.0, 2.0], requires_grad=True)
+        >>> safe = torch.where(share == 0, 1.0, share)
+        >>> value = torch.where(share == 0, reward * 0, reward / safe)
+        >>> value.sum().backward()
+        >>> value.detach(), reward.grad
+        (tensor([0.0000, 0.5000]), tensor([0.0000, 0.2500]))
+
+    A tiny eps only moves the blow-up: the value is finite and absurd, and so is its gradient.
+        >>> (reward / (share + 1e-8)).detach()
+        tensor([1.0000e+08, 5.0000e-01])
+
+    How sure
+    whynan counts the zeros in the denominator and names their rows. Proven when the step,
+    replayed with the change, is finite, its gradient is alive and its loss has the size of the
+    steps before; a loss 1000 times larger does not count. Otherwise suspected.
+
+    Not this when
+    The numerator is 0 as well (WN104), the denominator counts a mask (WN402) or is the spread
+    of identical values (WN404), or the division is written as rsqrt, reciprocal or a power
+    (WN106).
+    """
     view = _view(scene)
     if view is None or view.name not in ("div", "addcdiv", "floor_divide", "reciprocal"):
         return None
@@ -158,7 +347,11 @@ def division_by_zero(scene: Scene) -> Finding | None:
         return None
     below = view.input({"addcdiv": "tensor2", "reciprocal": "self"}.get(view.name, "other"))
     if below is None:
-        return Finding("division by the number 0", ["the divisor is the number 0"], [Fix("keep the divisor away from 0", "max({x}, 1e-6)", 1)]) if view.scalar("other") in (0, 0.0) else None
+        return (
+            Finding("division by the number 0", ["the divisor is the number 0"], [Fix("keep the divisor away from 0", "max({x}, 1e-6)", 1)])
+            if view.scalar("other") in (0, 0.0)
+            else None
+        )
     count = int((below == 0).sum())
     if not count:
         return None
@@ -172,7 +365,45 @@ def division_by_zero(scene: Scene) -> Finding | None:
 
 @rule("WN106", "negative-power-of-zero", "negative power of zero", rank=64)
 def negative_power_of_zero(scene: Scene) -> Finding | None:
-    """rsqrt(0), reciprocal(0) or 0 to a negative power."""
+    """Zero was raised to a negative power and gave an infinity.
+
+    What happened
+    rsqrt, reciprocal or pow with a negative exponent got an exact 0: an RMS norm without eps on
+    a row of zeros, inverse distance weights of a point with itself, `deg ** -0.5` of a node
+    without neighbours.
+
+    Why the result is non-finite
+    0 ** -n is 1 / 0, which is inf. Multiplied by the same zero row it is 0 * inf, which is NaN.
+
+    Example
+        >>> x = torch.zeros(1, 4, requires_grad=True)
+        >>> out = x * torch.rsqrt(x.square().mean(-1, keepdim=True))
+        >>> out.sum().backward()
+        >>> out.detach(), x.grad
+        (tensor([[nan, nan, nan, nan]]), tensor([[nan, nan, nan, nan]]))
+
+    Instead
+    Add the eps inside the root, where it bounds the slope as well.
+        >>> x = torch.zeros(1, 4, requires_grad=True)
+        >>> out = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
+        >>> out.sum().backward()
+        >>> out.detach(), x.grad.round()
+        (tensor([[0., 0., 0., 0.]]), tensor([[1000., 1000., 1000., 1000.]]))
+
+    The same eps outside the root guards the value only: the slope of the root stays infinite.
+        >>> x.grad = None
+        >>> (x / (x.square().mean(-1, keepdim=True).sqrt() + 1e-6)).sum().backward()
+        >>> x.grad
+        tensor([[nan, nan, nan, nan]])
+
+    How sure
+    whynan counts the zeros in the base and reads the exponent. Proven when the step, replayed
+    with the guard, is finite with a living gradient; otherwise suspected.
+
+    Not this when
+    The base is negative (WN105), the division is written with a slash (WN103, WN104), the base
+    is the spread of identical values (WN404), or an eps was there and rounded to 0 (WN204).
+    """
     view = _view(scene)
     if view is None or view.name not in ("rsqrt", "reciprocal", "pow", "float_power"):
         return None
@@ -187,12 +418,56 @@ def negative_power_of_zero(scene: Scene) -> Finding | None:
             return None
     count = int((base == 0).sum())
     power = float(exponent) if isinstance(exponent, int | float) else -1.0
-    return Finding(f"{view.name}(0) is inf: {share(count, base, 'values are 0')}", [share(count, base, "values are 0")], guarded(view.name.replace("float_power", "pow"), view.op.dtype, power), from_spans(view))
+    return Finding(
+        f"{view.name}(0) is inf: {share(count, base, 'values are 0')}",
+        [share(count, base, "values are 0")],
+        guarded(view.name.replace("float_power", "pow"), view.op.dtype, power),
+        from_spans(view),
+    )
 
 
 @rule("WN105", "root-of-negative", "root of a negative number", rank=65)
 def root_of_negative(scene: Scene) -> Finding | None:
-    """sqrt, rsqrt or a fractional power of a negative number."""
+    """A root or fractional power of a negative number was taken and gave NaN.
+
+    What happened
+    sqrt, rsqrt or a power with a fractional exponent got a negative base. Often it is a
+    difference that is never negative on paper: `E[x^2] - E[x]^2`, a squared distance as
+    `|a|^2 + |b|^2 - 2ab`, the term under the root of Heron's formula.
+
+    Why the result is non-finite
+    The root of a negative number is not real. Two nearly equal float32 numbers subtracted keep
+    only their rounding errors, and those have either sign.
+
+    Example
+        >>> x = torch.tensor([1000.1, 1000.2], requires_grad=True)
+        >>> variance = (x * x).mean() - x.mean() ** 2
+        >>> variance.item(), torch.sqrt(variance).item()
+        (-0.0625, nan)
+
+    Instead
+    Subtract first and square then; keep a small number inside the root.
+        >>> spread = (x.var(correction=0) + 1e-6).sqrt()
+        >>> spread.backward()
+        >>> round(spread.item(), 3), x.grad.round(decimals=2)
+        (0.05, tensor([-0.5000,  0.5000]))
+
+    clamp_min under the root is finite, but a clamped element has the gradient 0 from then on.
+    For a power of a signed number use `x.sign() * (x.abs() + 1e-8).pow(p)`.
+        >>> x.grad = None
+        >>> variance.clamp_min(1e-6).sqrt().backward()
+        >>> x.grad
+        tensor([0., 0.])
+
+    How sure
+    whynan counts the negative arguments, shows the smallest, and says when it is a difference
+    that cancelled. Proven when the step, replayed with the change, is finite with a living
+    gradient; otherwise suspected.
+
+    Not this when
+    The argument is exactly 0: then the value is fine and the slope is not (WN501), or it is
+    rsqrt(0) (WN106).
+    """
     view = _view(scene)
     if view is None or view.name not in ("sqrt", "rsqrt", "pow", "float_power"):
         return None
@@ -212,7 +487,47 @@ def root_of_negative(scene: Scene) -> Finding | None:
 
 @rule("WN107", "inverse-function-out-of-range", "inverse function outside its range", rank=66)
 def inverse_function_out_of_range(scene: Scene) -> Finding | None:
-    """acos, asin, atanh, acosh, erfinv or logit at or past the edge of its domain."""
+    """An inverse function got an argument at or past the edge of its range.
+
+    What happened
+    acos, asin, atanh or erfinv got a value at or beyond -1 or 1, acosh one below 1, logit a 0
+    or 1. The argument is usually a cosine of unit vectors that rounding pushed past 1, or a
+    tanh that rounded to 1.
+
+    Why the result is non-finite
+    Past the edge the function has no real value (NaN); atanh, erfinv and logit are infinite at
+    the edge itself.
+
+    Example
+        >>> cosine = torch.tensor([1.0000001, 0.5], requires_grad=True)
+        >>> angle = torch.acos(cosine)
+        >>> angle.sum().backward()
+        >>> angle.detach(), cosine.grad
+        (tensor([   nan, 1.0472]), tensor([    nan, -1.1547]))
+
+    Instead
+    An angle comes from atan2, which is exact where the cosine has already rounded to 1.
+        >>> a, b = torch.tensor([1.0, 0.0], requires_grad=True), torch.tensor([1.0, 1e-4])
+        >>> angle = torch.atan2(a[0] * b[1] - a[1] * b[0], a @ b)
+        >>> angle.backward()
+        >>> angle.detach(), a.grad
+        (tensor(1.0000e-04), tensor([ 0., -1.]))
+
+    For atanh(tanh(u)) keep u. A clamp is finite, but the entries it holds have no gradient.
+        >>> cosine.grad = None
+        >>> torch.acos(cosine.clamp(-1 + 1e-6, 1 - 1e-6)).sum().backward()
+        >>> cosine.grad
+        tensor([ 0.0000, -1.1547])
+
+    How sure
+    whynan counts the arguments at or past the edge and shows the worst with nine digits. Proven
+    when the step, replayed with the change, is finite with a living gradient; otherwise
+    suspected.
+
+    Not this when
+    acos, asin or acosh stand exactly on the edge: their value is finite there and the slope is
+    not (WN501). A clamp to `1 - 1e-8` that is 1 in float32 is WN204.
+    """
     view = _view(scene)
     if view is None or view.name not in _INVERSE:
         return None
@@ -230,7 +545,47 @@ def inverse_function_out_of_range(scene: Scene) -> Finding | None:
 
 @rule("WN108", "singular-matrix", "matrix without inverse", rank=35)
 def singular_matrix(scene: Scene) -> Finding | None:
-    """A matrix without inverse, or not positive definite, was inverted, solved or factored."""
+    """A matrix without inverse, or one that is not positive definite, was inverted or factored.
+
+    What happened
+    inv, solve, cholesky, logdet, slogdet or another factorisation met a matrix with a singular
+    value at or near 0, or with a negative eigenvalue: equal or dependent rows, fewer samples
+    than features, a covariance or kernel of identical points.
+
+    Why the result is non-finite
+    The inverse divides by the singular values and logdet takes the logarithm of their product.
+    inv, solve and cholesky raise torch.linalg.LinAlgError; logdet and slogdet give -inf, and
+    their gradient is the inverse, which does not exist.
+
+    Example
+        >>> gram = torch.ones(2, 2, requires_grad=True)
+        >>> value = torch.logdet(gram)
+        >>> value.backward()
+        >>> value.item(), gram.grad.isfinite().any().item()
+        (-inf, False)
+
+    Instead
+    Add a small multiple of the identity: the eigenvalues of a covariance or kernel are then at
+    least that large.
+        >>> gram = torch.ones(2, 2, requires_grad=True)
+        >>> value = torch.logdet(gram + 1e-2 * torch.eye(2))
+        >>> value.backward()
+        >>> value.detach(), gram.grad
+        (tensor(-3.9070), tensor([[ 50.2488, -49.7513],
+                [-49.7513,  50.2488]]))
+
+    A ridge below the rounding of the matrix is lost: in float32 take about 1e-6 of its largest
+    value or more. For least squares torch.linalg.lstsq needs no inverse.
+
+    How sure
+    whynan shows the largest and the smallest singular value. It is proven when the operation
+    itself raised, or when the replay with the ridge is finite with a living gradient; otherwise
+    suspected.
+
+    Not this when
+    The forward pass is finite and the gradient of eigh or svd is not (WN504), or the matrix
+    already held NaN (WN601, WN701).
+    """
     birth = scene.birth
     view = birth.view if birth is not None and birth.error is not None else _view(scene)
     if view is None or birth is None:
@@ -251,12 +606,57 @@ def singular_matrix(scene: Scene) -> Finding | None:
         except RuntimeError:
             evidence.append(f"row norms from {number(float(values.min()) ** 0.5)}")
     name = view.call.rsplit(".", 1)[-1].removeprefix("linalg_") or view.name
-    return Finding(f"{name} of a matrix that has no inverse or is not positive definite", evidence, guarded(name, view.op.dtype) or guarded("inv", view.op.dtype), from_spans(view), proven=birth.error is not None)
+    return Finding(
+        f"{name} of a matrix that has no inverse or is not positive definite",
+        evidence,
+        guarded(name, view.op.dtype) or guarded("inv", view.op.dtype),
+        from_spans(view),
+        proven=birth.error is not None,
+    )
 
 
 @rule("WN109", "pole-of-special-function", "special function at a pole", rank=67)
 def pole_of_special_function(scene: Scene) -> Finding | None:
-    """lgamma, digamma, zeta at a pole; fmod or remainder by 0."""
+    """A special function was evaluated at one of its poles.
+
+    What happened
+    lgamma, digamma or polygamma got 0 or a negative integer, zeta an exponent of 1, or fmod or
+    remainder a divisor of 0.
+
+    Why the result is non-finite
+    These functions grow without bound towards a pole, so the value there is inf or NaN; the
+    remainder by 0 is not defined.
+
+    Example
+        >>> alpha = torch.tensor([0.0, 1.0], requires_grad=True)
+        >>> value = torch.lgamma(alpha)
+        >>> value.sum().backward()
+        >>> value.detach(), alpha.grad
+        (tensor([inf, 0.]), tensor([   -inf, -0.5772]))
+
+    Instead
+    Keep the parameter positive by construction, with a floor that its slope can bear.
+        >>> raw = torch.tensor([0.0, 1.0], requires_grad=True)
+        >>> value = torch.lgamma(F.softplus(raw) + 1e-2)
+        >>> value.sum().backward()
+        >>> value.detach(), raw.grad
+        (tensor([ 0.2570, -0.1118]), tensor([-0.6056, -0.1046]))
+
+    alpha.clamp_min(1e-4) is finite as well, but an alpha below the bound has the gradient 0:
+    nothing pulls it back. For a remainder replace the divisor before the call:
+        >>> phase, period = torch.tensor([7.0, 7.0]), torch.tensor([0.0, 4.0])
+        >>> safe = torch.where(period == 0, 1.0, period)
+        >>> torch.remainder(phase, period), torch.remainder(phase, safe)
+        (tensor([nan, 3.]), tensor([0., 3.]))
+
+    How sure
+    whynan counts the arguments that lie on a pole and shows one. Proven when the step, replayed
+    with the change, is finite with a living gradient; otherwise suspected.
+
+    Not this when
+    It is a plain division by 0 (WN103, WN104), a logarithm (WN101) or the overflow of
+    exp(lgamma(x)) (WN201).
+    """
     view = _view(scene)
     if view is None or view.name not in _SPECIAL:
         return None
@@ -267,5 +667,7 @@ def pole_of_special_function(scene: Scene) -> Finding | None:
         return Finding(f"{name} by 0 is nan", [f"{count} divisors are 0"], guarded(name, view.op.dtype), from_spans(view, 1))
     index = 1 if name == "polygamma" else 0
     argument = view.input(index) if view.input(index) is not None else view.input("self")
-    value = float(argument[~output.isfinite()].flatten()[0]) if argument is not None and output is not None and output.shape == argument.shape and count else 0.0
+    value = (
+        float(argument[~output.isfinite()].flatten()[0]) if argument is not None and output is not None and output.shape == argument.shape and count else 0.0
+    )
     return Finding(f"{name}({number(value)}) is a pole", [f"{count} arguments lie on a pole"], guarded(name, view.op.dtype), from_spans(view, index))

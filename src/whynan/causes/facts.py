@@ -20,7 +20,24 @@ ELEMENTWISE = frozenset(
      "reshape", "repeat", "exp", "relu"}
 )  # fmt: skip
 VIEWS = frozenset(
-    {"view", "_unsafe_view", "expand", "unsqueeze", "squeeze", "transpose", "permute", "t", "clone", "detach", "alias", "_to_copy", "reshape", "select", "slice", "neg"}
+    {
+        "view",
+        "_unsafe_view",
+        "expand",
+        "unsqueeze",
+        "squeeze",
+        "transpose",
+        "permute",
+        "t",
+        "clone",
+        "detach",
+        "alias",
+        "_to_copy",
+        "reshape",
+        "select",
+        "slice",
+        "neg",
+    }
 )
 SELECTS = frozenset(
     {"where", "masked_fill", "nan_to_num", "index", "clamp", "clamp_min", "clamp_max", "minimum", "maximum", "masked_select", "mul", "gather", "index_select",

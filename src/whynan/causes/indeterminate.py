@@ -16,13 +16,53 @@ if TYPE_CHECKING:
 
 @rule("WN301", "inf-minus-inf", "infinity minus infinity", rank=41)
 def inf_minus_inf(scene: Scene) -> Finding | None:
-    """Two infinities of the same sign are subtracted, or of opposite sign added."""
+    """Two infinities were subtracted and gave NaN.
+
+    What happened
+    Infinities of the same sign were subtracted, or of opposite sign added or summed. They were
+    mostly written on purpose: two masked log-probabilities, points parked at infinity, a row of
+    -inf minus its own maximum.
+
+    Why the result is non-finite
+    inf - inf has no value: it depends on how fast each side grew. A mask of -inf is a good
+    argument for softmax and a bad one for a difference.
+
+    Example
+        >>> off = torch.tensor([False, False, True])
+        >>> raw = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+        >>> new = raw.masked_fill(off, -torch.inf).log_softmax(0)
+        >>> old = torch.zeros(3).masked_fill(off, -torch.inf).log_softmax(0)
+        >>> (new - old).detach()
+        tensor([-0.6201,  0.3799,     nan])
+
+    Instead
+    Take the masked entries out of both sides before the difference.
+        >>> gap = new.masked_fill(off, 0.0) - old.masked_fill(off, 0.0)
+        >>> loss = (new.exp() * gap).sum()
+        >>> loss.backward()
+        >>> loss.detach(), raw.grad
+        (tensor(0.1109), tensor([-0.1966,  0.1966,  0.0000]))
+
+    nan_to_num after the difference gives this gradient as well, but hides every other NaN too.
+    A large finite number such as -1e4 in the mask avoids the infinity altogether.
+
+    How sure
+    whynan counts the places where both sides are infinite and shows the line that wrote the
+    infinity. Proven when the step, replayed with the change, is finite with a living gradient;
+    otherwise suspected.
+
+    Not this when
+    A whole row of -inf goes into softmax or logsumexp (WN401), or the infinity is an overflow
+    that reaches the loss by itself (WN201, WN203).
+    """
     view = _forward_view(scene)
     birth = scene.birth
     if view is None or birth is None or birth.phase is Phase.BACKWARD:
         return None
     left, right = view.input(0), view.input(1)
-    summed = view.name in ("sum", "mean", "cumsum", "logsumexp") and left is not None and bool((left == float("inf")).any()) and bool((left == float("-inf")).any())
+    summed = (
+        view.name in ("sum", "mean", "cumsum", "logsumexp") and left is not None and bool((left == float("inf")).any()) and bool((left == float("-inf")).any())
+    )
     meeting = view.name in ("sub", "add", "rsub", "logaddexp") and left is not None and right is not None
     if meeting and left is not None and right is not None:
         meeting = bool((left.isinf() & right.isinf()).any())
@@ -41,12 +81,57 @@ def inf_minus_inf(scene: Scene) -> Finding | None:
 
 @rule("WN302", "zero-times-inf", "zero times infinity", rank=42)
 def zero_times_inf(scene: Scene) -> Finding | None:
-    """A 0, often of a mask, is multiplied with an infinity: the product is NaN, not 0."""
+    """Zero was multiplied by an infinity and gave NaN instead of 0.
+
+    What happened
+    A mask, one-hot target or share of 0 met an infinity in a product: `target * log(p)` for a p
+    of 0, `mask * distance` with unreachable entries at inf.
+
+    Why the result is non-finite
+    0 * inf is NaN, in the forward pass and in the backward pass. Multiplication does not remove
+    an element, it computes with it.
+
+    Example
+        >>> share = torch.tensor([1.0, 0.0], requires_grad=True)
+        >>> hours = torch.tensor([2.0, float("inf")])
+        >>> (share * hours).detach()
+        tensor([2., nan])
+
+    Instead
+    Select first, so that the infinity never enters the product.
+        >>> finite = torch.where(hours.isfinite(), hours, 0.0)
+        >>> cost = (share * finite).sum()
+        >>> cost.backward()
+        >>> cost.item(), share.grad
+        (2.0, tensor([2., 0.]))
+
+    Selecting the result keeps the value finite and sends NaN back to the share:
+        >>> share.grad = None
+        >>> torch.where(share == 0, 0.0, share * hours).sum().backward()
+        >>> share.grad
+        tensor([2., nan])
+
+    For `target * log(p)` use F.cross_entropy on the logits; the gradient of xlogy at 0 is NaN.
+
+    How sure
+    whynan counts the products that became NaN and shows where the infinity was written. Proven
+    when the step, replayed with a selection, is finite with a living gradient; otherwise
+    suspected.
+
+    Not this when
+    Only the gradient is NaN (WN502), the log of 0 or the overflow is on a line of its own
+    (WN101, WN201), or the infinity meets another (WN301, WN303).
+    """
     view = _forward_view(scene)
     birth = scene.birth
     if view is not None and birth is not None and birth.phase is not Phase.BACKWARD and view.name in ("log", "log2", "log10", "exp"):
         return _masked_on_the_same_line(scene)
-    if view is None or birth is None or birth.phase is Phase.BACKWARD or view.name not in ("mul", "mm", "bmm", "addmm", "dot", "mv", "kl_div", "xlogy", "baddbmm", "addcmul"):
+    if (
+        view is None
+        or birth is None
+        or birth.phase is Phase.BACKWARD
+        or view.name not in ("mul", "mm", "bmm", "addmm", "dot", "mv", "kl_div", "xlogy", "baddbmm", "addcmul")
+    ):
         return None
     written = view.scalar("other") in (float("inf"), float("-inf"))
     if not birth.op or not birth.op.damage.nan or not (written or any(s.damage for s in view.op.sources)):
@@ -66,7 +151,47 @@ def zero_times_inf(scene: Scene) -> Finding | None:
 
 @rule("WN303", "inf-over-inf", "infinity over infinity", rank=43)
 def inf_over_inf(scene: Scene) -> Finding | None:
-    """An infinity is divided by an infinity."""
+    """An infinity was divided by an infinity and gave NaN.
+
+    What happened
+    Numerator and denominator overflowed together in one expression, as in
+    `exp(x) / exp(x).sum()` or `exp(x) / (1 + exp(x))`, or infinities written on purpose met.
+
+    Why the result is non-finite
+    The true quotient lies between 0 and 1, but both parts are past the range of the dtype and
+    inf / inf has no value. With float32 this begins at x = 88.72.
+
+    Example
+        >>> x = torch.tensor([100.0, 98.0], requires_grad=True)
+        >>> share = torch.exp(x) / torch.exp(x).sum()
+        >>> share.detach()
+        tensor([nan, nan])
+
+    Instead
+    torch.softmax and torch.sigmoid give the same quotient and never form the large number.
+        >>> share = torch.softmax(x, 0)
+        >>> share[0].backward()
+        >>> share.detach(), x.grad
+        (tensor([0.8808, 0.1192]), tensor([ 0.1050, -0.1050]))
+
+    By hand, within groups: subtract the maximum of each group before exp.
+        >>> e = torch.exp(x - x.max())
+        >>> (e / e.sum()).detach()
+        tensor([0.8808, 0.1192])
+
+    Clamping x at 80 is finite and wrong: both entries then count the same.
+        >>> torch.softmax(x.clamp(max=80), 0).detach()
+        tensor([0.5000, 0.5000])
+
+    How sure
+    whynan checks that both sides are infinite and shows the largest exponent or a count. Proven
+    when the step, replayed with the change, is finite with a living gradient; otherwise
+    suspected.
+
+    Not this when
+    The overflow is on a line before the division or only one side has it (WN201, WN202, WN203),
+    or a row was masked entirely (WN401).
+    """
     view = _forward_view(scene)
     birth = scene.birth
     if view is None or birth is None or birth.phase is Phase.BACKWARD:
@@ -82,7 +207,12 @@ def inf_over_inf(scene: Scene) -> Finding | None:
     return Finding(
         "inf / inf is nan",
         [f"numerator and denominator are both infinite in {count} places"],
-        [Fix("divide only where the denominator is finite", "torch.where({1}.isfinite(), {0}, torch.zeros_like({0})) / torch.where({1}.isfinite(), {1}, torch.ones_like({1}))")],
+        [
+            Fix(
+                "divide only where the denominator is finite",
+                "torch.where({1}.isfinite(), {0}, torch.zeros_like({0})) / torch.where({1}.isfinite(), {1}, torch.ones_like({1}))",
+            )
+        ],
         written_spans(birth, "the infinity came from here"),
     )
 
@@ -118,7 +248,11 @@ def _exponentials_meet(scene: Scene) -> Finding | None:
     from whynan.records import number
 
     fixes = [*_by_hand("exp"), Fix("keep the exponent at or below 40", "{x}.clamp(max=40)", 0)]
-    return Finding("inf / inf is nan: both exponentials overflow", [f"the largest exponent is {number(top)}; exp overflows {view.op.dtype} past {88.72 if view.op.dtype != 'float16' else 11.09}"], fixes)
+    return Finding(
+        "inf / inf is nan: both exponentials overflow",
+        [f"the largest exponent is {number(top)}; exp overflows {view.op.dtype} past {88.72 if view.op.dtype != 'float16' else 11.09}"],
+        fixes,
+    )
 
 
 def _masked_on_the_same_line(scene: Scene) -> Finding | None:
@@ -138,4 +272,6 @@ def _masked_on_the_same_line(scene: Scene) -> Finding | None:
         return None  # the zero was computed with gradients: p * log(p) is the logarithm's own fault
     count = int((factors[0][1] == 0).sum())
     fixes = guarded(view.name, view.op.dtype)
-    return Finding(f"0 * inf is nan: {view.name} is infinite where the factor is 0", [f"{count} factors are 0", "multiplying by 0 does not remove an infinity"], fixes)
+    return Finding(
+        f"0 * inf is nan: {view.name} is infinite where the factor is 0", [f"{count} factors are 0", "multiplying by 0 does not remove an infinity"], fixes
+    )

@@ -7,7 +7,41 @@ from whynan.causes.catalogue import Finding, Scene, rule
 
 @rule("WN901", "origin-not-observed", "damage whose birth was not seen", rank=99)
 def origin_not_observed(scene: Scene) -> Finding | None:
-    """The damage is real, its birth was not seen; this says what was and was not watched."""
+    """The damage is real, but its birth was not seen.
+
+    What happened
+    A loss, gradient or weight was non-finite, and the replay could not show the operation that
+    made it, or showed one that no rule of the catalogue fits. The report says which: too little
+    memory for a replay, a step with more calls than the tape holds, a tensor changed in place
+    after it was read, a tensor from code that whynan does not see.
+
+    Why the result is non-finite
+    That is not known. whynan says so instead of guessing.
+
+    Example
+        >>> from concurrent.futures import ThreadPoolExecutor
+        >>> x = torch.tensor([0.0, 1.0], requires_grad=True)
+        >>> with ThreadPoolExecutor(1) as pool:
+        ...     h = pool.submit(torch.log, x).result()  # in a thread that is not watched
+        >>> h.sum().item()
+        -inf
+
+    Instead
+    Compute where the training runs, so that each operation is seen, and read the values around
+    the place that is given. A step marked with @guard.step is replayed as a whole.
+        >>> h = torch.log(F.softplus(x))
+        >>> h.sum().backward()
+        >>> h.detach(), x.grad
+        (tensor([-0.3665,  0.2725]), tensor([0.7213, 0.5567]))
+
+    How sure
+    The damage is certain: the values were read. The place, where one is given, is the first
+    non-finite value that was seen, and the cause is not named.
+
+    Not this when
+    The replay was exact and finite (WN802, WN803; also a value written past torch, such as
+    through numpy), or the bad value was there before the step began (WN601, WN602, WN701).
+    """
     birth = scene.birth
     if birth is None:
         reason = scene.trouble or "the replay did not show the damage"

@@ -14,12 +14,69 @@ if TYPE_CHECKING:
     from whynan.trace.birth import View
 
 _EXPONENTIALS = ("exp", "expm1", "exp2", "sinh", "cosh", "softplus", "poisson_nll_loss")
-_GUARDED = ("div", "log", "rsqrt", "reciprocal", "sqrt", "pow", "atanh", "acos", "log1p", "logit", "log2", "log10", "special_entr", "xlogy", "erfinv", "asin", "sub", "rsub")
+_GUARDED = (
+    "div",
+    "log",
+    "rsqrt",
+    "reciprocal",
+    "sqrt",
+    "pow",
+    "atanh",
+    "acos",
+    "log1p",
+    "logit",
+    "log2",
+    "log10",
+    "special_entr",
+    "xlogy",
+    "erfinv",
+    "asin",
+    "sub",
+    "rsub",
+)
 
 
 @rule("WN204", "epsilon-lost", "guard that rounds away in this dtype", rank=29)
 def epsilon_lost(scene: Scene) -> Finding | None:
-    """A small constant that should keep an argument off its edge rounds to 0, or `1 - eps` rounds to 1."""
+    """A small number that should have kept a value off its edge was rounded away by the dtype.
+
+    What happened
+    A guard is in the source but not in the arithmetic: an eps that is 0 in this dtype (1e-8 in
+    float16), or an upper bound such as `1 - 1e-8` that is exactly 1 in float32.
+
+    Why the result is non-finite
+    float16 has no number between 0 and 6e-8. Next to 1 the steps are 6e-8 in float32, 4.9e-4 in
+    float16 and 3.9e-3 in bfloat16. With the guard gone, the division or logarithm meets its
+    edge.
+
+    Example
+        >>> x = torch.tensor([0.0, 1.0], dtype=torch.float16, requires_grad=True)
+        >>> (x / (x.abs() + 1e-8)).detach()
+        tensor([nan, 1.], dtype=torch.float16)
+        >>> p = torch.tensor([1.0, 0.5])
+        >>> torch.log(1 - p.clamp(1e-8, 1 - 1e-8))
+        tensor([   -inf, -0.6931])
+
+    Instead
+    Use a guard that exists in the dtype, or do this part in float32.
+        >>> value = x / (x.abs() + 1e-3)
+        >>> value.sum().backward()
+        >>> value.tolist()[0], x.grad
+        (0.0, tensor([9.9950e+02, 9.7656e-04], dtype=torch.float16))
+        >>> torch.log(1 - p.clamp(1e-6, 1 - 1e-6))
+        tensor([-13.8023,  -0.6931])
+
+    The clamp still gives the gradient 0 to what it holds; losses on logits need none.
+    F.normalize and F.cosine_similarity take eps=1e-4 in float16.
+
+    How sure
+    whynan rounds the constants of the operation and of what made its argument to their dtype,
+    and looks whether the guarded value is at its edge. Proven when the step replayed with a
+    larger guard is finite and alive; otherwise suspected.
+
+    Not this when
+    There is no guard (WN101, WN104, WN106), or the eps is the optimizer's (WN604).
+    """
     view = _forward_view(scene)
     if view is None or view.name not in _GUARDED and "norm" not in view.name:
         return None
@@ -130,7 +187,47 @@ def overflowed(view: View) -> Any:
 
 @rule("WN201", "exp-overflow", "exponential past the range", rank=51)
 def exp_overflow(scene: Scene) -> Finding | None:
-    """An exponential got an argument past the largest exponent its dtype can hold."""
+    """An exponential got an argument past the largest exponent its dtype can hold.
+
+    What happened
+    exp, expm1, exp2, sinh, cosh or a Poisson loss of a log rate was given too large a number.
+    The limit of exp is 88.72 in float32 and bfloat16 and 11.09 in float16.
+
+    Why the result is non-finite
+    The true result is finite but larger than the dtype's largest number, so it is stored as
+    inf. Its slope is inf too, and a following 1 / x or log sends 0 * inf back.
+
+    Example
+        >>> x = torch.tensor([100.0, 0.0], requires_grad=True)
+        >>> value = torch.log(1 + torch.exp(x))
+        >>> value.sum().backward()
+        >>> value.detach(), x.grad
+        (tensor([   inf, 0.6931]), tensor([   nan, 0.5000]))
+
+    Instead
+    Use the function that never forms the large number: softplus, logsumexp, log_softmax,
+    sigmoid; for log(cosh(x)) it is `x + F.softplus(-2 * x) - log(2)`.
+        >>> x = torch.tensor([100.0, 0.0], requires_grad=True)
+        >>> value = F.softplus(x)
+        >>> value.sum().backward()
+        >>> value.detach(), x.grad
+        (tensor([100.0000,   0.6931]), tensor([1.0000, 0.5000]))
+
+    A clamp of the exponent is finite, but what lies beyond it has the gradient 0.
+        >>> x.grad = None
+        >>> torch.log(1 + torch.exp(x.clamp(max=80))).sum().backward()
+        >>> x.grad
+        tensor([0.0000, 0.5000])
+
+    How sure
+    whynan shows the largest argument beside the limit of the dtype. Proven when the step,
+    replayed with the change, is finite with a living gradient and a loss of the usual size;
+    otherwise suspected.
+
+    Not this when
+    The infinities meet in the same expression, as inf / inf (WN303) or 0 * inf (WN302), or the
+    loss grew step by step until here (WN605).
+    """
     view = _forward_view(scene)
     birth = scene.birth
     if view is None or birth is None or birth.phase is Phase.BACKWARD or view.name not in _EXPONENTIALS:
@@ -173,7 +270,44 @@ def _tighter(name: str, dtype: str) -> list[Fix]:
 
 @rule("WN202", "half-overflow", "result past the range of float16", rank=52)
 def half_overflow(scene: Scene) -> Finding | None:
-    """A float16 result is larger than 65504; in float32 it is finite."""
+    """A float16 result was larger than 65504; in float32 it is finite.
+
+    What happened
+    A product, sum, power, matrix product or cast to float16 left the range of that dtype:
+    attention scores before scaling, squared errors, sums over many elements.
+
+    Why the result is non-finite
+    float16 ends at 65504, so the square of 256 is already inf. Under autocast with float16 this
+    concerns all matrix products, also where the weights and the inputs are float32.
+
+    Example
+        >>> x = torch.tensor([300.0, 1.0], dtype=torch.float16, requires_grad=True)
+        >>> loss = (x ** 2).mean()
+        >>> loss.item()
+        inf
+
+    Instead
+    Compute this part in float32, or train in bfloat16, which has the range of float32.
+        >>> loss = (x.float() ** 2).mean()
+        >>> loss.backward()
+        >>> loss.item(), x.grad
+        (45000.5, tensor([300.,   1.], dtype=torch.float16))
+
+    For attention divide the query before the product, not the scores after it:
+        >>> q = torch.full((1, 64), 40.0, dtype=torch.float16)
+        >>> (q @ q.T / 8).item(), (q / 8 @ q.T).item()
+        (inf, 12800.0)
+
+    An inf can hide: 300 / inf is 0, so a norm that overflowed gives zeros and no NaN at all.
+
+    How sure
+    whynan computes the same operation on the same inputs in float64. It is proven when that
+    result is finite and larger than 65504; a change at the line is replayed as well.
+
+    Not this when
+    The function is an exponential (WN201), the dtype is float32 or bfloat16 (WN203), the
+    gradient and not the value overflowed (WN503), or the scaler never finds a scale (WN606).
+    """
     view = _forward_view(scene)
     birth = scene.birth
     if view is None or birth is None or birth.phase is Phase.BACKWARD or view.op.dtype != "float16":
@@ -184,7 +318,9 @@ def half_overflow(scene: Scene) -> Finding | None:
     size = biggest(wide)
     if size <= 65504:
         return None
-    name = {"mm": "product", "bmm": "product", "addmm": "product", "baddbmm": "product", "_to_copy": "value", "sum": "sum", "pow": "power"}.get(view.name, view.name)
+    name = {"mm": "product", "bmm": "product", "addmm": "product", "baddbmm": "product", "_to_copy": "value", "sum": "sum", "pow": "power"}.get(
+        view.name, view.name
+    )
     evidence = [f"max |{name}| is {number(size)}, float16 ends at 65 504", "computed in float32 the same operation is finite"]
     return Finding(f"max |{name}| {number(size)}, float16 ends at 65 504", evidence, _half_fixes(view), proven=True)
 
@@ -206,7 +342,44 @@ def _half_fixes(view: View) -> list[Fix]:
 
 @rule("WN203", "float-overflow", "result past the range of its dtype", rank=53)
 def float_overflow(scene: Scene) -> Finding | None:
-    """A product, power, sum or matrix product is past the range of its dtype."""
+    """A product, power, sum or matrix product was past the range of its dtype.
+
+    What happened
+    The inputs were finite, and the result is larger than 3.4e38 (float32, bfloat16): the square
+    of an unnormalised value, a product over many factors, a recurrence or polynomial with a
+    gain above 1.
+
+    Why the result is non-finite
+    A result that does not fit is stored as inf. The numbers were out of proportion before this
+    line; here they no longer fit.
+
+    Example
+        >>> x = torch.full((50,), 10.0, requires_grad=True)
+        >>> x.prod().item()
+        inf
+
+    Instead
+    Work with logarithms, or normalise what goes in (scale of the data, a norm layer, the gain).
+        >>> value = x.log().sum()
+        >>> value.backward()
+        >>> value.detach(), x.grad[:2]
+        (tensor(115.1293), tensor([0.1000, 0.1000]))
+
+    Clamping the inputs makes it finite, but every clamped entry has the gradient 0. With
+    targets of the size 1e20 the mean squared error is inf; their standardised form is not:
+        >>> guess, target = torch.zeros(2), torch.tensor([1e20, -1e20])
+        >>> F.mse_loss(guess, target).item(), F.mse_loss(guess, target / 1e20).item()
+        (inf, 1.0)
+
+    How sure
+    whynan computes the operation again in float64 on the same inputs. The cause is proven when
+    that result is finite and past the limit of the dtype, also where no change was replayed;
+    suspected when only the size of the inputs points to it.
+
+    Not this when
+    The loss or the gradient norm grew over the last steps (WN605), the dtype is float16
+    (WN202), or the operation is an exponential (WN201).
+    """
     view = _forward_view(scene)
     birth = scene.birth
     if view is None or birth is None or birth.phase is Phase.BACKWARD or view.op.dtype not in ("float32", "bfloat16", "float64"):

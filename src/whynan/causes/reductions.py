@@ -39,7 +39,47 @@ def written_spans(birth: Birth, label: str) -> list[Span]:
 
 @rule("WN401", "fully-masked-softmax", "softmax over a row that is entirely masked", rank=30)
 def fully_masked_softmax(scene: Scene) -> Finding | None:
-    """A softmax, log-softmax, logsumexp or attention got a row in which every entry is -inf."""
+    """A softmax or attention got a row in which every entry is -inf and gave NaN.
+
+    What happened
+    A mask removed all entries of a row: a sample that is padding only, a query with no key to
+    attend to, a state without a legal action. The softmax, log_softmax, logsumexp or attention
+    over that row has nothing left to distribute.
+
+    Why the result is non-finite
+    softmax subtracts the row's maximum first: -inf - -inf is NaN; without that it is 0 / 0. A
+    row with one finite entry is fine: -inf in a mask is not the fault.
+
+    Example
+        >>> scores = torch.tensor([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]], requires_grad=True)
+        >>> mask = torch.tensor([[True, True, True], [True, False, False]])
+        >>> scores.masked_fill(mask, -torch.inf).softmax(-1).detach()
+        tensor([[   nan,    nan,    nan],
+                [0.0000, 0.2689, 0.7311]])
+
+    Instead
+    Leave such rows unmasked for the softmax and take their result out afterwards.
+        >>> dead = mask.all(-1, keepdim=True)
+        >>> p = scores.masked_fill(mask & ~dead, -torch.inf).softmax(-1).masked_fill(dead, 0.0)
+        >>> p[:, 2].sum().backward()
+        >>> p.detach(), scores.grad
+        (tensor([[0.0000, 0.0000, 0.0000],
+                [0.0000, 0.2689, 0.7311]]), tensor([[ 0.0000,  0.0000,  0.0000],
+                [ 0.0000, -0.1966,  0.1966]]))
+
+    The dead row learns nothing either way: its gradient is 0. If the sample should count, the
+    fault is one step back, where the mask is made. nan_to_num trains the row as if it were 0,
+    and a test `mask.all()` over the whole batch misses single rows.
+
+    How sure
+    whynan counts the rows that are entirely -inf, names them and the line that wrote the -inf,
+    and replays the step without them where they are samples. Proven when the replay with the
+    change is finite with a living gradient; otherwise suspected.
+
+    Not this when
+    The row holds NaN or +inf (look at what made the scores: WN201, WN202), or only the target's
+    own class is masked (WN405).
+    """
     view = _forward_view(scene)
     if view is None or not (view.name in _SOFTMAXES or view.name.startswith(_ATTENTION)):
         return None
@@ -78,7 +118,44 @@ def _first_rows(dead: Any) -> list[int]:
 
 @rule("WN405", "infeasible-target", "target that cannot be reached", rank=31)
 def infeasible_target(scene: Scene) -> Finding | None:
-    """A CTC target does not fit its input, or the target class has been masked to probability 0."""
+    """The target had probability 0 whatever the model says, so its loss was infinite.
+
+    What happened
+    A CTC target needs more frames than its input has (its length, and one blank between equal
+    neighbours), or the target class itself was masked with -inf.
+
+    Why the result is non-finite
+    No alignment exists, or the only right answer is ruled out: the probability is exactly 0 and
+    -log(0) is inf. The gradient of CTC is NaN there.
+
+    Example
+        >>> x = torch.zeros(3, 2, 4, requires_grad=True)  # 3 frames, 2 samples, 4 classes
+        >>> target = torch.tensor([[1, 1, 2], [1, 2, 0]])
+        >>> frames, length = torch.tensor([3, 3]), torch.tensor([3, 2])
+        >>> F.ctc_loss(x.log_softmax(-1), target, frames, length, reduction="none").detach()
+        tensor([   inf, 2.5494])
+
+    Instead
+    Leave out the samples that do not fit; zero_infinity=True lets them count 0 with the
+    gradient 0.
+        >>> args = x.log_softmax(-1), target, frames, length
+        >>> loss = F.ctc_loss(*args, zero_infinity=True)
+        >>> loss.backward()
+        >>> loss.isfinite().item(), x.grad.abs().sum((0, 2)) > 0
+        (True, tensor([False,  True]))
+
+    It hides them, too: count them, for a constant share is a fault in the data or in the
+    stride. For a masked class do not mask the target, or mask with a finite number such as -30.
+
+    How sure
+    whynan compares the frames each CTC target needs with those it has, or finds a -inf written
+    as a mask at the target's place. Proven when the replay with the change is finite with a
+    living gradient; otherwise suspected.
+
+    Not this when
+    The probability rounded to 0 without a mask (WN101), a whole row is masked (WN401), or the
+    label lies outside the table (WN703).
+    """
     view = _forward_view(scene)
     birth = scene.birth
     if view is None or birth is None:
@@ -121,7 +198,10 @@ def _ctc(view: View) -> Finding | None:
     return Finding(
         f"sample {first} needs {need[first]} frames and has {ins[first]}: no alignment exists",  # type: ignore[index]
         evidence,
-        [Fix("let samples that cannot be aligned count as 0", "True", keyword="zero_infinity"), Fix("filter out samples whose target is longer than their input")],
+        [
+            Fix("let samples that cannot be aligned count as 0", "True", keyword="zero_infinity"),
+            Fix("filter out samples whose target is longer than their input"),
+        ],
         rows=bad,
     )
 
@@ -145,7 +225,47 @@ _MEANS = ("mean", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary
 
 @rule("WN402", "mean-of-nothing", "mean of nothing", rank=33)
 def mean_of_nothing(scene: Scene) -> Finding | None:
-    """A mean was taken over an empty tensor, over targets that are all ignored, or over a mask that sums to 0."""
+    """A mean was taken over nothing and gave NaN.
+
+    What happened
+    The tensor was empty, every target had the ignored index, the weights of all classes in the
+    batch were 0, or a mask summed to 0 below a fraction line.
+
+    Why the result is non-finite
+    A mean is a sum over a count. Here both are 0, and 0 / 0 is NaN.
+
+    Example
+        >>> x = torch.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
+        >>> mask = torch.tensor([[0.0, 0.0], [1.0, 1.0]])
+        >>> ((x * mask).sum(1) / mask.sum(1)).detach()
+        tensor([   nan, 3.5000])
+        >>> F.cross_entropy(x, torch.tensor([-100, -100])).item()
+        nan
+
+    Instead
+    Count at least 1: a group without members then counts 0, all others are unchanged.
+        >>> mean = (x * mask).sum(1) / mask.sum(1).clamp_min(1)
+        >>> mean.sum().backward()
+        >>> mean.detach(), x.grad
+        (tensor([0.0000, 3.5000]), tensor([[0.0000, 0.0000],
+                [0.5000, 0.5000]]))
+        >>> target = torch.tensor([-100, -100])
+        >>> total = F.cross_entropy(x, target, reduction="sum")
+        >>> (total / (target != -100).sum().clamp_min(1)).item()
+        0.0
+
+    A batch without targets has the gradient 0, as it should: there is nothing to learn from it.
+    Replacing the loss by a fresh 0 cuts the graph instead, and backward raises.
+
+    How sure
+    whynan looks at the number of elements, the targets against ignore_index, the class weights,
+    and whether the divisor is a sum over a mask. Proven when the replay with the change is
+    finite; a gradient of 0 is accepted here and said, since the batch has nothing to teach.
+    Otherwise suspected.
+
+    Not this when
+    The divisor is no count (WN103, WN104), it is a spread (WN404), or n - 1 is 0 (WN403).
+    """
     view = _forward_view(scene)
     birth = scene.birth
     if view is None or birth is None or birth.phase is Phase.BACKWARD:
@@ -211,7 +331,9 @@ def _empty_mask(view: View) -> Finding | None:
                     zero = int((below == 0).sum())
                     what = "the mask selects nothing" if below.numel() == 1 else f"{zero} of {below.numel()} groups select nothing"
                     clamp = Fix("count at least 1", "{x}.clamp_min(1)", 1)
-                    return Finding(f"{what}: the count is 0", [f"{what}", f"the divisor is a sum over a mask of shape {list(values.shape)}"], [clamp], empty=True)
+                    return Finding(
+                        f"{what}: the count is 0", [f"{what}", f"the divisor is a sum over a mask of shape {list(values.shape)}"], [clamp], empty=True
+                    )
                 break
     return None
 
@@ -233,11 +355,53 @@ def _is_mask(values: Any, step: View) -> bool:
 
 @rule("WN403", "variance-of-one", "variance of a single element", rank=34)
 def variance_of_one(scene: Scene) -> Finding | None:
-    """The unbiased variance or standard deviation of one element divides by n - 1 = 0."""
+    """The unbiased variance or standard deviation of a single element was taken and gave NaN.
+
+    What happened
+    var, std, var_mean or std_mean with its default correction ran over one element: the last,
+    smaller batch of an epoch, a group with one member, a dimension of size 1. BatchNorm raises
+    "Expected more than 1 value per channel" for the same reason.
+
+    Why the result is non-finite
+    The unbiased variance divides by n - 1. With n = 1 that is 0 / 0.
+
+    Example
+        >>> x = torch.tensor([[3.0, 1.0, 2.0]], requires_grad=True)
+        >>> x.std(0).detach()
+        tensor([nan, nan, nan])
+
+    Instead
+    With correction=0 the spread of one element is 0: finite, but without any gradient.
+        >>> spread = x.std(0, correction=0)
+        >>> spread.sum().backward()
+        >>> spread.detach(), x.grad
+        (tensor([0., 0., 0.]), tensor([[0., 0., 0.]]))
+
+    To normalise, use statistics that do not need a batch (layer, group or RMS norm), or leave
+    the last batch out with DataLoader(..., drop_last=True).
+        >>> x.grad = None
+        >>> out = F.layer_norm(x, (3,))
+        >>> out[0, 0].backward()
+        >>> out.detach(), x.grad.abs().sum() > 0
+        (tensor([[ 1.2247, -1.2247,  0.0000]]), tensor(True))
+
+    How sure
+    whynan counts the elements along the reduced dimensions and compares them with the
+    correction. It is proven when BatchNorm raised, or when the step, replayed with
+    correction=0, is finite; a gradient of 0 is accepted here and said. Otherwise suspected.
+
+    Not this when
+    There are several elements and they are all equal (WN404), or none (WN402).
+    """
     view = _forward_view(scene)
     birth = scene.birth
     if birth is not None and birth.error is not None and "more than 1 value per channel" in str(birth.error):
-        return Finding("batch normalisation of a single value per channel", ["one value per channel has no variance"], [Fix("use drop_last=True, or a normalisation that needs no batch")], proven=True)
+        return Finding(
+            "batch normalisation of a single value per channel",
+            ["one value per channel has no variance"],
+            [Fix("use drop_last=True, or a normalisation that needs no batch")],
+            proven=True,
+        )
     if view is None or view.name not in ("var", "std", "var_mean", "std_mean"):
         return None
     values, output = view.input("self"), view.output()
@@ -257,19 +421,64 @@ def variance_of_one(scene: Scene) -> Finding | None:
     return Finding(
         f"one element has no unbiased spread: n - 1 is {size - 1}",
         [f"{view.name} over {size} element{'s' if size != 1 else ''} of a tensor of shape {list(values.shape)}"],
-        [Fix(title, "0", keyword="correction"), Fix(title, "False", keyword="unbiased")] if keyword == "correction" else [Fix(title, "False", keyword="unbiased")],
+        [Fix(title, "0", keyword="correction"), Fix(title, "False", keyword="unbiased")]
+        if keyword == "correction"
+        else [Fix(title, "False", keyword="unbiased")],
         empty=True,
     )
 
 
 @rule("WN404", "constant-batch", "spread of identical values used as a denominator", rank=32)
 def constant_batch(scene: Scene) -> Finding | None:
-    """A variance, standard deviation or range of identical values stands below a fraction line."""
+    """The spread of identical values was 0 and stood below a fraction line.
+
+    What happened
+    A variance, standard deviation or range was used as a denominator, and in this batch all
+    values were the same: a constant feature or image, equal rewards, a batch of mask tokens
+    only, a layer norm with eps=0 on a constant row.
+
+    Why the result is non-finite
+    Identical values have the spread 0. The error over it is x / 0, the centred value over it
+    0 / 0.
+
+    Example
+        >>> y, guess = torch.full((4,), 2.0), torch.zeros(4, requires_grad=True)
+        >>> error, spread = (guess - y).square().sum(), (y - y.mean()).square().sum()
+        >>> (error / spread).item()
+        inf
+
+    Instead
+    Divide by a spread that outlives the batch: a running mean of it.
+        >>> running = 0.9 * 8.0 + 0.1 * spread.item()
+        >>> loss = error / running
+        >>> loss.backward()
+        >>> round(loss.item(), 4), guess.grad
+        (2.2222, tensor([-0.5556, -0.5556, -0.5556, -0.5556]))
+
+    `error * 0` for such a batch is an acceptable skip: it keeps the graph and teaches nothing.
+    A fresh zeros_like cuts the graph. An eps moves the blow-up into the optimizer:
+        >>> (error / (spread + 1e-8)).item() > 1e9
+        True
+
+    How sure
+    whynan follows the denominator back to the variance or range it is, checks that it is
+    exactly 0, and counts the rows that are identical. Proven when the step, replayed with the
+    change, is finite and of the usual size (it may train nothing, like a skipped one);
+    otherwise suspected.
+
+    Not this when
+    There is one element only (WN403), or the denominator is a norm (WN104) or a count (WN402).
+    Where rounding leaves 1e-14 instead of 0, the loss is finite and absurd, and nothing is NaN
+    yet.
+    """
     view = _forward_view(scene)
     birth = scene.birth
     if view is None or birth is None or birth.phase is Phase.BACKWARD:
         return None
-    if view.name in ("native_layer_norm", "native_group_norm", "native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update") and view.scalar("eps") == 0.0:
+    if (
+        view.name in ("native_layer_norm", "native_group_norm", "native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update")
+        and view.scalar("eps") == 0.0
+    ):
         return Finding("a constant row is normalised with eps=0", ["eps is 0 and the variance is 0"], [Fix("give the normalisation an eps above 0")])
     if view.name not in ("div", "reciprocal", "rsqrt", "pow"):
         return None
@@ -292,7 +501,9 @@ def constant_batch(scene: Scene) -> Finding | None:
             if constant:
                 evidence.append(f"{constant} of {values[0].numel()} columns hold one value in all {values.shape[0]} rows")
     fixes = [
-        Fix("keep the graph and let a batch without spread count as 0", "torch.where({1} == 0, {0} * 0, {0} / torch.where({1} == 0, torch.ones_like({1}), {1}))"),
+        Fix(
+            "keep the graph and let a batch without spread count as 0", "torch.where({1} == 0, {0} * 0, {0} / torch.where({1} == 0, torch.ones_like({1}), {1}))"
+        ),
         Fix("keep the spread away from 0", "{x}.clamp_min(1e-6)", 1),
     ]
     if view.name != "div":
@@ -316,7 +527,14 @@ def _spread(view: View, below: int) -> tuple[str, Any] | None:
                 return "the range", skip_views(made.maker(0)).input(0)  # type: ignore[union-attr]
             # x - mean(x), squared and summed: a variance by hand; sqrt/abs in between are followed
         if made.name in ("sum", "mean", "linalg_vector_norm", "norm", "pow", "mul", "square", "abs"):
-            centred = next((m for m in [made, *lineage(made, frozenset({"pow", "mul", "square", "abs", "view", "clone", "_to_copy", "sum", "mean"}), 4)] if m.name == "sub"), None)
+            centred = next(
+                (
+                    m
+                    for m in [made, *lineage(made, frozenset({"pow", "mul", "square", "abs", "view", "clone", "_to_copy", "sum", "mean"}), 4)]
+                    if m.name == "sub"
+                ),
+                None,
+            )
             if centred is not None:
                 right = skip_views(centred.maker(1))
                 left = centred.input(0)
@@ -325,4 +543,3 @@ def _spread(view: View, below: int) -> tuple[str, Any] | None:
         if made.name == "aminmax":
             return "the range", made.input("self")
     return None
-

@@ -106,7 +106,9 @@ def sites_of_node(site: Site, node: ast.AST) -> frozenset[Site]:
     from whynan.capsule.sites import Site
 
     wanted = (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset)  # type: ignore[attr-defined]
-    return frozenset(Site(site.code, 2 * index) for index, place in enumerate(site.code.co_positions()) if place == (wanted[0], wanted[1], wanted[2], wanted[3]))
+    return frozenset(
+        Site(site.code, 2 * index) for index, place in enumerate(site.code.co_positions()) if place == (wanted[0], wanted[1], wanted[2], wanted[3])
+    )
 
 
 def _function_around(tree: ast.Module, line: int) -> ast.AST:

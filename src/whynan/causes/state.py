@@ -13,7 +13,46 @@ from whynan.records import Phase, Remedy, number
 
 @rule("WN606", "loss-scale-collapse", "loss scale that never settles", rank=5)
 def loss_scale_collapse(scene: Scene) -> Finding | None:
-    """The gradient scaler keeps shrinking the loss scale and no step is ever taken."""
+    """The gradient scaler kept shrinking the loss scale and no step was taken.
+
+    What happened
+    A scaler halves its scale after each overflow and skips the step. A few skips are ordinary.
+    Here a dozen steps in a row overflowed, whatever the scale: the model has not been training.
+
+    Why the result is non-finite
+    A scale helps only if the true gradient fits into float16. If it is past 65504 by itself, or
+    NaN at any scale, each scaled gradient is non-finite.
+
+    Example
+        >>> w = torch.nn.Parameter(torch.ones(1))
+        >>> opt, scaler = torch.optim.SGD([w], lr=0.1), torch.amp.GradScaler("cpu")
+        >>> def step(target):
+        ...     w.grad = None
+        ...     loss = (w.half().float() - target).square().sum()
+        ...     scaler.scale(loss).backward()
+        ...     scaler.step(opt)
+        ...     scaler.update()
+        >>> for _ in range(20): step(1e9)
+        >>> scaler.get_scale(), w.detach()
+        (0.0625, tensor([1.]))
+
+    Instead
+    Bring the loss to ordinary size (standardised targets, mean instead of sum), or use
+    bfloat16.
+        >>> scaler = torch.amp.GradScaler("cpu")
+        >>> for _ in range(20): step(3.0)
+        >>> scaler.get_scale(), w.detach()
+        (8192.0, tensor([2.9547]))
+
+    How sure
+    whynan counts the steps a scaler skips in a row: after 4 it looks for the place where the
+    gradient leaves the range, after 12 it reports this code and shows the scale. It is
+    suspected; the values at the place say whether the gradient is too large or undefined.
+
+    Not this when
+    Only a few steps were skipped (ordinary), or the place shows an infinite slope (WN501) or an
+    overflow in the forward pass (WN202): then repair that.
+    """
     if scene.symptom.place != "scaler":
         return None
     scale = float(scene.scaler.get_scale()) if scene.scaler is not None else math.nan
@@ -35,7 +74,42 @@ def loss_scale_collapse(scene: Scene) -> Finding | None:
 
 @rule("WN608", "uninitialised-parameter", "weight that was never given a value", rank=20)
 def uninitialised_parameter(scene: Scene) -> Finding | None:
-    """A parameter still holds whatever was in memory when it was made with `torch.empty`."""
+    """A weight was never given a value and held whatever was in memory.
+
+    What happened
+    A parameter was made with torch.empty, or on the meta device and moved with to_empty, and
+    nothing wrote to it: an init method that was never called, a key missing in the loaded
+    state.
+
+    Why the result is non-finite
+    Memory that was not written holds arbitrary bits. Read as floats they are often 0, sometimes
+    huge, sometimes NaN, and different in each run. Deterministic mode fills them with NaN, so
+    that the fault shows every time:
+
+    Example
+        >>> torch.use_deterministic_algorithms(True)
+        >>> w = torch.nn.Parameter(torch.empty(2))
+        >>> torch.use_deterministic_algorithms(False)
+        >>> w.detach()
+        tensor([nan, nan])
+
+    Instead
+    Write every parameter once, with torch.nn.init or a loaded value.
+        >>> w = torch.nn.Parameter(torch.empty(4, 2))
+        >>> _ = torch.nn.init.kaiming_uniform_(w)
+        >>> (torch.ones(1, 2) @ w.T).sum().backward()
+        >>> w.isfinite().all().item(), w.grad[0]
+        (True, tensor([1., 1.]))
+
+    Loading with strict=True names the keys that are missing.
+
+    How sure
+    whynan saw the memory come from torch.empty and no write to it since. The cause is proven by
+    that. Garbage that happens to be finite is not noticed by its value.
+
+    Not this when
+    The weight had a value and lost it (WN601).
+    """
     tensor, name = _bad_parameter(scene)
     if tensor is None or not scene.program.recorder.is_unwritten(tensor):
         return None
@@ -46,7 +120,46 @@ def uninitialised_parameter(scene: Scene) -> Finding | None:
 
 @rule("WN601", "parameter-not-finite", "weight that was not finite before the step", rank=21)
 def parameter_not_finite(scene: Scene) -> Finding | None:
-    """A weight was NaN or infinite before the step began."""
+    """A weight was NaN or infinite before the step began.
+
+    What happened
+    The damage is older than this step: a checkpoint saved after the model had died, or an
+    update with a bad gradient. A test of the norm by isnan lets inf pass, and clipping makes it
+    NaN.
+
+    Why the result is non-finite
+    Every step reads the weight, so every loss and gradient after it is NaN. Skipping batches or
+    zeroing gradients cannot help: the model is dead until the weight is replaced.
+
+    Example
+        >>> w = torch.nn.Parameter(torch.ones(2))
+        >>> opt = torch.optim.SGD([w], lr=0.1)
+        >>> w.grad = torch.tensor([float("inf"), 1.0])
+        >>> norm = torch.nn.utils.clip_grad_norm_([w], 1.0)
+        >>> opt.step()
+        >>> w.detach()
+        tensor([nan, 1.])
+
+    Instead
+    Go back to the last checkpoint whose weights are finite, and step only on a finite norm.
+        >>> _ = w.data.copy_(torch.ones(2))  # the checkpoint
+        >>> for grad in (torch.tensor([float("inf"), 1.0]), torch.tensor([3.0, 4.0])):
+        ...     w.grad = grad
+        ...     norm = torch.nn.utils.clip_grad_norm_([w], 1.0)
+        ...     if norm.isfinite():
+        ...         opt.step()
+        >>> w.detach()
+        tensor([0.9400, 0.9200])
+
+    How sure
+    whynan reads the weights themselves and counts the bad values. The cause is proven by that;
+    `not proven` in the report concerns the remedy, which no replay can try. When it happened is
+    known only if whynan watched that step.
+
+    Not this when
+    The weight was never written (WN608), a buffer is bad (WN602), the optimizer's own
+    arithmetic made the value in this step (WN604), or its state was bad (WN603).
+    """
     tensor, name = _bad_parameter(scene)
     if tensor is None:
         return None
@@ -55,7 +168,12 @@ def parameter_not_finite(scene: Scene) -> Finding | None:
     if scene.symptom.detail:
         evidence.append(f"{scene.symptom.detail} are affected")
     evidence.append("skipping steps cannot help: every step reads this weight")
-    return Finding(f"`{name}` is already damaged: {bad} of {tensor.numel()} values", evidence, [Fix("go back to the last checkpoint whose weights are finite")], proven=True)
+    return Finding(
+        f"`{name}` is already damaged: {bad} of {tensor.numel()} values",
+        evidence,
+        [Fix("go back to the last checkpoint whose weights are finite")],
+        proven=True,
+    )
 
 
 def _bad_parameter(scene: Scene) -> tuple[Any, str]:
@@ -72,7 +190,46 @@ def _bad_parameter(scene: Scene) -> tuple[Any, str]:
 
 @rule("WN602", "buffer-not-finite", "buffer that was not finite before the step", rank=22)
 def buffer_not_finite(scene: Scene) -> Finding | None:
-    """Running statistics or another buffer were NaN, infinite or impossible before the step began."""
+    """A buffer, such as running statistics, was NaN, infinite or impossible before the step.
+
+    What happened
+    A forward pass writes running statistics, also when its step is skipped later. One bad
+    batch, or one overflow under autocast, poisons them for good while all weights stay finite.
+    A negative running variance counts as well.
+
+    Why the result is non-finite
+    running = 0.9 * running + 0.1 * batch keeps a NaN for ever. In training mode BatchNorm does
+    not read it, so the damage shows only in evaluation.
+
+    Example
+        >>> norm = torch.nn.BatchNorm1d(2)
+        >>> _ = norm(torch.tensor([[float("nan"), 1.0], [0.0, 2.0]]))
+        >>> norm.running_mean
+        tensor([   nan, 0.1500])
+        >>> norm.eval()(torch.ones(1, 2)).detach()
+        tensor([[   nan, 0.8721]])
+
+    Instead
+    Reset the statistics and estimate them again on good batches; the weights can stay.
+        >>> norm.reset_running_stats()
+        >>> _ = norm.train()(torch.tensor([[1.0, 1.0], [0.0, 2.0]]))
+        >>> x = torch.ones(1, 2, requires_grad=True)
+        >>> out = norm.eval()(x)
+        >>> out.sum().backward()
+        >>> out.isfinite().all().item(), (x.grad > 0).all().item()
+        (True, True)
+
+    A guard for the step must put the buffers back too, not only leave the weights alone.
+    Writing 0 and 1 over the NaN is finite, but they are not the statistics of the data.
+
+    How sure
+    whynan reads the buffers themselves and counts the bad values. The cause is proven by that;
+    `not proven` in the report concerns the remedy, which no replay can try.
+
+    Not this when
+    A weight is bad (WN601), or the batch that goes in now is (WN701): then the buffer was still
+    good before this step.
+    """
     birth = scene.birth
     if birth is None:
         return None
@@ -105,7 +262,47 @@ def buffer_not_finite(scene: Scene) -> Finding | None:
 
 @rule("WN603", "optimizer-state-not-finite", "optimizer state that was not finite before the step", rank=19)
 def optimizer_state_not_finite(scene: Scene) -> Finding | None:
-    """Moments or other optimizer state were NaN or infinite before the update."""
+    """Moments or other optimizer state were not finite before the update.
+
+    What happened
+    Weights and gradients are finite, but the state they are combined with is not: moments
+    stored in half precision or in 8 bits that came back as inf or NaN, or a state saved after a
+    bad step.
+
+    Why the result is non-finite
+    The update adds the stored moment to the weight, so the next step writes the damage into it.
+    An infinite second moment is quieter: the update is x / inf = 0 and the weight never moves.
+
+    Example
+        >>> w = torch.nn.Parameter(torch.ones(1))
+        >>> opt = torch.optim.SGD([w], lr=0.1, momentum=0.9)
+        >>> opt.state[w]["momentum_buffer"] = torch.tensor([70000.0]).half().float()
+        >>> w.grad = torch.ones(1)
+        >>> opt.step()
+        >>> w.detach()
+        tensor([-inf])
+
+    Instead
+    Clear the state, or load it from an earlier checkpoint; some steps rebuild the moments.
+        >>> w = torch.nn.Parameter(torch.ones(1))
+        >>> opt = torch.optim.SGD([w], lr=0.1, momentum=0.9)
+        >>> opt.state.clear()
+        >>> w.grad = torch.ones(1)
+        >>> opt.step()
+        >>> w.detach()
+        tensor([0.9000])
+
+    Warm the rate up again: Adam's first steps with fresh moments are as large as the rate
+    allows. Save moments in float32 or bfloat16.
+
+    How sure
+    whynan reads the state before the update, and weights and gradients beside it. The cause is
+    proven by that; `not proven` in the report concerns the remedy.
+
+    Not this when
+    The state was finite and the update's arithmetic was not (WN604), or the weight was bad
+    before (WN601).
+    """
     birth = scene.birth
     bad_state = birth is not None and birth.leaf is not None and birth.leaf.role == "state"
     if scene.symptom.place != "optimizer state" and not bad_state:
@@ -125,7 +322,46 @@ def optimizer_state_not_finite(scene: Scene) -> Finding | None:
 
 @rule("WN604", "update-not-finite", "update that is not finite", rank=18)
 def update_not_finite(scene: Scene) -> Finding | None:
-    """Finite weights and finite gradients went in, the optimizer's arithmetic made the bad value."""
+    """The optimizer's arithmetic made a bad value of finite weights and finite gradients.
+
+    What happened
+    The update divided by 0 or left its range: Adam with eps=0, an eps of 1e-8 that is 0 in
+    float16, an own optimizer without eps, momentum of scaled gradients in float16.
+
+    Why the result is non-finite
+    Adam divides by sqrt(v) + eps. For a weight whose gradient has been exactly 0, v is 0; if
+    eps is 0 as well, the update is 0 / 0. In float16 the square of a gradient below 1.7e-4 is 0
+    too.
+
+    Example
+        >>> w = torch.nn.Parameter(torch.ones(2))
+        >>> opt = torch.optim.Adam([w], lr=0.1, eps=0.0)
+        >>> (w * torch.tensor([1.0, 0.0])).sum().backward()
+        >>> opt.step()
+        >>> w.detach()
+        tensor([0.9000,    nan])
+
+    Instead
+    Use an eps that exists in the dtype (1e-8 in float32, 1e-4 in float16), or float32 weights.
+        >>> w = torch.nn.Parameter(torch.ones(2))
+        >>> opt = torch.optim.Adam([w], lr=0.1, eps=1e-8)
+        >>> (w * torch.tensor([1.0, 0.0])).sum().backward()
+        >>> opt.step()
+        >>> w.detach()
+        tensor([0.9000, 1.0000])
+
+    Zeroing bad gradients and stepping is no remedy: momentum and weight decay still move the
+    weights.
+
+    How sure
+    whynan repeats the update from a copy of weights and state taken before it, finds the first
+    bad operation, and reads eps in its dtype. Proven when the update repeated with a larger eps
+    is finite; other changes inside an optimizer are not replayed, and the cause is suspected.
+
+    Not this when
+    The gradient was bad (family WN5xx), the state was (WN603), or the weights grew over many
+    steps (WN605).
+    """
     birth = scene.birth
     if birth is None or not any(e.kind == "optimizer" for e in scene.program.entries):
         return None
@@ -144,7 +380,9 @@ def update_not_finite(scene: Scene) -> Finding | None:
         if float(eps) == 0 or lost:
             label = f"eps is {'0' if float(eps) == 0 else f'{eps}, which is 0 in {dtype}'}: the update divides by the root of a second moment of 0"
             evidence.append(f"eps {eps} in {dtype} is {0 if lost or not eps else eps}; where the second moment is 0 the update is 0/0 or x/0")
-            fixes.append(Fix(f"give the optimizer eps={'1e-4' if dtype == 'float16' else '1e-8'}" + (", or keep float32 master weights" if dtype == "float16" else "")))
+            fixes.append(
+                Fix(f"give the optimizer eps={'1e-4' if dtype == 'float16' else '1e-8'}" + (", or keep float32 master weights" if dtype == "float16" else ""))
+            )
     kept = view.inputs()
     zero = [n for n, t in kept.items() if int((t == 0).sum())]
     if not fixes and view.name in ("div", "addcdiv", "reciprocal", "rsqrt") and zero:
@@ -155,7 +393,9 @@ def update_not_finite(scene: Scene) -> Finding | None:
         label = f"the update leaves the range of {dtype} ({number(limit)})"
         fixes.append(Fix("keep float32 master weights or lower the learning rate"))
     remedies = _try_eps(scene, eps, "1e-4" if dtype == "float16" else "1e-8") if eps is not None and fixes else []
-    return Finding(label, evidence, [] if remedies else fixes or [Fix("keep the optimizer's denominator away from 0 and its values in range")], remedies=remedies)
+    return Finding(
+        label, evidence, [] if remedies else fixes or [Fix("keep the optimizer's denominator away from 0 and its values in range")], remedies=remedies
+    )
 
 
 def _try_eps(scene: Scene, eps: Any, better: str) -> list[Remedy]:
@@ -200,7 +440,45 @@ _OVERFLOWING = frozenset(
 
 @rule("WN605", "divergence", "values that grew until they left the range", rank=28)
 def divergence(scene: Scene) -> Finding | None:
-    """Loss, gradients and weights grew step by step until a number no longer fitted its dtype."""
+    """Loss, gradients and weights grew step by step until a number no longer fitted its dtype.
+
+    What happened
+    Each update overshot the last. The operation that overflowed is only where the growth ended;
+    the cause is a learning rate that is too high for this loss, no warm-up, or no clipping.
+
+    Why the result is non-finite
+    On a slope of curvature L, gradient descent with a rate above 2 / L multiplies the error by
+    more than 1 at every step. Exponential growth leaves any range.
+
+    Example
+        >>> def train(rate):
+        ...     w = torch.zeros(1, requires_grad=True)
+        ...     for step in range(60):
+        ...         w.grad = None
+        ...         loss = (10 * w - 1).square().mean()
+        ...         loss.backward()
+        ...         w.data -= rate * w.grad
+        ...     return loss.item()
+        >>> train(0.5)
+        nan
+
+    Instead
+    Lower the rate, warm it up, or clip the gradient norm before the step.
+        >>> round(train(0.0002), 3)  # it began at 1
+        0.008
+
+    A clamp of the loss does not stop it: above the bound the gradient is 0 and training stands
+    still. Going back to a good checkpoint without changing the rate repeats the run.
+
+    How sure
+    whynan looks at the losses or gradient norms of the steps before: at least four that rise
+    (single dips are allowed), by more than 10000 times in all, and a birth that can overflow.
+    It is suspected: no replay of one step can prove a history.
+
+    Not this when
+    The step before was ordinary (WN203, WN503), or the dtype is float16 (WN202). If the rate is
+    not the one that was configured, see WN607.
+    """
     birth = scene.birth
     if birth is None or birth.op is None or birth.phase is Phase.OPTIMIZER:
         return None
@@ -247,5 +525,43 @@ def _growth(values: list[float | None]) -> tuple[list[float], float] | None:
 
 @rule("WN607", "learning-rate-overridden", "learning rate replaced by loaded state", rank=90)
 def learning_rate_overridden(scene: Scene) -> Finding | None:
-    """A loaded optimizer or scheduler state replaced the learning rate the script configured."""
+    """The learning rate in effect was not the configured one: loaded state replaced it.
+
+    What happened
+    optimizer.load_state_dict brings back the parameter groups of the checkpoint, with their
+    rate; a scheduler's state brings back its base rates and position. The rate in the script is
+    then only the one that was replaced.
+
+    Why the result is non-finite
+    A rate that is several times higher than intended, on a model that was tuned for less, makes
+    values grow until they leave the range (WN605).
+
+    Example
+        >>> w = torch.nn.Parameter(torch.ones(1))
+        >>> saved = torch.optim.SGD([w], lr=0.5).state_dict()
+        >>> opt = torch.optim.SGD([w], lr=1e-4)
+        >>> opt.load_state_dict(saved)
+        >>> opt.param_groups[0]["lr"]
+        0.5
+
+    Instead
+    Set the rate again after loading, or print it and make sure that the loaded one is meant.
+        >>> for group in opt.param_groups: group["lr"] = 1e-4
+        >>> w.grad = torch.ones(1)
+        >>> opt.step()
+        >>> opt.param_groups[0]["lr"], w.item() < 1
+        (0.0001, True)
+
+    Schedulers such as LambdaLR compute it anew from their own base_lrs at the next step: set
+    those as well.
+
+    How sure
+    Proven when the rate the script gave and the rate after loading are both known and differ.
+    That this rate also caused the damage is suspected: resuming with the saved rate is often
+    right.
+
+    Not this when
+    The rate is the configured one and too high all the same (WN605), or the loaded moments are
+    bad (WN603).
+    """
     return None

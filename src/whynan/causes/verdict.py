@@ -49,7 +49,13 @@ def _origin(scene: Scene, chosen: Rule, finding: Finding, expression: Expression
     site = finding.site or (birth.site if birth is not None else None)
     span = resolve(site) if site is not None else NOWHERE
     if birth is None:
-        phase = Phase.OPTIMIZER if scene.symptom.place in ("optimizer state", "scaler") else Phase.PARAMETER if scene.symptom.place == "parameter" else Phase.FORWARD
+        phase = (
+            Phase.OPTIMIZER
+            if scene.symptom.place in ("optimizer state", "scaler")
+            else Phase.PARAMETER
+            if scene.symptom.place == "parameter"
+            else Phase.FORWARD
+        )
         known = span.known or chosen.code in ("WN803", "WN601", "WN603", "WN608")
         return Origin(phase, span, exact=known, note="" if known else scene.trouble)
     phase = birth.phase

@@ -139,7 +139,11 @@ def _help(incident: Incident, pad: str) -> list[str]:
     elif first.result == "failed":
         lines += _wrapped(f"{pad} = not proven: ", f"with this change the replay gave: {first.effect}")
     else:
-        why = "the evidence is direct, a change at this line was not replayed" if incident.cause.confidence == "proven" else "no change at this line could be replayed"
+        why = (
+            "the evidence is direct, a change at this line was not replayed"
+            if incident.cause.confidence == "proven"
+            else "no change at this line could be replayed"
+        )
         lines += _wrapped(f"{pad} = not proven: ", first.effect or why)
     return lines
 

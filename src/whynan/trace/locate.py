@@ -31,9 +31,7 @@ class Traced:
     starts: list[int]
 
 
-def locate(
-    program: Program, targets: Targets, roles: dict[int, tuple[str, str]] | None = None, suspects: frozenset[int] = frozenset()
-) -> Birth | None:
+def locate(program: Program, targets: Targets, roles: dict[int, tuple[str, str]] | None = None, suspects: frozenset[int] = frozenset()) -> Birth | None:
     """Find the birth of the damage in the targets of a program; None when the replay is finite.
 
     `suspects` are storages known to be bad (weights before the first step): their first use is the answer even where
@@ -80,9 +78,11 @@ def _observe(program: Program, targets: Targets, roles: dict[int, tuple[str, str
         keep += [b.index for b in birth.slice.births[:4]]
     elif birth.leaf is not None:
         keep = [birth.leaf.first_use]
-    second = _trace(program, targets, roles, frozenset(i for i in keep if i >= 0))
-    same = len(second.tracer.graph.ops) == len(birth.graph.ops)
-    if not same:
+    wanted = frozenset(i for i in keep if i >= 0)
+    if not wanted:
+        return birth
+    second = _trace(program, targets, roles, wanted)
+    if second.tracer.count != len(birth.graph.ops):
         birth.exact, birth.note = False, birth.note or "two replays of this step did not make the same calls"
     birth.inputs, birth.outputs = second.tracer.kept_inputs, second.tracer.kept_output
     return birth
@@ -92,7 +92,7 @@ def _trace(program: Program, targets: Targets, extra: dict[int, tuple[str, str]]
     tracer = Tracer(roles_of(program.entries, program.roots, extra), keep)
     with program.still(), _module_names(program.roots, tracer), tracer:
         run = program.play(tracer)
-        starts = _bad_targets(tracer, targets(run) if run.error is None or run.losses else [])
+        starts = [] if keep else _bad_targets(tracer, targets(run) if run.error is None or run.losses else [])
     return Traced(tracer, run, starts)
 
 
@@ -149,4 +149,3 @@ def _module_names(roots: list[torch.nn.Module], tracer: Tracer) -> Iterator[None
     finally:
         first.remove()
         last.remove()
-

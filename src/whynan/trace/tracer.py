@@ -40,6 +40,8 @@ class Tracer(TorchDispatchMode):
         self.graph = Graph()
         self.roles = roles  # storage address: role, name
         self.keep = keep
+        self.light = bool(keep)  # with places to keep, the graph is known already
+        self.count = 0
         self.budget = budget
         self.kept_inputs: dict[int, dict[str, torch.Tensor]] = {}
         self.kept_output: dict[int, torch.Tensor] = {}
@@ -86,6 +88,8 @@ class Tracer(TorchDispatchMode):
         kwargs = kwargs or {}
         if self._blind:
             return func(*args, **kwargs)
+        if self.light:
+            return self._light(func, args, kwargs)
         number = _node_number()
         op: Op | None = None
         try:
@@ -100,9 +104,24 @@ class Tracer(TorchDispatchMode):
             raise
         if op is not None:
             try:
-                self._after(op, args, result)
+                with torch._C.DisableTorchFunction():  # our own looking is not the user's calling
+                    self._after(op, args, result)
             except Exception as error:
                 self.broken = self.broken or f"{type(error).__name__} while tracing {func}: {error}"
+        return result
+
+    def _light(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Second pass: only keep values."""
+        index, self.count = self.count, self.count + 1
+        if index not in self.keep:
+            return func(*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            self._keep_inputs(index, func, args, kwargs)
+        result = func(*args, **kwargs)
+        outputs = [t for t in (result if isinstance(result, list | tuple) else [result]) if isinstance(t, torch.Tensor)]
+        with torch._C.DisableTorchFunction():
+            if outputs:
+                self._keep_output(index, outputs)
         return result
 
     def _before(self, func: Any, args: Any, kwargs: dict[str, Any], number: int) -> Op:
@@ -113,7 +132,8 @@ class Tracer(TorchDispatchMode):
         # user code that runs inside the engine with gradients on is a recomputed forward pass (checkpointing)
         backward = node is not None and not (site is not None and torch.is_grad_enabled())
         name = func.overloadpacket.__name__ if hasattr(func, "overloadpacket") else str(func)
-        sources, scalars = self._arguments(func, name, args, kwargs, site)
+        with torch._C.DisableTorchFunction():
+            sources, scalars = self._arguments(func, name, args, kwargs, site)
         made = number - 1 if number > self._last_node else -1
         op = Op(
             index=index,
@@ -134,13 +154,9 @@ class Tracer(TorchDispatchMode):
             graph.node_maker[fresh] = index
         self._last_node = max(number, self._last_node)
         graph.ops.append(op)
-        if index in self.keep:
-            self._keep_inputs(index, func, args, kwargs)
         return op
 
-    def _arguments(
-        self, func: Any, name: str, args: Any, kwargs: dict[str, Any], site: Site | None
-    ) -> tuple[list[Source], dict[str, Any]]:
+    def _arguments(self, func: Any, name: str, args: Any, kwargs: dict[str, Any], site: Site | None) -> tuple[list[Source], dict[str, Any]]:
         sources: list[Source] = []
         scalars: dict[str, Any] = {}
         overwrites = name in _OVERWRITES
@@ -193,8 +209,6 @@ class Tracer(TorchDispatchMode):
             op.colour = self._colour(op, name, args)
         for tensor in outputs:
             self._writers[storage_key(tensor)] = (weak_storage(tensor), op.index)
-        if op.index in self.keep and outputs:
-            self._keep_output(op.index, outputs)
 
     def _colour(self, op: Op, name: str, args: Any) -> Colour:
         worst = max((s.colour for s in op.sources), default=Colour.CLEAN)
@@ -307,9 +321,7 @@ def weak_storage(tensor: torch.Tensor) -> object:
         return weakref.ref(tensor)
 
 
-def roles_of(
-    entries: list[Entry], roots: list[torch.nn.Module], leaves_: dict[int, tuple[str, str]] | None = None
-) -> dict[int, tuple[str, str]]:
+def roles_of(entries: list[Entry], roots: list[torch.nn.Module], leaves_: dict[int, tuple[str, str]] | None = None) -> dict[int, tuple[str, str]]:
     """Name the memory a step starts from: parameters, buffers, and what was handed in from outside."""
     roles: dict[int, tuple[str, str]] = {}
     for entry in entries:
@@ -334,4 +346,3 @@ def _object_tensors(value: object) -> list[torch.Tensor]:
     if isinstance(value, torch.nn.Module) or not hasattr(value, "__dict__") or callable(value):
         return []
     return [v for v in vars(value).values() if isinstance(v, torch.Tensor)]
-

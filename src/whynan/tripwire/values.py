@@ -13,7 +13,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Which kinds of non-finite values a tensor holds."""
+    """Which kinds of non-finite values a tensor holds; with a NaN, infinities beside it are not told."""
 
     nan: bool = False
     posinf: bool = False
@@ -73,11 +73,9 @@ def _damage_of_plain(tensor: torch.Tensor) -> Damage:
         tensor = tensor.to(torch.float32)
     if looks_finite(tensor):
         return CLEAN
-    return Damage(
-        bool(torch.isnan(tensor).any()),
-        bool((tensor == torch.inf).any()),
-        bool((tensor == -torch.inf).any()),
-    )
+    if bool(torch.isnan(tensor).any()):
+        return Damage(nan=True)  # the worst; whether infinities stand beside it changes no answer
+    return Damage(posinf=bool((tensor == torch.inf).any()), neginf=bool((tensor == -torch.inf).any()))
 
 
 def looks_finite(tensor: torch.Tensor) -> bool:
