@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -61,7 +60,7 @@ def in_child(work: Callable[[], Any], seconds: int = 120) -> dict[str, Any]:
                 os.setsid()
                 for stream, path in ((1, out), (2, err)):
                     os.dup2(os.open(path, os.O_CREAT | os.O_WRONLY), stream)
-                sys.stdout, sys.stderr = io.open(1, "w", closefd=False), io.open(2, "w", closefd=False)  # noqa: UP020 (explicit)
+                sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115 (open until the child ends)
                 answer.write_text(json.dumps(work()))
                 status = 0
             except SystemExit as stop:

@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -121,27 +122,27 @@ def plain(bench: Bench) -> Iterator[Callable[[], Any]]:
 
 @contextlib.contextmanager
 def watched(bench: Bench) -> Iterator[Callable[[], Any]]:
-    """whynan.watch"""
+    """What whynan.watch costs."""
     with whynan.watch(bench.model, bench.optimizer, files=False):
         yield bench.step
 
 
 @contextlib.contextmanager
 def anomaly(bench: Bench) -> Iterator[Callable[[], Any]]:
-    """torch.autograd.detect_anomaly"""
+    """Anomaly mode: torch.autograd.detect_anomaly."""
     with torch.autograd.set_detect_anomaly(True):
         yield bench.step
 
 
 @contextlib.contextmanager
 def read_loss(bench: Bench) -> Iterator[Callable[[], Any]]:
-    """the loss read by the host every step"""
+    """The loss read by the host every step."""
     yield lambda: torch.isfinite(bench.step()).item()
 
 
 @contextlib.contextmanager
 def by_hand(bench: Bench) -> Iterator[Callable[[], Any]]:
-    """isnan(p.grad).any() for every parameter"""
+    """By hand: isnan(p.grad).any() for every parameter."""
     original = bench.optimizer.step
 
     def step(*args: Any, **kwargs: Any) -> Any:
@@ -158,7 +159,7 @@ def by_hand(bench: Bench) -> Iterator[Callable[[], Any]]:
 
 @contextlib.contextmanager
 def forward_hooks(bench: Bench) -> Iterator[Callable[[], Any]]:
-    """isfinite(output).all() in forward hooks"""
+    """Forward hooks that look at isfinite(output).all()."""
 
     def hook(module: nn.Module, args: Any, output: Any) -> None:
         if isinstance(output, torch.Tensor) and not torch.isfinite(output).all():
@@ -174,7 +175,7 @@ def forward_hooks(bench: Bench) -> Iterator[Callable[[], Any]]:
 
 @contextlib.contextmanager
 def underflow_overflow(bench: Bench) -> Iterator[Callable[[], Any]]:
-    """transformers DebugUnderflowOverflow"""
+    """DebugUnderflowOverflow of transformers."""
     from transformers.debug_utils import DebugUnderflowOverflow
 
     with contextlib.redirect_stdout(None):
@@ -210,7 +211,7 @@ def block(bench: Bench, tool: Any, steps: int) -> float:
         bench.sync()
         if bench.sync is torch.cuda.synchronize:  # no sync inside the block: what counts is how long a run of steps takes
             return (time.perf_counter() - times[0]) / steps
-    return statistics.median(b - a for a, b in zip(times, times[1:], strict=False))
+    return statistics.median(b - a for a, b in pairwise(times))
 
 
 def measure(bench: Bench, rounds: int, steps: int, tools: dict[str, Any]) -> dict[str, tuple[float, float]]:

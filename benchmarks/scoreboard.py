@@ -16,7 +16,7 @@ import os
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: a fork with thread pools alive is not safe
 
 import argparse
-import importlib.util
+import importlib
 import inspect
 import json
 import re
@@ -84,18 +84,24 @@ class FirstNonfinite(TorchDispatchMode):
     """Remembers the line of the first operation with a non-finite output; what comes after it is let through."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's
         self.line: int | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if self.line is None and "empty" not in func.__name__ and any(map(_is_bad, tree_leaves(out))):
+        if self.line is None and not _only_memory(func) and any(map(_is_bad, tree_leaves(out))):
             self.line = _user_line(sys._getframe(1))
         return out
 
 
+def _only_memory(func: Any) -> bool:
+    """Whether an operation computes nothing: memory not yet written (`torch.empty`) and views of it are not asked."""
+    views = (r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
+    return "empty" in func.__name__ or any(views)
+
+
 def _is_bad(value: object) -> bool:
-    """Whether a tensor holds a NaN or an infinity; memory not yet written (`torch.empty`) is not asked."""
+    """Whether a tensor holds a NaN or an infinity."""
     if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()) or value.layout != torch.strided:
         return False
     return not bool(torch.isfinite(value).all())
@@ -253,9 +259,13 @@ def details(result: Score) -> str:
 
 
 def missing(key: str) -> str:
-    """Return why a tool cannot take part, or nothing."""
-    if key == "transformers" and importlib.util.find_spec("transformers") is None:
-        return "transformers is not installed"
+    """Return why a tool cannot take part, or nothing; a tool that can is loaded here for all forked children."""
+    if key != "transformers":
+        return ""
+    try:
+        importlib.import_module("transformers.debug_utils")
+    except ImportError as error:
+        return "transformers is not installed" if error.name == "transformers" else f"transformers cannot be imported: {error}"
     return ""
 
 

@@ -19,6 +19,13 @@ pytestmark = [
 ]
 
 
+if torch.cuda.is_available():
+    # the first compilation of a process patches optimizers itself; do it before anything is compared
+    import torch._dynamo.eval_frame
+
+    torch._dynamo.eval_frame.TorchPatcher.patch()
+
+
 def build(fused: bool = True, norm: bool = False) -> tuple[nn.Module, torch.optim.Optimizer]:
     """A small model on the GPU."""
     torch.manual_seed(0)

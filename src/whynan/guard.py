@@ -26,10 +26,10 @@ from whynan.capsule.sites import Site, take_site
 from whynan.capsule.tape import Entry, Outside, Slot, leaves, needed_for, tensors_of
 from whynan.diagnosis import Case, diagnose
 from whynan.errors import TrainingStopped
-from whynan.report.journal import Journal
 from whynan.records import Symptom
 from whynan.recovery.policy import Budget, Policy
 from whynan.recovery.snapshot import Snapshot
+from whynan.report.journal import Journal
 from whynan.tripwire.checks import gradients, may_break, nonfinite, optimizer_state, scalar_damage, total_norm
 from whynan.tripwire.late import LateFlag, can_wait, is_bad
 from whynan.tripwire.values import Damage, damage_of
@@ -362,10 +362,9 @@ class Guard:
     def _step_of_scaler(self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> Any:
         """A fused optimizer under a gradient scaler: the gradients are still scaled and the kernel skips by itself."""
         found = optimizer.found_inf  # type: ignore[attr-defined]
-        if self.window.symptom is not None and not self.window.told:
-            if self._act(optimizer) == "skipped":
-                self._next_step(applied=False)
-                return None
+        if self.window.symptom is not None and not self.window.told and self._act(optimizer) == "skipped":
+            self._next_step(applied=False)
+            return None
         result = call(optimizer, *args, **kwargs)
         if found.device.type == "cpu" and float(found) > 0:
             return result  # skipped by the kernel; `scaler_step` counts it
@@ -432,7 +431,7 @@ class Guard:
         scale = scaler._scale
         if scale is None:
             return False
-        with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(scale):
+        with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(scale):  # type: ignore[attr-defined]
             before = scale.clone()
             scale.fill_(1.0)
             try:
@@ -591,12 +590,14 @@ class Guard:
         for root in self.recorder.roots():
             bad = nonfinite((n, p) for n, p in root.named_parameters() if id(p) in trained)
             if bad:
-                return self._see(Symptom("parameter", bad[0][2].kind, bad[0][0], _others(bad)))
+                self._see(Symptom("parameter", bad[0][2].kind, bad[0][0], _others(bad)))
+                return
         for owner in todo:
             if isinstance(owner, torch.optim.Optimizer):
                 bad = nonfinite(optimizer_state(owner))
                 if bad:
-                    return self._see(Symptom("optimizer state", bad[0][2].kind, bad[0][0], _others(bad)))
+                    self._see(Symptom("optimizer state", bad[0][2].kind, bad[0][0], _others(bad)))
+                    return
 
     # -- acting -------------------------------------------------------------------------------------------------
 

@@ -83,7 +83,7 @@ def _guarded(guard: Guard, program: object) -> int:
         if guard.stopped:
             return STOPPED
         raise SystemExit(stop.code) from None
-    except BaseException as error:
+    except BaseException:
         if sys.excepthook is sys.__excepthook__:
             sys.excepthook = _quiet_hook
         raise

@@ -200,7 +200,7 @@ class Interception:
         @functools.wraps(original)
         def step(*args: Any, **kwargs: Any) -> Any:
             if not is_compiling() and recorder.here:
-                optimizer._opt_called = True  # what the scheduler's wrapper notes, also for a step that is left out
+                optimizer._opt_called = True  # type: ignore[attr-defined]  # what the scheduler's wrapper notes, also for a step that is left out
                 return recorder.suspended(doors.step, call, optimizer, args, kwargs)
             return original(*args, **kwargs)
 
@@ -233,17 +233,17 @@ class Interception:
 
     def _opaque_calls(self, recorder: Recorder) -> None:
         """Calls a function mode cannot look through are recorded whole."""
-        apply = torch.autograd.Function.__dict__["apply"].__func__
+        apply = torch.autograd.Function.__dict__["apply"]  # a Python classmethod up to torch 2.14, then one of C
 
         @classmethod  # type: ignore[misc]
         def watched_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-            bound = functools.partial(apply, cls)
+            bound = apply.__get__(None, cls)
             if not is_compiling() and recorder.here:
                 return recorder.opaque("call", bound, bound, args, kwargs)
             return bound(*args, **kwargs)
 
         self.replace(torch.autograd.Function, "apply", watched_apply)
-        script = torch.jit.ScriptFunction.__call__
+        script: Any = torch.jit.ScriptFunction.__call__
 
         def script_call(self: Any, *args: Any, **kwargs: Any) -> Any:
             bound = functools.partial(script, self)
@@ -290,7 +290,7 @@ class Interception:
         self.replace(owner, name, transform)
 
     def _compiler(self, recorder: Recorder) -> None:
-        original = torch.compile
+        original: Any = torch.compile
 
         @functools.wraps(original)
         def watched_compile(model: Any = None, **kwargs: Any) -> Any:

@@ -83,7 +83,7 @@ def sort_of(func: Callable[..., Any]) -> Sort:
 class Recorder(TorchFunctionMode):
     """Writes the tape of the thread it is started in.
 
-    Cost: 1–4 µs for each torch call made outside modules; nothing inside them.
+    Cost: 1 to 4 µs for each torch call made outside modules; nothing inside them.
     """
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ class Recorder(TorchFunctionMode):
         """Begin to record in this thread."""
         self.thread = get_ident()
         self.running = True
-        self.__enter__()
+        self.__enter__()  # type: ignore[no-untyped-call]
 
     def stop(self) -> None:
         """Stop recording and take the mode off the stack, wherever it is; called again it does no harm."""
@@ -226,7 +226,7 @@ class Recorder(TorchFunctionMode):
     def _keep(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return self.tape.refer(value)
-        if isinstance(value, LEAVES) or isinstance(value, torch.nn.Module) or callable(value):
+        if isinstance(value, (LEAVES, torch.nn.Module)) or callable(value):
             return value
         kind = type(value)
         if kind is list or kind is tuple:

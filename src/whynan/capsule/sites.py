@@ -21,7 +21,7 @@ from whynan.records import NOWHERE, Span
 _TORCH_ROOT: Final = os.path.dirname(torch.__file__) + os.sep
 _OWN_ROOT: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _STDLIB_ROOT: Final = os.path.dirname(os.__file__) + os.sep
-_internal: dict[CodeType, bool] = {}
+_internal: dict[str, bool] = {}  # by file name: hashing a code object hashes all its constants
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +34,11 @@ class Site:
 
 def is_internal(code: CodeType) -> bool:
     """Whether a code object belongs to torch, to whynan or to the standard library (contextlib, functools, …)."""
-    known = _internal.get(code)
+    name = code.co_filename
+    known = _internal.get(name)
     if known is None:
-        name = code.co_filename
         stdlib = name.startswith(_STDLIB_ROOT) and "-packages" not in name
-        known = name.startswith((_TORCH_ROOT, _OWN_ROOT, "<frozen")) or stdlib
-        _internal[code] = known
+        known = _internal[name] = name.startswith((_TORCH_ROOT, _OWN_ROOT, "<frozen")) or stdlib
     return known
 
 
@@ -48,7 +47,7 @@ def take_site(depth: int = 1) -> Site | None:
     frame: FrameType | None = sys._getframe(depth)
     while frame is not None:
         code = frame.f_code
-        if not (_internal[code] if code in _internal else is_internal(code)):
+        if not is_internal(code):
             return Site(code, frame.f_lasti)
         frame = frame.f_back
     return None
@@ -59,7 +58,7 @@ def live_site(stop: CodeType, depth: int = 1) -> Site | None:
     frame: FrameType | None = sys._getframe(depth)
     while frame is not None and frame.f_code is not stop:
         code = frame.f_code
-        if not (_internal[code] if code in _internal else is_internal(code)):
+        if not is_internal(code):
             return Site(code, frame.f_lasti)
         frame = frame.f_back
     return None

@@ -143,7 +143,7 @@ class Stasis:
         self._buffers = [(b, b.detach().clone(), b._version) for b in homes.values() if not b.is_inference()]
         self._homes = [(m, dict(m._buffers)) for m in modules if m._buffers]
         # a live autograd graph may have saved these buffers: their version counters must not move
-        self._versions = torch.autograd._unsafe_preserve_version_counter(tuple(b for b, _, _ in self._buffers))
+        self._versions = torch.autograd._unsafe_preserve_version_counter(tuple(b for b, _, _ in self._buffers))  # type: ignore[attr-defined]
         self._versions.__enter__()
         for leaf in self._leaves:
             leaf.grad = None
@@ -154,7 +154,7 @@ class Stasis:
         for leaf, grad in self._grads:
             leaf.grad = grad
         with torch.no_grad():
-            for buffer, copy, _ in self._buffers:
+            for buffer, copy, _version in self._buffers:
                 buffer.copy_(copy)
         self._versions.__exit__()
         for module, buffers in self._homes:
@@ -177,7 +177,7 @@ class _Mutable:
     def restore(self) -> None:
         if isinstance(self.value, torch.Tensor):
             if not torch.equal(self.value, self.copy):
-                with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(self.value):
+                with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(self.value):  # type: ignore[attr-defined]
                     self.value.copy_(self.copy)
             return
         self.value.clear()

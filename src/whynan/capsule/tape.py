@@ -311,7 +311,7 @@ def tensors_of(tree: object, depth: int = 3) -> Iterator[torch.Tensor]:
     """Yield the tensors in a result: nested containers, mappings, dataclasses and plain objects, in a fixed order."""
     if isinstance(tree, torch.Tensor):
         yield tree
-    elif isinstance(tree, LEAVES) or isinstance(tree, type | torch.nn.Module):
+    elif isinstance(tree, (LEAVES, type, torch.nn.Module)):
         return
     elif isinstance(tree, tuple | list):
         for item in tree:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from whynan.causes.catalogue import Finding, Scene, rule
 from whynan.causes.domain import from_spans
-from whynan.causes.facts import SELECTS, biggest, consumers, rows, share
+from whynan.causes.facts import SELECTS, as_view, biggest, consumers, rows, share
 from whynan.causes.fixes import Fix, guarded
 from whynan.causes.ranges import overflowed
 from whynan.records import Phase, number
@@ -208,7 +208,8 @@ def _multiplies_by_mask(consumer: View, forward: View) -> bool:
         if source.maker != forward.op.index:
             maker = consumer.maker(index)
             dtype = getattr(getattr(maker, "op", None), "dtype", "") or str(getattr(getattr(maker, "tensor", None), "dtype", ""))
-            names = [m.name for m in ([maker] if hasattr(maker, "op") else [])]  # type: ignore[union-attr]
+            made = as_view(maker)
+            names = [made.name] if made is not None else []
             if "bool" in dtype or any(n in ("gt", "lt", "ge", "le", "ne", "eq", "logical_not", "_to_copy", "bitwise_and", "bitwise_not") for n in names):
                 return True
             tensor = getattr(maker, "tensor", None)
@@ -358,12 +359,14 @@ def infinite_slope(scene: Scene) -> Finding | None:
     exponent = forward.scalar("exponent")
     power = float(exponent) if isinstance(exponent, int | float) else None
     evidence = []
+    empty = False
     label = f"the slope of {name} is infinite here"
     edge = 1.0 if forward.name in ("acos", "asin", "atanh") else _EDGES.get(forward.name)
     if argument is not None and edge is not None:
         at = (argument.abs() >= edge) if forward.name in ("acos", "asin", "atanh") else (argument <= edge)
         count = int(at.sum())
         if count:
+            empty = count == argument.numel()  # every argument is at the edge: the true gradient may be 0
             place = rows(at)
             evidence.append(
                 share(count, argument, f"arguments of {name} are {'at ±1' if edge == 1.0 and name != 'acosh' else number(edge)}")
@@ -375,4 +378,4 @@ def infinite_slope(scene: Scene) -> Finding | None:
     fixes = guarded(forward.name, forward.op.dtype, power)
     if forward.name == "sqrt":
         fixes.insert(0, Fix("use the norm, which defines the slope at 0 as 0", "torch.linalg.vector_norm({inner})", safe=True, inner="sumsq"))
-    return Finding(label, evidence, fixes, from_spans(forward))
+    return Finding(label, evidence, fixes, from_spans(forward), empty=empty)

@@ -26,7 +26,7 @@ def _is_target(scene: Scene) -> bool:
     assert birth is not None and birth.leaf is not None
     index = _real_use(birth.graph.ops, birth.leaf.first_use)
     op = birth.graph.ops[index] if index < len(birth.graph.ops) else None
-    if op is None or op.in_module and not any(name in op.call for name in _LOSSES):
+    if op is None or (op.in_module and not any(name in op.call for name in _LOSSES)):
         return False
     if any(name in op.call for name in _LOSSES):
         return True
@@ -258,7 +258,11 @@ def value_out_of_range(scene: Scene) -> Finding | None:
     if hasattr(made, "name") and made is not None and made.name:
         evidence.append(f"it came from {made.name}")
     return Finding(
-        f"index {value} in a table of {size}", evidence, [Fix("check the ids where the batch is made, or make the table larger")], proven=True, rows=indices
+        f"index {value} in a table of {size}",
+        evidence,
+        [Fix("leave these samples out, check the ids where the batch is made, or make the table larger", leave_out=True)],
+        proven=True,
+        rows=indices,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from whynan.causes.catalogue import Finding, Scene, rule
-from whynan.causes.facts import lineage, rows, share, skip_views
+from whynan.causes.facts import as_view, lineage, rows, share, skip_views
 from whynan.causes.fixes import Fix, guarded
 from whynan.causes.reductions import _forward_view
 from whynan.records import Phase, Span, number
@@ -25,9 +25,10 @@ _LOGS = {
     "special_log_ndtr": 0.0,
 }
 _INVERSE = ("acos", "asin", "atanh", "acosh", "erfinv", "logit", "special_logit", "special_ndtri")
-_LINALG = ("linalg_inv", "linalg_inv_ex", "linalg_solve", "_linalg_solve_ex", "linalg_cholesky", "linalg_cholesky_ex", "logdet", "slogdet", "_linalg_slogdet", "linalg_slogdet",
-           "_linalg_det", "inverse", "cholesky", "linalg_lu_factor_ex", "linalg_pinv", "linalg_solve_triangular", "triangular_solve", "cholesky_solve", "cholesky_inverse", "linalg_lu_solve",
-           "linalg_eigh", "_linalg_eigh", "linalg_svd", "_linalg_svd", "linalg_lstsq", "linalg_ldl_factor_ex")  # fmt: skip
+_LINALG = ("linalg_inv", "linalg_inv_ex", "linalg_solve", "_linalg_solve_ex", "linalg_cholesky", "linalg_cholesky_ex", "logdet", "slogdet",
+           "_linalg_slogdet", "linalg_slogdet", "_linalg_det", "inverse", "cholesky", "linalg_lu_factor_ex", "linalg_pinv", "linalg_solve_triangular",
+           "triangular_solve", "cholesky_solve", "cholesky_inverse", "linalg_lu_solve", "linalg_eigh", "_linalg_eigh",
+           "linalg_svd", "_linalg_svd", "linalg_lstsq", "linalg_ldl_factor_ex")  # fmt: skip
 _SPECIAL = (
     "lgamma",
     "digamma",
@@ -56,8 +57,8 @@ def from_spans(view: View, index: int = 0) -> list[Span]:
     """Return the place where an argument was computed, if it is another line."""
     from whynan.capsule.sites import positions, resolve
 
-    made = skip_views(view.maker(index))
-    if made is None or not hasattr(made, "op") or made.site is None or made.op.backward:
+    made = as_view(skip_views(view.maker(index)))
+    if made is None or made.site is None or made.op.backward:
         return []
     here = view.site
     if here is not None and here.code is made.site.code and positions(here)[0] == positions(made.site)[0]:

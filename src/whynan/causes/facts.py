@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from whynan.records import number
 
@@ -75,7 +75,7 @@ def rows(condition: Any, limit: int = 4) -> str:
         return ""
     hit = condition.flatten(1).any(1) if condition.dim() > 1 else condition
     found = [int(i) for i in hit.nonzero()[:, 0]]
-    if not found or len(found) == hit.numel() and len(found) > limit:
+    if not found or (len(found) == hit.numel() and len(found) > limit):
         return "every row" if found else ""
     shown = ", ".join(map(str, found[:limit]))
     return f"row{'s' if len(found) > 1 else ''} {shown}{' …' if len(found) > limit else ''}"
@@ -89,14 +89,20 @@ def biggest(tensor: torch.Tensor | None) -> float:
     return float(finite.abs().max()) if finite.numel() else float("inf")
 
 
+def as_view(made: View | Leaf | None) -> View | None:
+    """Return what made a value if an operation did, and nothing for a leaf."""
+    return cast("View", made) if hasattr(made, "op") else None
+
+
 def lineage(view: View, through: frozenset[str] = ELEMENTWISE, depth: int = 12, start: int | None = None) -> Iterator[View]:
     """Yield the operations that made an operation's arguments, following only the given kinds."""
     sources = range(len(view.op.sources)) if start is None else [start]
     todo = [(view.maker(i), 0) for i in sources]
     seen: set[int] = set()
     while todo:
-        made, level = todo.pop(0)
-        if made is None or not hasattr(made, "op") or made.op.index in seen or level > depth:
+        maker, level = todo.pop(0)
+        made = as_view(maker)
+        if made is None or made.op.index in seen or level > depth:
             continue
         seen.add(made.op.index)
         yield made
@@ -106,8 +112,8 @@ def lineage(view: View, through: frozenset[str] = ELEMENTWISE, depth: int = 12, 
 
 def skip_views(made: View | Leaf | None) -> View | Leaf | None:
     """Go through views and casts to what really computed a value."""
-    while made is not None and hasattr(made, "op") and made.name in VIEWS and made.op.sources:
-        made = made.maker(0)
+    while (view := as_view(made)) is not None and view.name in VIEWS and view.op.sources:
+        made = view.maker(0)
     return made
 
 

@@ -16,8 +16,8 @@ from whynan.causes.source import Expression, as_operand
 _ALIASES = {
     "truediv": "div", "itruediv": "div", "rtruediv": "div", "divide": "div", "true_divide": "div", "rdiv": "div", "rsub": "sub", "isub": "sub",
     "radd": "add", "iadd": "add", "rmul": "mul", "imul": "mul", "multiply": "mul", "rpow": "pow", "ipow": "pow", "inverse": "inv", "mm": "matmul",
-    "bmm": "matmul", "rmatmul": "matmul", "subtract": "sub", "mod": "remainder", "rmod": "remainder", "special_xlogy": "xlogy", "arccos": "acos", "arccosh": "acosh",
-    "arcsin": "asin", "arctanh": "atanh", "float_power": "pow",
+    "bmm": "matmul", "rmatmul": "matmul", "subtract": "sub", "mod": "remainder", "rmod": "remainder", "special_xlogy": "xlogy", "arccos": "acos",
+    "arccosh": "acosh", "arcsin": "asin", "arctanh": "atanh", "float_power": "pow",
 }  # fmt: skip
 
 
@@ -111,7 +111,12 @@ class Fix:
         def change(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if plain_name(func) != name:
                 return NotImplemented
-            value = eval(code, _scope(torch, list(args)) | {"_x": kwargs.get(self.keyword)})  # our own template
+            given = kwargs.get(self.keyword)
+            if isinstance(given, torch.Tensor) and given.is_floating_point() and "&" in self.template:
+                # attention modules turn a boolean mask into 0 and -inf before they call this function
+                value = given.masked_fill((given == -torch.inf).all(-1, keepdim=True), 0.0)
+                return func(*args, **{**kwargs, self.keyword: value})
+            value = eval(code, _scope(torch, list(args)) | {"_x": given})  # our own template
             return func(*args, **{**kwargs, self.keyword: value})
 
         return change
@@ -120,7 +125,7 @@ class Fix:
 def _placeholders(template: str) -> str:
     source = template.replace("{x}", "_x").replace("{rest}", ", *_rest, **_named")
     for index in range(6):
-        source = source.replace("{%d}" % index, f"_{index}")
+        source = source.replace(f"{{{index}}}", f"_{index}")
     return source
 
 

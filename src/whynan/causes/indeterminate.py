@@ -256,7 +256,7 @@ def _exponentials_meet(scene: Scene) -> Finding | None:
 
 
 def _masked_on_the_same_line(scene: Scene) -> Finding | None:
-    """target * log(p) in one expression, with a target of 0 wherever p is 0."""
+    """A product target * log(p) in one expression, with a target of 0 wherever p is 0."""
     product = _next_on_line(scene, "mul")
     birth = scene.birth
     view = birth.view if birth is not None else None
@@ -268,7 +268,7 @@ def _masked_on_the_same_line(scene: Scene) -> Finding | None:
     made = skip_views(product.maker(factors[0][0]))
     inside = skip_views(view.maker(0))
     both = getattr(made, "op", None), getattr(inside, "op", None)
-    if None not in both and both[0] is both[1] or (both[0] is not None and both[0].node >= 0):
+    if (None not in both and both[0] is both[1]) or (both[0] is not None and both[0].node >= 0):
         return None  # the zero was computed with gradients: p * log(p) is the logarithm's own fault
     count = int((factors[0][1] == 0).sum())
     fixes = guarded(view.name, view.op.dtype)

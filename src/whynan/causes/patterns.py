@@ -191,7 +191,7 @@ def outer_swap(kind: str) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], An
             summed = _maker(args[1] if kind == "softmax by hand" else args[0], "sum")
             if summed is None:
                 return NotImplemented
-            dim = summed[0][1] if len(summed[0]) > 1 else summed[1].get("dim", summed[1].get("axis"))
+            dim: Any = summed[0][1] if len(summed[0]) > 1 else summed[1].get("dim", summed[1].get("axis"))
             keep = summed[0][2] if len(summed[0]) > 2 else summed[1].get("keepdim", False)
             return torch.softmax(value, dim=dim) if kind == "softmax by hand" else torch.logsumexp(value, dim=dim, keepdim=bool(keep))
         if kind == "sigmoid by hand":

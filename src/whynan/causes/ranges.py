@@ -78,7 +78,7 @@ def epsilon_lost(scene: Scene) -> Finding | None:
     There is no guard (WN101, WN104, WN106), or the eps is the optimizer's (WN604).
     """
     view = _forward_view(scene)
-    if view is None or view.name not in _GUARDED and "norm" not in view.name:
+    if view is None or (view.name not in _GUARDED and "norm" not in view.name):
         return None
     for made in [view, *lineage(view, depth=6)]:
         lost = _lost_constant(made)
@@ -384,7 +384,7 @@ def float_overflow(scene: Scene) -> Finding | None:
     birth = scene.birth
     if view is None or birth is None or birth.phase is Phase.BACKWARD or view.op.dtype not in ("float32", "bfloat16", "float64"):
         return None
-    if any(s.damage for s in view.op.sources) or not birth.op or birth.op.damage.nan and view.name in ("sub", "div", "log", "sqrt"):
+    if any(s.damage for s in view.op.sources) or not birth.op or (birth.op.damage.nan and view.name in ("sub", "div", "log", "sqrt")):
         return None
     wide = overflowed(view)
     limit = LIMITS[view.op.dtype]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from whynan.causes.catalogue import Finding, Scene, rule
-from whynan.causes.facts import lineage, rows, skip_views
+from whynan.causes.facts import as_view, lineage, rows, skip_views
 from whynan.causes.fixes import Fix
 from whynan.records import Phase, Span
 
@@ -19,7 +20,7 @@ _ATTENTION = "_scaled_dot_product"
 def _forward_view(scene: Scene) -> View | None:
     """The operation of a forward birth, or the forward side of a backward one."""
     birth = scene.birth
-    if birth is None or birth.op is None or birth.phase is Phase.OPTIMIZER and any(e.kind == "optimizer" for e in scene.program.entries):
+    if birth is None or birth.op is None or (birth.phase is Phase.OPTIMIZER and any(e.kind == "optimizer" for e in scene.program.entries)):
         return None
     return birth.forward
 
@@ -28,7 +29,7 @@ def written_spans(birth: Birth, label: str) -> list[Span]:
     """Return where the deliberate infinities were written."""
     from whynan.capsule.sites import resolve
 
-    spans = []
+    spans: list[Span] = []
     for writer in birth.slice.written_by[:2]:
         site = getattr(writer, "site", None) or getattr(writer, "used_at", None)
         span = resolve(site, label)
@@ -215,7 +216,7 @@ def _ctc_needs(targets: Any, lengths: list[int]) -> list[int]:
             continue
         labels = targets[index][:length].tolist() if targets.dim() == 2 else targets[offset : offset + length].tolist()
         offset += int(length)
-        needs.append(int(length) + sum(a == b for a, b in zip(labels, labels[1:], strict=False)))
+        needs.append(int(length) + sum(a == b for a, b in pairwise(labels)))
     return needs
 
 
@@ -322,19 +323,16 @@ def _empty_mask(view: View) -> Finding | None:
     below = view.input("other")
     if below is None or not int((below == 0).sum()):
         return None
-    for made in [m for m in [skip_views(view.maker("other"))] if hasattr(m, "op")]:
-        chain = [made, *lineage(made, depth=4)] if made is not None else []
-        for step in chain:
-            if step.name in ("sum", "count_nonzero", "numel", "index_add", "scatter_add", "bincount", "index_put", "cumsum"):
-                values = step.input(0) if step.name in ("sum", "count_nonzero", "bincount", "cumsum") else step.output()
-                if values is not None and _is_mask(values, step):
-                    zero = int((below == 0).sum())
-                    what = "the mask selects nothing" if below.numel() == 1 else f"{zero} of {below.numel()} groups select nothing"
-                    clamp = Fix("count at least 1", "{x}.clamp_min(1)", 1)
-                    return Finding(
-                        f"{what}: the count is 0", [f"{what}", f"the divisor is a sum over a mask of shape {list(values.shape)}"], [clamp], empty=True
-                    )
-                break
+    made = as_view(skip_views(view.maker("other")))
+    for step in [made, *lineage(made, depth=4)] if made is not None else []:
+        if step.name in ("sum", "count_nonzero", "numel", "index_add", "scatter_add", "bincount", "index_put", "cumsum"):
+            values = step.input(0) if step.name in ("sum", "count_nonzero", "bincount", "cumsum") else step.output()
+            if values is not None and _is_mask(values, step):
+                zero = int((below == 0).sum())
+                what = "the mask selects nothing" if below.numel() == 1 else f"{zero} of {below.numel()} groups select nothing"
+                clamp = Fix("count at least 1", "{x}.clamp_min(1)", 1)
+                return Finding(f"{what}: the count is 0", [f"{what}", f"the divisor is a sum over a mask of shape {list(values.shape)}"], [clamp], empty=True)
+            break
     return None
 
 
@@ -344,11 +342,12 @@ def _is_mask(values: Any, step: View) -> bool:
         return True
     if not bool(((values == 0) | (values == 1)).all()):
         return False
-    made = skip_views(step.maker(0))
-    if made is None:
+    maker = skip_views(step.maker(0))
+    if maker is None:
         return True
-    if not hasattr(made, "op"):
-        return getattr(made, "role", "") != "parameter"
+    made = as_view(maker)
+    if made is None:
+        return getattr(maker, "role", "") != "parameter"
     source = made.op.sources[0] if made.op.sources else None
     return made.op.node < 0 or source is None
 
@@ -493,8 +492,7 @@ def constant_batch(scene: Scene) -> Finding | None:
     zero = int((below == 0).sum())
     evidence = [f"{what} is exactly 0" + (f" in {zero} of {below.numel()} places" if below.numel() > 1 else "")]
     if values is not None and values.dim() >= 1 and values.shape[0] > 1:
-        unique = len(values.flatten(1).unique(dim=0)) if values.dim() > 1 else len(values.unique())
-        if unique == 1:
+        if bool((values == values[:1]).all()):
             evidence.append(f"all {values.shape[0]} rows are identical")
         elif values.dim() > 1:
             constant = int((values == values[:1]).flatten(1).all(0).sum())
@@ -513,8 +511,8 @@ def constant_batch(scene: Scene) -> Finding | None:
 
 def _spread(view: View, below: int) -> tuple[str, Any] | None:
     """Find what spread of which values a denominator is."""
-    first = view.maker(below)
-    if first is None or not hasattr(first, "op"):
+    first = as_view(view.maker(below))
+    if first is None:
         return None
     for made in [first, *lineage(first, depth=8)]:
         if made.name in ("var", "var_mean"):

@@ -72,11 +72,12 @@ class Expression:
             return None
         found: list[ast.expr] = []
         for node in ast.walk(self.function):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AugAssign | ast.AnnAssign) else []
-            for target in targets:
+            if not isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
+                continue
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
                 for leaf in ast.walk(target):
                     if isinstance(leaf, ast.Name) and leaf.id == name and node.lineno <= self.node.lineno:
-                        found.append(node.value if isinstance(node, ast.Assign) and target is leaf else ast.Constant(None))  # type: ignore[arg-type]
+                        found.append(node.value if isinstance(node, ast.Assign) and target is leaf else ast.Constant(None))
         return found[0] if len(found) == 1 and not isinstance(found[0], ast.Constant) else None
 
 

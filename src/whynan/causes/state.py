@@ -115,7 +115,12 @@ def uninitialised_parameter(scene: Scene) -> Finding | None:
         return None
     bad = int((~tensor.detach().isfinite()).sum())
     evidence = [f"`{name}` was made by torch.empty and not, or not wholly, written", f"{bad} of {tensor.numel()} values are not finite"]
-    return Finding(f"`{name}` holds uninitialised memory", evidence, [Fix("give the weight a value: torch.nn.init, torch.zeros or torch.randn")], proven=True)
+    return Finding(
+        f"`{name}` holds uninitialised memory",
+        evidence,
+        remedies=_try_values(scene, tensor, "give the weight a value: torch.nn.init, torch.zeros or torch.randn"),
+        proven=True,
+    )
 
 
 @rule("WN601", "parameter-not-finite", "weight that was not finite before the step", rank=21)
@@ -171,7 +176,7 @@ def parameter_not_finite(scene: Scene) -> Finding | None:
     return Finding(
         f"`{name}` is already damaged: {bad} of {tensor.numel()} values",
         evidence,
-        [Fix("go back to the last checkpoint whose weights are finite")],
+        remedies=_try_values(scene, tensor, "go back to the last checkpoint whose weights are finite"),
         proven=True,
     )
 
@@ -239,21 +244,21 @@ def buffer_not_finite(scene: Scene) -> Finding | None:
         return Finding(
             f"buffer `{name}` is already damaged: {bad} of {tensor.numel()} values",
             [f"{bad} of {tensor.numel()} values of `{name}` are not finite", "skipping steps cannot help: every step reads this buffer"],
-            [Fix("reset or re-estimate the buffer, or go back to a checkpoint where it is finite")],
+            remedies=_try_values(scene, tensor, "reset or re-estimate the buffer, or go back to a checkpoint where it is finite", 1.0),
             proven=True,
         )
     view = birth.view
     if view is None or "batch_norm" not in view.name:
         return None
     for index, source in enumerate(view.op.sources):
-        tensor = view.inputs().get(source.name)
-        if tensor is not None and "var" in source.name and source.maker < 0 and bool((tensor < 0).any()):
+        variance = view.inputs().get(source.name)
+        if variance is not None and "var" in source.name and source.maker < 0 and bool((variance < 0).any()):
             leaf = view.maker(index)
             name = getattr(leaf, "name", "") or source.name
-            count = int((tensor < 0).sum())
+            count = int((variance < 0).sum())
             return Finding(
-                f"the running variance `{name}` is negative in {count} of {tensor.numel()} channels",
-                [f"{count} of {tensor.numel()} values of `{name}` are below 0, smallest {number(float(tensor.min()))}"],
+                f"the running variance `{name}` is negative in {count} of {variance.numel()} channels",
+                [f"{count} of {variance.numel()} values of `{name}` are below 0, smallest {number(float(variance.min()))}"],
                 [Fix("reset or re-estimate the running statistics")],
                 proven=True,
             )
@@ -314,7 +319,7 @@ def optimizer_state_not_finite(scene: Scene) -> Finding | None:
     return Finding(
         f"{name} is not finite; the update would write it into the weights",
         [*evidence, "weights and gradients are finite"],
-        [Fix("clear the optimizer's state (optimizer.state.clear()) or load it from an earlier checkpoint")],
+        remedies=_try_cleared(scene),
         proven=True,
         site=scene.site,
     )
@@ -431,10 +436,50 @@ def _rounds_to_zero(value: float, dtype: str) -> bool:
     return 0 < value < smallest
 
 
+def _try_values(scene: Scene, tensor: Any, title: str, value: float = 0.0) -> list[Remedy]:
+    """Replay the step with the bad values of a weight or buffer replaced by a finite number: nothing else is wrong with it."""
+    lab = scene.lab
+    assert lab is not None
+
+    class Replaced:
+        def __enter__(self) -> None:
+            self.before = tensor.detach().clone()
+            tensor.detach()[~self.before.isfinite()] = value
+
+        def __exit__(self, *_: object) -> None:
+            tensor.detach().copy_(self.before)
+
+    outcome = lab.run(around=Replaced())
+    scene.tried(f"the bad values set to {number(value)}", outcome.effect() if outcome.finite else "still not finite")
+    if not outcome.finite:
+        return [Remedy(title)]
+    return [Remedy(title, result="proven", effect=f"with these values finite (set to {number(value)}): {outcome.effect()}")]
+
+
+def _try_cleared(scene: Scene) -> list[Remedy]:
+    """Make the update once with an empty state and once more put everything back."""
+    from whynan.recovery.snapshot import Snapshot
+
+    title = "clear the optimizer's state (optimizer.state.clear()) or load it from an earlier checkpoint"
+    optimizer, recorder = scene.optimizer, scene.program.recorder
+    if optimizer is None:
+        return [Remedy(title)]
+    step = type(optimizer).step
+    while hasattr(step, "_whynan"):
+        step = step.__wrapped__
+    with Snapshot(optimizer):
+        optimizer.state.clear()
+        recorder.suspended(step, optimizer)
+        finite = all(bool(p.detach().isfinite().all()) for g in optimizer.param_groups for p in g["params"])
+    scene.tried("the same update with an empty optimizer state", "finite" if finite else "still not finite")
+    return [Remedy(title, result="proven" if finite else "failed", effect="the update with an empty state is finite" if finite else "still not finite")]
+
+
 _OVERFLOWING = frozenset(
-    {"mul", "add", "sub", "pow", "mm", "bmm", "addmm", "matmul", "sum", "mean", "mse_loss", "square", "prod", "exp", "dot", "mv", "linear", "convolution", "cumprod",
-     "linalg_vector_norm", "norm", "var", "std", "einsum", "baddbmm", "smooth_l1_loss", "sinh", "cosh", "_softmax", "_log_softmax", "nll_loss_forward", "huber_loss",
-     "logsumexp", "cosh", "div", "native_batch_norm", "native_layer_norm", "addcmul", "silu_backward", "threshold_backward", "_to_copy", "cumsum", "var_mean"}
+    {"mul", "add", "sub", "pow", "mm", "bmm", "addmm", "matmul", "sum", "mean", "mse_loss", "square", "prod", "exp", "dot", "mv", "linear", "convolution",
+     "cumprod", "linalg_vector_norm", "norm", "var", "std", "einsum", "baddbmm", "smooth_l1_loss", "sinh", "cosh", "_softmax", "_log_softmax",
+     "nll_loss_forward", "huber_loss", "logsumexp", "div", "native_batch_norm", "native_layer_norm", "addcmul", "silu_backward", "threshold_backward",
+     "_to_copy", "cumsum", "var_mean"}
 )  # fmt: skip
 
 

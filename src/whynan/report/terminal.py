@@ -171,9 +171,7 @@ def _painted(line: str) -> Text:
         text.stylize("bold", line.index(":"))
     elif "| " in line and "^" in line:
         text.stylize("red", line.index("^"))
-    elif " = proven:" in line:
-        text.stylize("green")
-    elif line.lstrip().startswith("+ "):
+    elif " = proven:" in line or line.lstrip().startswith("+ "):
         text.stylize("green")
     elif line.lstrip().startswith("- "):
         text.stylize("red")

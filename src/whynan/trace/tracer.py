@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode, resolve_name
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from whynan.capsule.replay import call_entry
@@ -36,7 +36,7 @@ class Tracer(TorchDispatchMode):
     """Records a `Graph`; with `keep`, also clones of the inputs and outputs of those operations."""
 
     def __init__(self, roles: dict[int, tuple[str, str]], keep: frozenset[int] = frozenset(), budget: int = 1 << 30) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.graph = Graph()
         self.roles = roles  # storage address: role, name
         self.keep = keep
@@ -55,13 +55,13 @@ class Tracer(TorchDispatchMode):
 
     def __enter__(self) -> Tracer:
         self._last_node = _node_number()
-        super().__enter__()
-        self.calls.__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        self.calls.__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *details: Any) -> None:
-        self.calls.__exit__(*details)
-        super().__exit__(*details)
+        self.calls.__exit__(*details)  # type: ignore[no-untyped-call]
+        super().__exit__(*details)  # type: ignore[no-untyped-call]
 
     def entering(self, entry: Entry) -> None:
         """A tape entry begins."""

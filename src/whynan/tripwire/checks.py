@@ -27,7 +27,8 @@ def total_norm(tensors: list[torch.Tensor]) -> torch.Tensor | None:
     norms: list[torch.Tensor] = []
     for group in _by_kind(usable):
         norms += torch._foreach_norm(group)
-    return torch.linalg.vector_norm(torch.stack([n.to(device, torch.float32) for n in norms]))
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.stack([n.to(device, torch.float32) for n in norms]))
+    return norm
 
 
 def _by_kind(tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
