@@ -40,7 +40,7 @@ from torch.utils._pytree import tree_leaves
 import whynan.guard  # noqa: F401 (loaded here for all forked children)
 
 TORCH = os.path.dirname(torch.__file__)
-Report = dict[str, Any]  # lines: the lines named, None when silent; ended: the program's own exception; more of whynan's
+Report = dict[str, Any]  # lines: the lines named, None when silent; ended: the exception it ended with; more of whynan's
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
@@ -192,7 +192,7 @@ class Score:
     proven: list[str] | None = None
     backward: int = 0
     backward_right: list[str] = field(default_factory=list)
-    ended: list[str] = field(default_factory=list)  # silent programs that ended with an exception of their own
+    ended: list[str] = field(default_factory=list)  # silent programs that ended with an exception
     broken: list[str] = field(default_factory=list)  # the child itself failed or took too long
 
     def row(self) -> list[str]:
@@ -295,7 +295,7 @@ def main(argv: list[str] | None = None) -> int:
     print(f"\ntorch {torch.__version__}, {len(failing)} failing and {len(healthy)} healthy programs.", *left_out, sep="\n")
     for result in scores:
         if result.ended:
-            print(f"{result.tool}: {len(result.ended)} of the silent programs end with an exception of their own.")
+            print(f"{result.tool}: {len(result.ended)} of the silent programs end with an exception, of the program or of the tool.")
         if result.broken:
             print(f"{result.tool}: {len(result.broken)} programs did not run to an answer: {', '.join(result.broken)}.")
     if options.json:

@@ -145,12 +145,18 @@ class Stasis:
         # a live autograd graph may have saved these buffers: their version counters must not move
         self._versions = torch.autograd._unsafe_preserve_version_counter(tuple(b for b, _, _ in self._buffers))  # type: ignore[attr-defined]
         self._versions.__enter__()
+        hooks = [getattr(leaf, "_post_accumulate_grad_hooks", None) for leaf in self._leaves]
+        self._hooks = [(h, dict(h)) for h in hooks if h]  # optimizers stepped inside backward would eat the gradients
+        for live, _ in self._hooks:
+            live.clear()
         for leaf in self._leaves:
             leaf.grad = None
         return self
 
     def __exit__(self, *_: object) -> None:
         put_rng(self._rng)
+        for live, saved in self._hooks:
+            live.update(saved)
         for leaf, grad in self._grads:
             leaf.grad = grad
         with torch.no_grad():

@@ -86,7 +86,7 @@ def _from_module(graph: object, index: int) -> bool:
 def _finding(scene: Scene, what: str) -> Finding:
     birth = scene.birth
     assert birth is not None and birth.leaf is not None
-    tensor = birth.leaf.tensor.detach()
+    tensor = birth.leaf.dense()
     bad = where_bad(tensor)
     total = int(bad.sum())
     place = rows(bad)

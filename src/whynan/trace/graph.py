@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from whynan.capsule.sites import Site
-from whynan.tripwire.values import CLEAN, Damage
+from whynan.tripwire.values import CLEAN, Damage, plain
 
 
 class Colour(IntEnum):
@@ -40,6 +40,12 @@ class Leaf:
     colour: Colour = Colour.CLEAN
     used_at: Site | None = None
     first_use: int = -1
+
+
+    def dense(self) -> torch.Tensor:
+        """Return its values as a plain tensor."""
+        found = plain(self.tensor.detach())
+        return self.tensor.detach() if found is None else found
 
 
 @dataclass(frozen=True, slots=True)

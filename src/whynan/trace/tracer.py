@@ -19,7 +19,7 @@ from whynan.capsule.replay import call_entry
 from whynan.capsule.sites import Site, live_site
 from whynan.capsule.tape import Entry, Outside, leaves
 from whynan.trace.graph import Colour, Graph, Leaf, Op, Source
-from whynan.tripwire.values import damage_of, is_mask_like
+from whynan.tripwire.values import damage_of, is_mask_like, parts, plain
 
 _node_number = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 _FLOOR = call_entry.__code__
@@ -255,11 +255,12 @@ class Tracer(TorchDispatchMode):
             self.kept_output[index] = copy
 
     def _copy(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        size = tensor.numel() * tensor.element_size()
-        if size > self.budget:
+        dense = plain(tensor.detach()) if tensor.device.type != "meta" else None
+        size = dense.numel() * dense.element_size() if dense is not None else 0
+        if dense is None or size > self.budget:
             return None
         self.budget -= size
-        return tensor.detach().clone()
+        return dense.clone()
 
 
 class CallTracker(TorchFunctionMode):
@@ -307,6 +308,8 @@ def storage_key(tensor: torch.Tensor) -> int:
     """Identify the memory a tensor lives in; views share it."""
     if tensor.layout is torch.sparse_coo:
         tensor = tensor._values()
+    elif hasattr(tensor, "__tensor_flatten__"):  # a wrapper (DTensor) has no memory of its own
+        tensor = next(iter(parts(tensor)), tensor)
     try:
         return int(tensor.untyped_storage()._cdata)
     except (RuntimeError, NotImplementedError):
@@ -316,7 +319,8 @@ def storage_key(tensor: torch.Tensor) -> int:
 def weak_storage(tensor: torch.Tensor) -> object:
     """Hold a storage weakly: its memory can be freed, its identity cannot be reused."""
     try:
-        return torch.multiprocessing.reductions.StorageWeakRef(tensor.untyped_storage())
+        inner = next(iter(parts(tensor)), tensor) if hasattr(tensor, "__tensor_flatten__") else tensor
+        return torch.multiprocessing.reductions.StorageWeakRef(inner.untyped_storage())
     except (RuntimeError, NotImplementedError):
         return weakref.ref(tensor)
 

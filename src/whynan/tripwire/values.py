@@ -51,6 +51,12 @@ def parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     return [tensor.as_subclass(torch.Tensor)]
 
 
+def plain(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return a tensor as a plain dense one: itself, the local part of a DTensor, the values of a sparse one; None where there is none."""
+    inner = parts(tensor)
+    return inner[0] if len(inner) == 1 else None
+
+
 def damage_of(tensor: torch.Tensor) -> Damage:
     """Say which non-finite values a tensor holds; what cannot be looked into counts as finite.
 
