@@ -36,6 +36,7 @@ def _is_target(scene: Scene) -> bool:
 
 
 _CARRIES = (
+    "lift_fresh",
     "slice",
     "select",
     "index",

@@ -69,8 +69,9 @@ class Fix:
                 return keyword.value, self.template.replace("{x}", as_operand(value))
         if "{x}" in self.template:
             return None
-        inside = expression.text
-        return expression.node, f"{inside[:-1].rstrip().rstrip(',')}, {self.keyword}={self.template})"
+        inside = expression.text[:-1].rstrip().rstrip(",")
+        comma = "" if inside.endswith("(") else ", "
+        return expression.node, f"{inside}{comma}{self.keyword}={self.template})"
 
     def swap(self, expression: Expression | None, name: str) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]:
         """Return the same change as a computation for the replay."""

@@ -132,7 +132,7 @@ def _lost_constant(view: View) -> tuple[float, float, str] | None:
 
 def _matters(view: View, became: float) -> bool:
     """Whether the lost guard would have kept this very argument off its edge."""
-    if became == 1:
+    if became == 1 or "norm" in view.name:
         return True
     below = view.input(1 if view.name == "div" else 0)
     return below is None or bool((below == 0).any())

@@ -165,7 +165,8 @@ def infeasible_target(scene: Scene) -> Finding | None:
         return _ctc(view)
     if birth.phase is Phase.BACKWARD:
         return None
-    if view.name.startswith(("nll_loss", "gather", "index", "cross_entropy", "take")) and birth.slice.written_by:
+    smoothing = view.name in ("sum", "mean") and "cross_entropy" in view.call
+    if (smoothing or view.name.startswith(("nll_loss", "gather", "index", "cross_entropy", "take"))) and birth.slice.written_by:
         scores = view.input("self")
         if scores is not None and bool((scores == float("-inf")).any()) and not bool(scores.isnan().any()):
             output = view.output()

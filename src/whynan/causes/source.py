@@ -46,8 +46,12 @@ class Expression:
         return [*self.lines[:first], head + text + tail, *self.lines[last + 1 :]]
 
     def diff(self, node: ast.AST, text: str) -> str:
-        """Return a unified diff that `patch` accepts, with three lines of context."""
+        """Return a unified diff that `patch` accepts, with three lines of context; nothing if the result is not Python."""
         new = self.replaced(node, text)
+        try:
+            ast.parse("".join(new))
+        except SyntaxError:
+            return ""
         return "".join(difflib.unified_diff(self.lines, new, f"a/{self.file}", f"b/{self.file}", n=3))
 
     def as_plain_call(self) -> Expression:

@@ -252,7 +252,7 @@ def buffer_not_finite(scene: Scene) -> Finding | None:
         return None
     for index, source in enumerate(view.op.sources):
         variance = view.inputs().get(source.name)
-        if variance is not None and "var" in source.name and source.maker < 0 and bool((variance < 0).any()):
+        if variance is not None and "var" in source.name and bool((variance < 0).any()):
             leaf = view.maker(index)
             name = getattr(leaf, "name", "") or source.name
             count = int((variance < 0).sum())
@@ -428,7 +428,15 @@ def _try_eps(scene: Scene, eps: Any, better: str) -> list[Remedy]:
     expression = expression_at(scene.made_at, resolve(scene.made_at).file) if scene.made_at is not None else None
     change = fix.text(expression) if expression is not None else None
     diff = expression.diff(*change) if expression is not None and change is not None else ""
-    return [Remedy(fix.title, diff, False, "proven" if outcome.finite else "failed", "the update is finite" if outcome.finite else "still not finite")]
+    return [
+        Remedy(
+            fix.title,
+            diff,
+            False,
+            "proven" if outcome.finite else "failed",
+            f"with eps={better}: the update is finite" if outcome.finite else "still not finite",
+        )
+    ]
 
 
 def _rounds_to_zero(value: float, dtype: str) -> bool:
@@ -472,7 +480,9 @@ def _try_cleared(scene: Scene) -> list[Remedy]:
         recorder.suspended(step, optimizer)
         finite = all(bool(p.detach().isfinite().all()) for g in optimizer.param_groups for p in g["params"])
     scene.tried("the same update with an empty optimizer state", "finite" if finite else "still not finite")
-    return [Remedy(title, result="proven" if finite else "failed", effect="the update with an empty state is finite" if finite else "still not finite")]
+    return [
+        Remedy(title, result="proven" if finite else "failed", effect="with an empty optimizer state: the update is finite" if finite else "still not finite")
+    ]
 
 
 _OVERFLOWING = frozenset(

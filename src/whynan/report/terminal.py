@@ -135,7 +135,7 @@ def _help(incident: Incident, pad: str) -> list[str]:
     lines += _wrapped(f"{pad} = help: ", first.title + kind)
     lines += [f"{pad}           {line}" for line in changed_lines(first)]
     if first.result == "proven":
-        lines += _wrapped(f"{pad} = proven: ", f"step {incident.step} replayed with this change: {first.effect}, all gradients finite")
+        lines += _wrapped(f"{pad} = proven: ", _proof(incident.step, first))
     elif first.result == "failed":
         lines += _wrapped(f"{pad} = not proven: ", f"with this change the replay gave: {first.effect}")
     else:
@@ -146,6 +146,13 @@ def _help(incident: Incident, pad: str) -> list[str]:
         )
         lines += _wrapped(f"{pad} = not proven: ", first.effect or why)
     return lines
+
+
+def _proof(step: int, remedy: Remedy) -> str:
+    """Say what was replayed: the change itself, or what it comes to."""
+    if remedy.diff:
+        return f"step {step} replayed with this change: {remedy.effect}, all gradients finite"
+    return f"step {step} replayed {remedy.effect}"
 
 
 def changed_lines(remedy: Remedy) -> list[str]:

@@ -41,7 +41,6 @@ class Leaf:
     used_at: Site | None = None
     first_use: int = -1
 
-
     def dense(self) -> torch.Tensor:
         """Return its values as a plain tensor."""
         found = plain(self.tensor.detach())

@@ -25,8 +25,22 @@ _node_number = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 _FLOOR = call_entry.__code__
 
 _UNWRITTEN = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "empty_permuted")
-_FILLS = ("full", "full_like", "new_full", "fill", "fill_", "masked_fill", "masked_fill_", "scalar_tensor", "lift_fresh",
-          "lift_fresh_copy", "constant_pad_nd", "index_fill", "index_fill_", "where")  # fmt: skip
+_FILLS = (
+    "full",
+    "full_like",
+    "new_full",
+    "fill",
+    "fill_",
+    "masked_fill",
+    "masked_fill_",
+    "scalar_tensor",
+    "lift_fresh",
+    "lift_fresh_copy",
+    "constant_pad_nd",
+    "index_fill",
+    "index_fill_",
+)
+_FILL_CALLS = ("full", "fill", "where", "tensor", "pad", "scalar")  # fmt: skip
 _OVERWRITES = ("copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_", "cauchy_",
                "geometric_", "log_normal_", "set_", "resize_")  # fmt: skip
 _LOGS = ("log", "log2", "log10", "log_", "log1p")
@@ -221,6 +235,8 @@ class Tracer(TorchDispatchMode):
         if worst is Colour.DELIBERATE:
             spread = not op.damage.nan or any(s.damage.nan for s in op.sources)
             return Colour.DELIBERATE if spread else Colour.DAMAGE
+        if name == "scalar_tensor" and op.damage.nan and not any(word in op.call for word in _FILL_CALLS):
+            return Colour.CLEAN  # torch's own way to say "not defined" (logdet); what selects it is the birth
         if (name in _FILLS and not op.backward) or (_written_infinity(op) and not op.damage.nan):
             return Colour.DELIBERATE
         if name in _LOGS and not op.damage.nan and self._of_a_mask(op, args[0]):
