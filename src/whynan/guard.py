@@ -23,7 +23,7 @@ from whynan.capsule.intercept import Interception
 from whynan.capsule.recorder import Recorder
 from whynan.capsule.replay import Program
 from whynan.capsule.sites import Site, take_site
-from whynan.capsule.tape import Entry, Outside, Slot, leaves, needed_for, tensors_of
+from whynan.capsule.tape import Entry, Outside, Slot, needed_for, tensors_of
 from whynan.diagnosis import Case, diagnose
 from whynan.errors import TrainingStopped
 from whynan.records import Symptom
@@ -765,7 +765,7 @@ class Guard:
         for root in self.recorder.roots():
             found.update((id(p), p) for p in root.parameters())
         for entry in self.recorder.tape:
-            for leaf in leaves((entry.args, entry.kwargs)):
+            for leaf in entry.reads:
                 if isinstance(leaf, Outside) and leaf.tensor.is_leaf and leaf.tensor.requires_grad:
                     found[id(leaf.tensor)] = leaf.tensor
         return list(found.values())

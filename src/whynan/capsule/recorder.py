@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from whynan.capsule.sites import take_site
 from whynan.capsule.state import ModuleState, take_rng
-from whynan.capsule.tape import CONTAINERS, LEAVES, Entry, Outside, Rebuild, Tape, tensors_of
+from whynan.capsule.tape import CONTAINERS, LEAVES, Entry, Inner, Outside, Rebuild, Slot, Tape, tensors_of
 
 _pop = torch._C._pop_torch_function_stack
 _push = torch._C._push_on_torch_function_stack
@@ -100,6 +100,7 @@ class Recorder(TorchFunctionMode):
         self.seen_write: Callable[[torch.Tensor], bool] = lambda tensor: True
         self.faulty: Callable[[BaseException], None] = lambda error: None
         self._sorts: dict[Any, Sort] = {}
+        self._reads: list[Slot | Inner | Outside] = []
         self._partly: set[int] = set()
         self._unwritten: dict[int, Any] = {}  # storage made by torch.empty: weak reference that keeps the number from reuse
         self._begun: set[int] = set()
@@ -211,12 +212,14 @@ class Recorder(TorchFunctionMode):
                 self._partly.add(key)
 
     def _entry(self, kind: str, fn: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Entry:
+        self._reads = []
         return Entry(
             number=self.tape.number(),
             kind=kind,
             fn=fn,
             args=tuple([self._keep(a) for a in args]),
             kwargs={k: self._keep(v) for k, v in kwargs.items()} if kwargs else {},
+            reads=self._reads,
             site=take_site(2),
             grad_enabled=_is_grad_enabled(),
             autocast=autocast_state() if _autocast_on() else (),
@@ -225,7 +228,9 @@ class Recorder(TorchFunctionMode):
 
     def _keep(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            return self.tape.refer(value)
+            kept = self.tape.refer(value)
+            self._reads.append(kept)
+            return kept
         if isinstance(value, (LEAVES, torch.nn.Module)) or callable(value):
             return value
         kind = type(value)

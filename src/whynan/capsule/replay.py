@@ -16,7 +16,7 @@ import torch
 
 from whynan.capsule.recorder import Recorder
 from whynan.capsule.state import Stasis, put_rng
-from whynan.capsule.tape import Entry, Inner, Outside, Rebuild, Slot, leaves, tensors_of
+from whynan.capsule.tape import Entry, Inner, Outside, Rebuild, Slot, tensors_of
 
 _node_number = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 
@@ -83,7 +83,7 @@ class Program:
         if tape.overflowed:
             return "the step made more torch calls than the tape holds; its beginning was not kept"
         for entry in self.entries:
-            for leaf in leaves((entry.args, entry.kwargs)):
+            for leaf in entry.reads:
                 if isinstance(leaf, Outside):
                     if leaf.changed:
                         return f"a tensor of shape {list(leaf.tensor.shape)} that the step read was changed in place since"

@@ -133,7 +133,7 @@ class Stasis:
         self._leaves = leaves
 
     def __enter__(self) -> Stasis:
-        self._rng = take_rng(python=True)
+        self._rng = take_rng(everything=True)
         self._grads = [(leaf, leaf.grad) for leaf in self._leaves]
         modules = list(dict.fromkeys(m for root in self._roots for m in root.modules()))
         self._attributes = [(m, m.__dict__.copy()) for m in modules]
@@ -233,11 +233,11 @@ def _holdings(attributes: dict[str, Any]) -> list[Any]:
 Rng = tuple[torch.Tensor, list[torch.Tensor], Any, Any]
 
 
-def take_rng(python: bool = False) -> Rng:
+def take_rng(python: bool = False, everything: bool = False) -> Rng:
     """Take the state of torch's random generators (of the current device; no device wait), and Python's and numpy's."""
     cuda = [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []
-    numpy = sys.modules.get("numpy.random") if python else None
-    return torch.get_rng_state(), cuda, random.getstate() if python else None, numpy.get_state() if numpy is not None else None
+    numpy = sys.modules.get("numpy.random") if everything else None
+    return torch.get_rng_state(), cuda, random.getstate() if python or everything else None, numpy.get_state() if numpy is not None else None
 
 
 def put_rng(state: Rng) -> None:

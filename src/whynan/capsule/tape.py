@@ -72,6 +72,7 @@ class Entry:
     site: Site | None
     grad_enabled: bool
     autocast: tuple[tuple[str, bool, torch.dtype], ...]
+    reads: list[Slot | Inner | Outside] = field(default_factory=list)  # every tensor among the arguments
     rng: Any = None
     state: Any = None  # module state before the call, where it has any
     first_node: int = 0
@@ -224,7 +225,7 @@ class Tape:
         self._outside.clear()
         self._memory.clear()
         for entry in self.entries.values():  # what is kept may still be written to
-            for leaf in leaves((entry.args, entry.kwargs)):
+            for leaf in entry.reads:
                 if isinstance(leaf, Outside):
                     self._memory.setdefault(memory_of(leaf.tensor), []).append(leaf)
         self.unseen.clear()
@@ -290,9 +291,9 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 
 def dependencies(entry: Entry) -> Iterator[int]:
     """Yield the numbers of the entries whose results this one reads or writes."""
-    for value in leaves((entry.args, entry.kwargs)):
-        if isinstance(value, Slot | Inner):
-            yield value.entry
+    for kept in entry.reads:
+        if not isinstance(kept, Outside):
+            yield kept.entry
 
 
 def leaves(tree: object) -> Iterator[object]:

@@ -126,6 +126,12 @@ def zero_times_inf(scene: Scene) -> Finding | None:
     birth = scene.birth
     if view is not None and birth is not None and birth.phase is not Phase.BACKWARD and view.name in ("log", "log2", "log10", "exp"):
         return _masked_on_the_same_line(scene)
+    if view is not None and birth is not None and birth.phase is Phase.OPTIMIZER and "mul" in view.name and birth.op and birth.op.damage.nan:
+        return Finding(
+            "clipping multiplies an infinite gradient by 0",
+            ["a gradient was infinite before clipping; so is its norm, and the clipping factor is 0"],
+            [Fix("leave the step out when the norm is not finite")],
+        )
     if (
         view is None
         or birth is None
@@ -268,6 +274,9 @@ def _masked_on_the_same_line(scene: Scene) -> Finding | None:
     made = skip_views(product.maker(factors[0][0]))
     inside = skip_views(view.maker(0))
     both = getattr(made, "op", None), getattr(inside, "op", None)
+    leaf = getattr(made, "tensor", None)
+    if leaf is not None and leaf.requires_grad:
+        return None
     if (None not in both and both[0] is both[1]) or (both[0] is not None and both[0].node >= 0):
         return None  # the zero was computed with gradients: p * log(p) is the logarithm's own fault
     count = int((factors[0][1] == 0).sum())

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from whynan.capsule.replay import Program, Run, call_entry
 from whynan.capsule.sites import Site, live_site
-from whynan.capsule.tape import Entry, Outside, leaves
+from whynan.capsule.tape import Entry, Outside
 from whynan.causes import patterns
 from whynan.records import number
 from whynan.tripwire.checks import total_norm
@@ -130,7 +130,7 @@ class Swapper(TorchFunctionMode):
 def without_rows(program: Program, rows: list[int], size: int) -> Iterator[None]:
     """Leave samples out: every outside tensor with that first dimension loses these rows for the time being."""
     keep = [i for i in range(size) if i not in set(rows)]
-    found = {id(leaf): leaf for entry in program.entries for leaf in leaves((entry.args, entry.kwargs)) if isinstance(leaf, Outside)}
+    found = {id(leaf): leaf for entry in program.entries for leaf in entry.reads if isinstance(leaf, Outside)}
     batched = [leaf for leaf in found.values() if leaf.tensor.dim() and leaf.tensor.shape[0] == size and not leaf.tensor.requires_grad]
     before = [(leaf, leaf.saved) for leaf in batched]
     try:

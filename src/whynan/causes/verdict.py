@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from whynan.capsule.sites import Site, resolve
-from whynan.capsule.tape import Outside, leaves
+from whynan.capsule.tape import Outside
 from whynan.causes import patterns
 from whynan.causes.catalogue import Finding, Rule, Scene, first_match
 from whynan.causes.fixes import Fix, source_name
@@ -214,7 +214,7 @@ def _batch_size(scene: Scene) -> int:
     """The most common first dimension of what was handed in."""
     sizes: dict[int, int] = {}
     for entry in scene.program.entries:
-        for leaf in leaves((entry.args, entry.kwargs)):
+        for leaf in entry.reads:
             tensor: Any = leaf.tensor if isinstance(leaf, Outside) else None
             if tensor is not None and tensor.dim() and not tensor.requires_grad:
                 sizes[tensor.shape[0]] = sizes.get(tensor.shape[0], 0) + 1
