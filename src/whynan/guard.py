@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import inspect
 import math
 import os
 import weakref
@@ -38,6 +39,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 
+_signature = functools.cache(inspect.signature)
 HOPELESS = ("WN601", "WN602", "WN603", "WN608")  # state is damaged: skipping cannot help
 
 
@@ -834,13 +836,11 @@ class _Resuming:
 
 def _clip_in_two(call: Callable[..., Any], parameters: list[torch.Tensor], rest: Any, named: dict[str, Any], before: Callable[[], None]) -> Any:
     """Clip, with a look between norm and scaling where the norm is on the CPU and not finite."""
-    import inspect
-
     grads = [p.grad for p in parameters if p.grad is not None]
     if not grads or any(g.device.type != "cpu" for g in grads):
         return call(parameters, *rest, **named)
     try:
-        bound = inspect.signature(call).bind(parameters, *rest, **named)
+        bound = _signature(call).bind(parameters, *rest, **named)
     except TypeError:
         return call(parameters, *rest, **named)
     bound.apply_defaults()
