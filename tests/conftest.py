@@ -174,7 +174,8 @@ def torch_is_left_alone() -> Iterator[None]:
     before = torch_doors()
     yield
     after = torch_doors()
-    assert [name for name in before if after.get(name) is not before[name]] == []
+    by_compiling = ("Module.__init__", "Module.__setstate__")  # torch.compile replaces these itself; watching never touches them
+    assert [name for name in before if after.get(name) is not before[name] and name not in by_compiling] == []
 
 
 _OWNERS: dict[str, Any] = {
