@@ -24,12 +24,12 @@ from whynan.capsule.intercept import Interception
 from whynan.capsule.recorder import Recorder
 from whynan.capsule.replay import Program
 from whynan.capsule.sites import Site, take_site
+from whynan.capsule.snapshot import Snapshot
 from whynan.capsule.tape import Entry, Outside, Slot, needed_for, tensors_of
 from whynan.diagnosis import Case, diagnose
 from whynan.errors import TrainingStopped
 from whynan.records import Symptom
 from whynan.recovery.policy import Budget, Policy
-from whynan.recovery.snapshot import Snapshot
 from whynan.report.journal import Journal
 from whynan.tripwire.checks import gradients, may_break, nonfinite, optimizer_state, scalar_damage, total_norm
 from whynan.tripwire.late import LateFlag, can_wait, is_bad

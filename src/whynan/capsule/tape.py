@@ -121,7 +121,6 @@ class Tape:
         self.entries: dict[int, Entry] = {}
         self.limit = limit
         self.overflowed = False
-        self.unseen: list[str] = []
         self._next = 0
         self._slots: dict[int, tuple[weakref.ref[torch.Tensor], Slot]] = {}
         self._outside: dict[int, Outside] = {}
@@ -228,7 +227,6 @@ class Tape:
             for leaf in entry.reads:
                 if isinstance(leaf, Outside):
                     self._memory.setdefault(memory_of(leaf.tensor), []).append(leaf)
-        self.unseen.clear()
         self.overflowed = False
 
     def clear(self) -> None:
@@ -237,7 +235,6 @@ class Tape:
         self._slots.clear()
         self._outside.clear()
         self._memory.clear()
-        self.unseen.clear()
         self.overflowed = False
 
     def needed_for(self, numbers: set[int]) -> list[Entry]:

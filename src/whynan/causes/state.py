@@ -466,7 +466,7 @@ def _try_values(scene: Scene, tensor: Any, title: str, value: float = 0.0) -> li
 
 def _try_cleared(scene: Scene) -> list[Remedy]:
     """Make the update once with an empty state and once more put everything back."""
-    from whynan.recovery.snapshot import Snapshot
+    from whynan.capsule.snapshot import Snapshot
 
     title = "clear the optimizer's state (optimizer.state.clear()) or load it from an earlier checkpoint"
     optimizer, recorder = scene.optimizer, scene.program.recorder
