@@ -105,14 +105,14 @@ def plain(path: Path) -> None:
 
 def watched(path: Path, policy: str = "skip", run_dir: Path | None = None) -> dict[str, Any]:
     """Run a program under whynan; return its incidents and exit status."""
+    from whynan.engine.guard import Guard
+    from whynan.engine.options import Options
     from whynan.errors import TrainingStopped
-    from whynan.guard import Guard
     from whynan.launch import run_script
-    from whynan.recovery.policy import Policy
     from whynan.report.journal import Journal
 
     journal = Journal(run_dir, files=run_dir is not None)
-    guard = Guard(Policy(policy), journal=journal)
+    guard = Guard(Options(policy=policy), journal)
     status = 0
     try:
         status = run_script(guard, str(path), [])

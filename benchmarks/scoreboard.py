@@ -37,7 +37,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-import whynan.guard  # noqa: F401 (loaded here for all forked children)
+import whynan.engine.guard  # noqa: F401 (loaded here for all forked children)
 
 TORCH = os.path.dirname(torch.__file__)
 Report = dict[str, Any]  # lines: the lines named, None when silent; ended: the exception it ended with; more of whynan's

@@ -28,7 +28,7 @@ import torch._dynamo  # optimizers import it at their first step: once here inst
 from torch.utils.data import dataloader
 
 import whynan.commands.run
-import whynan.guard  # noqa: F401 (loaded here for all forked children)
+import whynan.engine.guard  # noqa: F401 (loaded here for all forked children)
 
 PYTHON = sys.executable
 ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith(("COV_", "PYTEST_"))} | {"NO_COLOR": "1", "PYTHONDONTWRITEBYTECODE": "1"}

@@ -244,14 +244,14 @@ def breaking(where: str) -> Callable[[], None]:
 
 
 AT_ANY_STEP = [
-    "whynan.guard:Guard._look",
-    "whynan.guard:Guard._note_losses",
-    "whynan.guard:Guard._begin_step",
-    "whynan.guard:Guard._write_metrics",
-    "whynan.guard:Guard._before_update",
-    "whynan.guard:Guard._note_zero",
+    "whynan.engine.noticing:Noticing.look",
+    "whynan.engine.noticing:Noticing.losses",
+    "whynan.engine.guard:Guard._end_step",
+    "whynan.engine.acting:Acting.write_metrics",
+    "whynan.engine.guard:Guard._before_update",
+    "whynan.engine.guard:Guard._note_zero",
     "whynan.capsule.recorder:Recorder.note",
-    "whynan.guard:Guard._note_optimizer",
+    "whynan.engine.guard:Guard._note_optimizer",
     "whynan.capsule.recorder:take_site",
     "whynan.capsule.recorder:take_rng",
     "whynan.capsule.recorder:Recorder._entry",
@@ -274,9 +274,9 @@ def test_internal_error_while_watching(box: Sandbox, where: str) -> None:
 
 
 IN_A_DIAGNOSIS = [
-    "whynan.guard:diagnose",
-    "whynan.guard:Guard._act",
-    "whynan.guard:Guard._case",
+    "whynan.engine.acting:diagnose",
+    "whynan.engine.acting:Acting.act",
+    "whynan.engine.acting:Acting.case",
     "whynan.diagnosis:locate",
     "whynan.diagnosis:judge",
     "whynan.capsule.replay:Program.play",

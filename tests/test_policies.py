@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import whynan
-from whynan.recovery.policy import Budget, Policy
+from whynan.recovery.policy import Budget, parse
 
 # -- budgets ------------------------------------------------------------------------------------------------------
 
@@ -23,7 +23,7 @@ from whynan.recovery.policy import Budget, Policy
 @given(st.lists(st.booleans(), max_size=40), st.integers(0, 5), st.integers(0, 12))
 def test_budget_is_exact(bad_steps: list[bool], in_a_row: int, in_total: int) -> None:
     """Skips are allowed up to both limits; the first bad step past either limit stops."""
-    budget = Budget(Policy.SKIP, in_a_row, in_total)
+    budget = Budget(parse("skip", in_a_row), in_total)
     streak = total = 0
     for bad in bad_steps:
         if not bad:
@@ -40,10 +40,10 @@ def test_budget_is_exact(bad_steps: list[bool], in_a_row: int, in_total: int) ->
 
 def test_policies_of_a_budget() -> None:
     """Observe never acts, stop acts at once, and what skipping cannot help is stopped."""
-    assert [Budget(Policy.OBSERVE, 0, 0).decide() for _ in range(20)] == ["observed"] * 20
-    assert Budget(Policy.STOP).decide() == "stopped"
-    assert Budget(Policy.SKIP).decide(hopeless=True) == "stopped"
-    assert Budget(Policy.OBSERVE).decide(hopeless=True) == "observed"
+    assert [Budget(parse("observe"), 0).decide() for _ in range(20)] == ["observed"] * 20
+    assert Budget(parse("stop")).decide() == "stopped"
+    assert Budget().decide(hopeless=True) == "stopped"
+    assert Budget(parse("observe")).decide(hopeless=True) == "observed"
 
 
 RUN = """

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import whynan
 from whynan.capsule.replay import Program
-from whynan.guard import Guard
+from whynan.engine.guard import Guard
 
 # -- exactness ----------------------------------------------------------------------------------------------------
 

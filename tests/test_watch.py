@@ -188,7 +188,7 @@ def test_default_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         ([torch.ones(2)], {}, "Tensor"),
         ([torch.nn.Linear], {}, "type"),
         ([None], {}, "NoneType"),
-        ([], {"policy": "pray"}, "pray.*observe, skip, stop"),
+        ([], {"policy": "pray"}, "pray.*observe, skip, rollback, stop"),
         ([], {"in_a_row": -1}, "-1"),
         ([], {"in_total": -5}, "-5"),
         ([], {"in_total": "many"}, "many"),

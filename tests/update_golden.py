@@ -36,17 +36,16 @@ def diagnosis_of(path: Path) -> str:
 
 
 def _first_diagnosis(path: Path) -> str:
+    from whynan.engine.guard import Guard
     from whynan.errors import TrainingStopped
-    from whynan.guard import Guard
     from whynan.launch import run_script
-    from whynan.recovery.policy import Policy
     from whynan.report.journal import Journal
     from whynan.report.terminal import diagnosis
 
     os.chdir(ROOT)
     journal = Journal(None, files=False)
     try:
-        run_script(Guard(Policy("skip"), journal=journal), str(path), [])
+        run_script(Guard(journal=journal), str(path), [])
     except (TrainingStopped, SystemExit, Exception) as error:  # noqa: BLE001 (the program may end as it likes)
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
     return diagnosis(journal.incidents[0]) + "\n"
@@ -56,7 +55,7 @@ def main(argv: list[str]) -> int:
     """Write the texts and say which changed."""
     import torch._dynamo  # noqa: F401 (optimizers import it at their first step: once here instead of in every child)
 
-    import whynan.guard  # noqa: F401 (loaded here for all forked children)
+    import whynan.engine.guard  # noqa: F401 (loaded here for all forked children)
 
     for folder in folders(*argv[:1]):
         expected, text = folder / "expected.txt", diagnosis_of(folder / "bad.py")

@@ -12,8 +12,8 @@ from importlib.machinery import SourceFileLoader
 from types import CodeType, ModuleType, TracebackType
 
 from whynan.capsule.sites import is_internal
+from whynan.engine.guard import Guard
 from whynan.errors import TrainingStopped, UsageError
-from whynan.guard import Guard
 
 STOPPED = 3
 

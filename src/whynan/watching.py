@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 import torch
 
+from whynan.engine.guard import Guard
+from whynan.engine.options import Options
 from whynan.errors import UsageError
-from whynan.guard import Guard
-from whynan.recovery.policy import Policy
 from whynan.report.journal import Journal
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -76,14 +76,8 @@ def watch(
     for item in objects:
         if not isinstance(item, torch.nn.Module | torch.optim.Optimizer):
             raise UsageError(f"watch() takes models and optimizers, not {type(item).__name__}")
-    try:
-        chosen = Policy(policy)
-    except ValueError:
-        raise UsageError(f"unknown policy {policy!r}; choose one of {', '.join(Policy)}") from None
-    for name, value in (("in_a_row", in_a_row), ("in_total", in_total)):
-        if not isinstance(value, int) or value < 0:
-            raise UsageError(f"{name} is a whole number from 0 on, not {value!r}")
+    options = Options(policy=policy, in_a_row=in_a_row, in_total=in_total)
     journal = Journal(Path(run_dir) if run_dir is not None else None, files=files)
-    guard = Guard(chosen, in_a_row, in_total, journal).open()
+    guard = Guard(options, journal).open()
     guard.attach(*objects)
     return Watch(guard)

@@ -14,6 +14,7 @@ import torch
 import torch.utils.data.dataloader as dataloader
 from torch.compiler import is_compiling
 
+from whynan.capsule.following import watch_followers, watch_scaler
 from whynan.capsule.recorder import Recorder
 
 _MISSING = object()
@@ -36,6 +37,9 @@ class Doors(Protocol):
     def loaded(self, owner: Any) -> None: ...
     def scaled(self, scaler: Any, loss: Any) -> None: ...
     def scaler_step(self, call: Callable[..., Any], scaler: Any, optimizer: Any, args: Any, kwargs: dict[str, Any]) -> Any: ...
+    def scaler_update(self, call: Callable[..., Any], scaler: Any, args: Any, kwargs: dict[str, Any]) -> Any: ...
+    def follower_made(self, follower: Any) -> None: ...
+    def follow(self, call: Callable[..., Any], follower: Any, args: Any, kwargs: dict[str, Any]) -> Any: ...
 
 
 class Interception:
@@ -52,7 +56,8 @@ class Interception:
         self._module_calls(recorder)
         self._gradients()
         self._optimizers()
-        self._scaler()
+        watch_scaler(self)
+        watch_followers(self)
         self._opaque_calls(recorder)
         self._loaders(recorder)
         self._hooks(recorder)
@@ -205,31 +210,6 @@ class Interception:
             return original(*args, **kwargs)
 
         self.replace(optimizer, "step", step)
-
-    def _scaler(self) -> None:
-        doors, recorder = self.doors, self.doors.recorder
-        cls = torch.amp.GradScaler
-        scale, step, unscale = cls.scale, cls.step, cls.unscale_
-
-        @functools.wraps(scale)
-        def watched_scale(self: Any, outputs: Any) -> Any:
-            if recorder.here and self.is_enabled():
-                doors.scaled(self, outputs)
-            return scale(self, outputs)
-
-        @functools.wraps(step)
-        def watched_step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if recorder.here and self.is_enabled():
-                return recorder.suspended(doors.scaler_step, step, self, optimizer, args, kwargs)
-            return step(self, optimizer, *args, **kwargs)
-
-        @functools.wraps(unscale)
-        def watched_unscale(self: Any, optimizer: Any) -> Any:
-            return recorder.suspended(unscale, self, optimizer)
-
-        self.replace(cls, "scale", watched_scale)
-        self.replace(cls, "step", watched_step)
-        self.replace(cls, "unscale_", watched_unscale)
 
     def _opaque_calls(self, recorder: Recorder) -> None:
         """Calls a function mode cannot look through are recorded whole."""

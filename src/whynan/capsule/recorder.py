@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import IntEnum
+from functools import partial
 from threading import get_ident
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 
 from whynan.capsule.sites import take_site
-from whynan.capsule.state import ModuleState, take_rng
+from whynan.capsule.state import ModuleState, PythonDraws, take_rng
 from whynan.capsule.tape import CONTAINERS, LEAVES, Entry, Inner, Outside, Rebuild, Slot, Tape, tensors_of
 
 _pop = torch._C._pop_torch_function_stack
@@ -104,6 +105,7 @@ class Recorder(TorchFunctionMode):
         self._partly: set[int] = set()
         self._unwritten: dict[int, Any] = {}  # storage made by torch.empty: weak reference that keeps the number from reuse
         self._begun: set[int] = set()
+        self._drawing: dict[int, PythonDraws] = {}
 
     def start(self) -> None:
         """Begin to record in this thread."""
@@ -259,27 +261,41 @@ class Recorder(TorchFunctionMode):
 
     def module_call(self, original: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         """Record one outermost module call; inside it the mode is off the stack."""
-        return self.opaque("module", module, lambda *a, **k: original(module, *a, **k), args, kwargs)
+        return self.suspended(self._recorded, "module", module, partial(original, module), args, kwargs)
 
     def opaque(self, kind: str, fn: Callable[..., Any], call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         """Record `fn(*args)` as one entry, running it as `call(*args)` with recording suspended."""
+        return self.suspended(self._recorded, kind, fn, call, args, kwargs)
+
+    def _recorded(self, kind: str, fn: Callable[..., Any], call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         try:
-            if isinstance(fn, torch.nn.Module):
-                self._begin_state(fn)
+            if kind == "module":
+                self._begin_state(fn)  # type: ignore[arg-type]
             entry = self._entry(kind, fn, args, kwargs)
-            entry.rng = take_rng(python=kind == "module")
+            draws = self._draws(fn) if kind == "module" else None
+            entry.rng = take_rng(python=draws is not None and draws.watched)
         except Exception as error:
             self.faulty(error)
-            return self.suspended(call, *args, **kwargs)
+            return call(*args, **kwargs)
         self.failed = entry
-        result = self.suspended(call, *args, **kwargs)
+        result = call(*args, **kwargs)
         self.failed = None
         try:
             entry.last_node = _node_number()
             self.tape.add(entry, result)
+            if draws is not None and draws.watched:
+                draws.compare(entry.rng)
         except Exception as error:
             self.faulty(error)
         return result
+
+    def _draws(self, module: Any) -> PythonDraws:
+        """Whether a module is known to draw from Python's generator, counting this call."""
+        known = self._drawing.get(id(module))
+        if known is None:
+            known = self._drawing[id(module)] = PythonDraws()
+        known.calls += 1
+        return known
 
     def _begin_state(self, root: torch.nn.Module) -> None:
         key = id(root)

@@ -230,6 +230,25 @@ def _holdings(attributes: dict[str, Any]) -> list[Any]:
     return [v for k, v in attributes.items() if k not in _BASE_KEYS and _can_change(v)]
 
 
+class PythonDraws:
+    """Whether a module draws from Python's generator: asked at its first calls and every 64th, its state is 625 numbers."""
+
+    __slots__ = ("calls", "drew")
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.drew = False
+
+    @property
+    def watched(self) -> bool:
+        return self.drew or self.calls % 64 < 4
+
+    def compare(self, before: Rng) -> None:
+        """Note whether the state moved during a call."""
+        if not self.drew:
+            self.drew = random.getstate() != before[2]
+
+
 Rng = tuple[torch.Tensor, list[torch.Tensor], Any, Any]
 
 

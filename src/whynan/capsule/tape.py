@@ -125,6 +125,7 @@ class Tape:
         self._slots: dict[int, tuple[weakref.ref[torch.Tensor], Slot]] = {}
         self._outside: dict[int, Outside] = {}
         self._memory: dict[int, list[Outside]] = {}  # storage: the outside tensors that live in it
+        self._unfiled: list[Outside] = []  # not in `_memory` yet: it is asked for only when something is written
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.entries.values())
@@ -182,8 +183,14 @@ class Tape:
             return known
         outside = Outside(tensor, version_of(tensor))
         self._outside[id(tensor)] = outside
-        self._memory.setdefault(memory_of(tensor), []).append(outside)
+        self._unfiled.append(outside)
         return outside
+
+    def _living_in(self, memory: int) -> list[Outside]:
+        for outside in self._unfiled:
+            self._memory.setdefault(memory_of(outside.tensor), []).append(outside)
+        self._unfiled.clear()
+        return self._memory.get(memory, [])
 
     def _inner(self, tensor: torch.Tensor) -> Inner | None:
         node = tensor.grad_fn
@@ -200,7 +207,7 @@ class Tape:
         """Keep the values of outside tensors whose memory is about to be written, if they were read or are small."""
         if tensor.is_inference():
             return
-        known = self._memory.get(memory_of(tensor), [])
+        known = self._living_in(memory_of(tensor))
         for outside in known:
             outside.written = True
             if outside.saved is None and not outside.changed and _size(outside.tensor) <= READ_LIMIT:
@@ -223,10 +230,8 @@ class Tape:
         self._slots = {i: (ref, slot) for i, (ref, slot) in self._slots.items() if slot.entry in keep}
         self._outside.clear()
         self._memory.clear()
-        for entry in self.entries.values():  # what is kept may still be written to
-            for leaf in entry.reads:
-                if isinstance(leaf, Outside):
-                    self._memory.setdefault(memory_of(leaf.tensor), []).append(leaf)
+        # what is kept may still be written to
+        self._unfiled = [leaf for entry in self.entries.values() for leaf in entry.reads if isinstance(leaf, Outside)]
         self.overflowed = False
 
     def clear(self) -> None:
@@ -235,6 +240,7 @@ class Tape:
         self._slots.clear()
         self._outside.clear()
         self._memory.clear()
+        self._unfiled.clear()
         self.overflowed = False
 
     def needed_for(self, numbers: set[int]) -> list[Entry]:

@@ -36,7 +36,7 @@ def _positional(args: list[str]) -> list[str]:
 
 
 @click.command(cls=_EndsAtModule, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("--policy", type=click.Choice(["observe", "skip", "stop"]), default="skip", show_default=True, help="What to do with a bad step.")
+@click.option("--policy", default="skip", show_default=True, help="observe, skip, rollback, stop, or a chain: skip:3,rollback,stop.")
 @click.option("--in-a-row", type=click.IntRange(0), default=3, show_default=True, help="Bad steps in a row before the training is stopped.")
 @click.option("--in-total", type=click.IntRange(0), default=10, show_default=True, help="Bad steps in total before the training is stopped.")
 @click.option("--run-dir", type=click.Path(path_type=Path, file_okay=False), help="Where to write; default whynan-runs/<time>.")
@@ -50,12 +50,12 @@ def run(policy: str, in_a_row: int, in_total: int, run_dir: Path | None, module:
     if module is None and not target:
         raise UsageError("give a script to run, or -m MODULE")
     torch_is_there()
-    from whynan.guard import Guard
+    from whynan.engine.guard import Guard
+    from whynan.engine.options import Options
     from whynan.launch import run_module, run_script
-    from whynan.recovery.policy import Policy
     from whynan.report.journal import Journal
 
-    guard = Guard(Policy(policy), in_a_row, in_total, Journal(run_dir, files=True))
+    guard = Guard(Options(policy=policy, in_a_row=in_a_row, in_total=in_total), Journal(run_dir, files=True))
     if module is not None:
         return functools.partial(run_module, guard, module, list(target))
     return functools.partial(run_script, guard, target[0], list(target[1:]))

@@ -15,20 +15,23 @@ def gradients(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     return [part for p in parameters if p.grad is not None for part in parts(p.grad)]
 
 
-def total_norm(tensors: list[torch.Tensor]) -> torch.Tensor | None:
-    """Return the norm over all tensors, on their device, without reading it.
+def total_norm(tensors: list[torch.Tensor]) -> torch.Tensor | float | None:
+    """Return the norm over all tensors: a number on the CPU, elsewhere on their device and not waited for.
 
     Cost: one fused pass over the gradients.
     """
-    usable = [t.detach() for t in tensors if t.numel() and (t.is_floating_point() or t.is_complex())]
+    usable = [t for t in tensors if t.numel() and (t.is_floating_point() or t.is_complex())]
     if not usable:
         return None
-    device = usable[0].device
     norms: list[torch.Tensor] = []
-    for group in _by_kind(usable):
-        norms += torch._foreach_norm(group)
+    with torch.no_grad():
+        for group in _by_kind(usable):
+            norms += torch._foreach_norm(group)
+    device = norms[0].device
+    if device.type == "cpu" and all(n.dtype is torch.float32 for n in norms):
+        return math.hypot(*torch.stack(norms).tolist())
     norm: torch.Tensor = torch.linalg.vector_norm(torch.stack([n.to(device, torch.float32) for n in norms]))
-    return norm
+    return float(norm) if device.type == "cpu" else norm
 
 
 def _by_kind(tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
+from whynan.records import Symptom
+
 _SKIPS_ON_DEVICE = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
 
 
@@ -43,8 +45,15 @@ class LateFlag:
         self._pending: Reading | None = None
         self.flag: torch.Tensor | None = None
 
-    def arm(self, losses: list[torch.Tensor], norm: torch.Tensor | None, step: int, context: object) -> None:
-        """Gather the flag of this step on the device and send it on its way."""
+    @property
+    def pending(self) -> bool:
+        """Whether a step's values are still on their way."""
+        return self._pending is not None
+
+    def arm(self, losses: list[torch.Tensor], norm: torch.Tensor | None, step: int, context: object, found: torch.Tensor | None = None) -> None:
+        """Gather the flag of this step on the device and send it on its way; `found` is a scaler's own flag in place of a norm."""
+        if found is not None:
+            norm = torch.where(found > 0, torch.inf, 0.0)
         device = norm.device if norm is not None else losses[-1].device
         loss = torch.stack([x.float().sum() for x in losses]).sum() if losses else torch.zeros((), device=device)
         total = norm.float() if norm is not None else torch.zeros((), device=device)
@@ -64,6 +73,13 @@ class LateFlag:
         reading.arrived.synchronize()
         loss, norm = (float(v) for v in reading.values)
         use(reading.step, loss, norm, reading.context)
+
+
+def late_symptom(loss: float, norm: float) -> Symptom:
+    """Name what a reading shows."""
+    if not math.isfinite(loss):
+        return Symptom("loss", "nan" if math.isnan(loss) else "inf", "loss")
+    return Symptom("gradient", "nan" if math.isnan(norm) else "inf", "gradient norm")
 
 
 def is_bad(loss: float, norm: float) -> bool:

@@ -1,0 +1,104 @@
+"""Doors for what moves along with an optimizer: schedulers, moving averages and the gradient scaler."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
+
+if TYPE_CHECKING:
+    from whynan.capsule.intercept import Interception
+
+
+def watch_followers(interception: Interception) -> None:
+    """Stand at `step` of every scheduler class and at `update_parameters` of averaged models."""
+    doors = interception.doors
+    for cls in (LRScheduler, *_below(LRScheduler)):
+        _watch_creation(interception, cls)
+        _watch_moves(interception, cls, "step")
+    init = AveragedModel.__init__
+
+    @functools.wraps(init)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        doors.follower_made(self)
+
+    interception.replace(AveragedModel, "__init__", __init__)
+    _watch_moves(interception, AveragedModel, "update_parameters")
+
+
+def _below(cls: Any) -> list[Any]:
+    found: list[Any] = []
+    for sub in cls.__subclasses__():
+        found += [sub, *_below(sub)]
+    return found
+
+
+def _watch_creation(interception: Interception, cls: Any) -> None:
+    """A scheduler's first step is part of its making; classes written later are met here."""
+    if "__init__" not in vars(cls):
+        return
+    init, doors = cls.__init__, interception.doors
+
+    @functools.wraps(init)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        for own in type(self).__mro__:
+            if issubclass(own, LRScheduler) and not getattr(vars(own).get("step"), "_whynan", None):
+                _watch_moves(interception, own, "step")
+        doors.recorder.suspended(init, self, *args, **kwargs)
+        doors.follower_made(self)
+
+    interception.replace(cls, "__init__", __init__)
+
+
+def _watch_moves(interception: Interception, cls: Any, name: str) -> None:
+    original = vars(cls).get(name)
+    if original is None or getattr(original, "_whynan", None):
+        return
+    doors, recorder = interception.doors, interception.doors.recorder
+
+    @functools.wraps(original)
+    def move(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if recorder.here:
+            return recorder.suspended(doors.follow, original, self, args, kwargs)
+        return original(self, *args, **kwargs)
+
+    move._whynan = True  # type: ignore[attr-defined]
+    interception.replace(cls, name, move)
+
+
+def watch_scaler(interception: Interception) -> None:
+    """Stand at the gradient scaler's own calls."""
+    doors, recorder = interception.doors, interception.doors.recorder
+    cls = torch.amp.GradScaler
+    scale, step, unscale, update = cls.scale, cls.step, cls.unscale_, cls.update
+
+    @functools.wraps(scale)
+    def watched_scale(self: Any, outputs: Any) -> Any:
+        if recorder.here and self.is_enabled():
+            doors.scaled(self, outputs)
+        return scale(self, outputs)
+
+    @functools.wraps(step)
+    def watched_step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        if recorder.here and self.is_enabled():
+            return recorder.suspended(doors.scaler_step, step, self, optimizer, args, kwargs)
+        return step(self, optimizer, *args, **kwargs)
+
+    @functools.wraps(update)
+    def watched_update(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if recorder.here and self.is_enabled():
+            return recorder.suspended(doors.scaler_update, update, self, args, kwargs)
+        return update(self, *args, **kwargs)
+
+    @functools.wraps(unscale)
+    def watched_unscale(self: Any, optimizer: Any) -> Any:
+        return recorder.suspended(unscale, self, optimizer)
+
+    interception.replace(cls, "scale", watched_scale)
+    interception.replace(cls, "step", watched_step)
+    interception.replace(cls, "update", watched_update)
+    interception.replace(cls, "unscale_", watched_unscale)

@@ -1,0 +1,174 @@
+"""Have a noticed step diagnosed, decide with the budget, and do it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from whynan.capsule.replay import Program
+from whynan.capsule.snapshot import Snapshot
+from whynan.capsule.tape import Entry, Slot, Tape, needed_for, tensors_of
+from whynan.diagnosis import Case, diagnose
+from whynan.engine.session import Session, Window
+from whynan.records import Incident, Symptom
+from whynan.recovery.followers import Followers
+
+HOPELESS = ("WN601", "WN602", "WN603", "WN608")  # state is damaged: skipping cannot help
+
+
+class Acting:
+    """Carries out what the policy says about a bad step."""
+
+    def __init__(self, session: Session, followers: Followers) -> None:
+        self.session = session
+        self.followers = followers
+
+    def act(self, optimizer: Any, scaler: Any = None) -> str:
+        """Diagnose the window's symptom, close the incident, and undo what the step has changed so far."""
+        session = self.session
+        symptom = session.window.symptom
+        assert symptom is not None
+        session.window.told = True
+        taken = self.close(diagnose(self.case(symptom, optimizer, scaler)))
+        self.write_metrics(optimizer)
+        if taken == "skipped":
+            for _, state in session.recorder.states.values():
+                state.rewind()
+        return taken
+
+    def close(self, incident: Incident) -> str:
+        """Decide about an incident, write it, and stop where that is the decision."""
+        session = self.session
+        taken = session.budget.decide(incident.cause.code in HOPELESS)
+        session.journal.incident(incident, session.budget.action(taken))
+        if taken == "stopped":
+            session.stop(f"stopped at step {incident.step}: {incident.cause.title}")
+        return taken
+
+    def report(self) -> None:
+        """Diagnose and tell without touching anything: the program has already turned away from this step."""
+        session = self.session
+        symptom = session.window.symptom
+        assert symptom is not None
+        session.window.told = True
+        incident = diagnose(self.case(symptom, None, None))
+        session.budget.total += 1
+        session.journal.incident(incident, session.budget.action("observed"))
+
+    def turned_away(self) -> None:
+        """The program saw the bad value itself and left the step: tell it, and begin anew."""
+        self.report()
+        session = self.session
+        session.step_count += 1
+        session.window = Window()
+        session.window_start = session.recorder.tape.number()
+
+    def same_loss(self, tensors: Any) -> bool:
+        """Whether the program goes back from the bad loss it looked at."""
+        tape = self.session.recorder.tape
+        slots = [tape.slot_of(t) for t in tensors_of(tensors)]
+        ends = {s.entry for s in slots if s is not None}
+        return any(e.number == -self.session.window.entry for e in tape.needed_for(ends))
+
+    def failed_with(self, error: BaseException) -> None:
+        """The program raised: say why if the failing call is one of ours to explain."""
+        session, failed = self.session, self.session.recorder.failed
+        if session.window.symptom is not None and not session.window.told:
+            self.report()
+        elif failed is not None and isinstance(error, IndexError | RuntimeError | ValueError):
+            session.recorder.tape.entries[failed.number] = failed
+            symptom = Symptom("exception", type(error).__name__, str(error).splitlines()[0] if str(error) else "")
+            session.see(symptom, failed)
+            session.window.told = True
+            incident = diagnose(self.case(symptom, None, None))
+            if incident.cause.code != "WN901":
+                session.journal.incident(incident, session.budget.action("observed"))
+
+    def late(self, step: int, symptom: Symptom, entries: dict[int, Entry], optimizer: Any, scaler: Any) -> None:
+        """A step that the device has skipped by itself turned out bad: tell it, and put back who followed it."""
+        ends = {n for n, e in entries.items() if e.kind in ("backward", "clip", "grad", "zero")}
+        program = Program(self.session.recorder, needed_for(entries, ends), self.session.leaves())
+        self.followers.take_back()
+        self.close(diagnose(self.case(symptom, optimizer, scaler, program, step)))
+
+    # -- an update that turned out bad --------------------------------------------------------------------------
+
+    def undo_update(self, optimizer: torch.optim.Optimizer, before: Snapshot) -> str:
+        """The optimizer's own arithmetic made the bad value: go back before it, replay it, decide."""
+        session = self.session
+        after = Snapshot(optimizer)
+        before.restore()
+        entry = session.recorder.note("optimizer", functools.partial(_unwatched_step(optimizer), optimizer))
+        session.function, outer = entry, session.function
+        try:
+            taken = self.act(optimizer)
+        finally:
+            session.function = outer
+        if taken == "observed":
+            after.restore()
+        return taken
+
+    # -- the case for a diagnosis -------------------------------------------------------------------------------
+
+    def case(self, symptom: Symptom, optimizer: Any, scaler: Any, program: Program | None = None, step: int | None = None) -> Case:
+        """Gather what a diagnosis needs."""
+        session = self.session
+        if program is None:
+            entries = self._entries_for(symptom)
+            program = Program(session.recorder, entries, session.leaves(), self._undo(entries, optimizer))
+        return Case(
+            step=session.step_count if step is None else step,
+            symptom=symptom,
+            program=program,
+            optimizers=session.optimizers,
+            optimizer=optimizer,
+            scaler=scaler,
+            history=session.journal.history(),
+            site=session.stepped_at,
+            made_at=session.made_at.get(id(optimizer)),
+        )
+
+    def _undo(self, entries: list[Entry], optimizer: Any) -> Callable[[], Snapshot] | None:
+        return functools.partial(Snapshot, optimizer) if any(e.kind == "optimizer" for e in entries) else None
+
+    def _entries_for(self, symptom: Symptom) -> list[Entry]:
+        session = self.session
+        tape, entry = session.recorder.tape, session.window.entry
+        if session.function is not None:
+            return [session.function]
+        if entry < 0:
+            return tape.needed_for({-entry})
+        if entry and symptom.place in ("loss", "exception"):
+            return tape.needed_for({entry})
+        ends = {e.number for e in tape if e.kind in ("backward", "derivative", "clip", "grad", "zero") or (e.kind == "write" and _on_gradient(tape, e))}
+        return tape.needed_for(ends) if ends else list(tape)
+
+    def write_metrics(self, optimizer: Any) -> None:
+        """Write what the host knows of this step."""
+        session = self.session
+        window = session.window
+        norm = None if isinstance(window.norm, torch.Tensor) and window.norm.device.type != "cpu" else window.norm
+        lr = optimizer.param_groups[0].get("lr") if optimizer is not None else None
+        session.journal.metrics(session.step_count, window.loss, _number(norm), _number(lr), window.scale)
+
+
+def _number(value: torch.Tensor | float | None) -> float | None:
+    return None if value is None else float(value)
+
+
+def _unwatched_step(optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
+    step = type(optimizer).step
+    while hasattr(step, "_whynan"):
+        step = step.__wrapped__  # type: ignore[attr-defined]
+    return step
+
+
+def _on_gradient(tape: Tape, entry: Entry) -> bool:
+    target = entry.args[0] if entry.args else None
+    if not isinstance(target, Slot):
+        return False
+    made = tape.entries.get(target.entry)
+    return made is not None and (made.kind == "grad" or (made.kind in ("write", "call") and _on_gradient(tape, made)))

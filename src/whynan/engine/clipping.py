@@ -1,0 +1,73 @@
+"""Clipping: its norm is the tripwire's for nothing, and tensors are named before it spreads the damage."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from whynan.capsule.tape import Entry
+from whynan.engine.session import Session
+from whynan.records import Symptom
+from whynan.tripwire.checks import nonfinite
+from whynan.tripwire.values import Damage
+
+_signature = functools.cache(inspect.signature)
+Names = list[tuple[str, Damage]]
+
+
+class Clipping:
+    """Stands at `clip_grad_norm_`."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    def clip(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        """Clip as asked, keeping the norm."""
+        session = self.session
+        parameters = args[0] if args else kwargs.get("parameters")
+        parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters or [])
+        rest = args[1:] if args else ()
+        named = {k: v for k, v in kwargs.items() if k != "parameters"}
+        names: Names = []
+        entry = session.guarded(lambda: session.recorder.note("clip", functools.partial(call, parameters), rest, named))
+        norm = _clip_in_two(call, parameters, rest, named, functools.partial(self._name_bad_ones, parameters, names))
+        session.guarded(lambda: self._note(entry, norm, parameters, names))
+        return norm
+
+    def _name_bad_ones(self, parameters: list[torch.Tensor], names: Names) -> None:
+        bad = nonfinite((n, p.grad) for n, p in self.session.names_of(parameters) if p.grad is not None)
+        names += [(name, damage) for name, _, damage in bad]
+
+    def _note(self, entry: Entry | None, norm: Any, parameters: list[torch.Tensor], names: Names) -> None:
+        window = self.session.window
+        if entry is not None:
+            self.session.recorder.tape.add(entry, norm)
+        if isinstance(norm, torch.Tensor) and (window.norm is None or not window.clipped):
+            window.norm = norm.detach()
+            window.clipped = frozenset(map(id, parameters))
+        if names and window.symptom is None and not window.scaled:
+            more = f"{len(names)} tensors" if len(names) > 1 else ""
+            self.session.see(Symptom("gradient", names[0][1].kind, names[0][0], more))
+
+
+def _clip_in_two(call: Callable[..., Any], parameters: list[torch.Tensor], rest: Any, named: dict[str, Any], before: Callable[[], None]) -> Any:
+    """Clip, with a look between norm and scaling where the norm is on the CPU and not finite."""
+    grads = [p.grad for p in parameters if p.grad is not None]
+    if not grads or any(g.device.type != "cpu" for g in grads):
+        return call(parameters, *rest, **named)
+    try:
+        bound = _signature(call).bind(parameters, *rest, **named)
+    except TypeError:
+        return call(parameters, *rest, **named)
+    bound.apply_defaults()
+    options = bound.arguments
+    norm = torch.nn.utils.get_total_norm(grads, options["norm_type"], options["error_if_nonfinite"], options["foreach"])
+    if not math.isfinite(float(norm)):
+        before()
+    torch.nn.utils.clip_grads_with_norm_(parameters, options["max_norm"], norm, options["foreach"])
+    return norm

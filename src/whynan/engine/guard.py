@@ -1,0 +1,533 @@
+"""The doors: what happens when the program goes back, clips, steps, zeroes or loads.
+
+whynan run script.py     one Guard around the whole script
+whynan.watch(model, …)   one Guard in the user's loop
+@guard.step              the same, with the user's step function as the thing to replay
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import weakref
+from collections.abc import Callable
+from threading import get_ident
+from typing import Any, TypeVar
+
+import torch
+
+from whynan.capsule.intercept import Interception
+from whynan.capsule.recorder import Recorder
+from whynan.capsule.sites import take_site
+from whynan.capsule.snapshot import Snapshot
+from whynan.capsule.tape import tensors_of
+from whynan.engine.acting import Acting
+from whynan.engine.clipping import Clipping
+from whynan.engine.noticing import Noticing
+from whynan.engine.options import Options
+from whynan.engine.scaling import Scaling
+from whynan.engine.session import Session, parameters_of, shape_of, symptom_of
+from whynan.errors import TrainingStopped
+from whynan.records import Symptom
+from whynan.recovery.followers import Followers
+from whynan.report.journal import Journal
+from whynan.tripwire.checks import may_break, nonfinite, optimizer_state
+from whynan.tripwire.late import LateFlag, can_wait, is_bad, late_symptom
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_open_guards: weakref.WeakSet[Guard] = weakref.WeakSet()
+
+
+def _before_fork() -> None:
+    for guard in list(_open_guards):
+        guard.journal.flush()
+
+
+def _in_forked_child() -> None:
+    for guard in list(_open_guards):
+        guard._leave_to_parent()
+
+
+os.register_at_fork(before=_before_fork, after_in_child=_in_forked_child)
+
+
+class _SkipStep(Exception):
+    """Raised inside an optimizer's closure to leave the step; never seen by the user."""
+
+
+class Guard:
+    """Watches training in this thread until `close`. See `whynan.watch`."""
+
+    def __init__(self, options: Options | None = None, journal: Journal | None = None) -> None:
+        self.options = options or Options()
+        self.journal = journal or Journal(None)
+        self.session = Session(self.options.budget(), self.journal)
+        self.recorder: Recorder = self.session.recorder
+        self.followers = Followers(self.options.wall_steps)
+        self.noticing = Noticing(self.session)
+        self.acting = Acting(self.session, self.followers)
+        self.scaling = Scaling(self.session, self.acting, self._finish)
+        self.clipping = Clipping(self.session)
+        self.stepping = False  # an optimizer's own step is running
+        self._late: LateFlag | None = None
+        self._interception = Interception(self)
+        self._risky: dict[int, bool] = {}
+        self._open = False
+        self._in_backward = False
+        self._stepped_inside: torch.optim.Optimizer | None = None
+        self._told_of_threads = False
+
+    @property
+    def stopped(self) -> str:
+        """Why the training was stopped, if it was."""
+        return self.session.stopped
+
+    # -- life ---------------------------------------------------------------------------------------------------
+
+    def open(self) -> Guard:
+        """Begin to watch."""
+        self._interception.install()
+        self.session.broken = self.recorder.faulty = self._internal_error
+        self.recorder.seen_probe = self.noticing.probed
+        self.recorder.seen_write = self._writing
+        self.recorder.start()
+        self._open = True
+        atexit.register(self.close)
+        _open_guards.add(self)
+        return self
+
+    def _leave_to_parent(self) -> None:
+        """In a forked child: watch nothing, write nothing."""
+        if self._open:
+            self._open = False
+            self.recorder.stop()
+            self.journal.abandon()
+
+    def close(self) -> None:
+        """End watching: settle what is pending, leave torch as it was, finish the files."""
+        if not self._open:
+            return
+        self._open = False
+        _open_guards.discard(self)
+        atexit.unregister(self.close)
+        try:
+            self._settle_late()
+            if self.session.window.symptom is not None and not self.session.window.told:
+                self.acting.report()
+        except TrainingStopped:
+            pass
+        except Exception as error:
+            self._internal_error(error)
+        self.recorder.stop()
+        self._interception.remove()
+        try:
+            self.journal.close(self.session.step_count, self.session.budget)
+        except Exception as error:
+            self.journal.internal_error(error)
+
+    def __enter__(self) -> Guard:
+        return self if self._open else self.open()
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is not None:
+            self.failed_with(error)
+        self.close()
+
+    def failed_with(self, error: BaseException) -> None:
+        """The user's program raised: say why if the failing call is one of ours to explain."""
+        if isinstance(error, TrainingStopped | SystemExit | KeyboardInterrupt) or not self._open or not self.recorder.running:
+            return
+        try:
+            self.acting.failed_with(error)
+        except Exception as internal:
+            self._internal_error(internal)
+
+    def attach(self, *objects: Any) -> None:
+        """Take models and optimizers that were made before watching began."""
+        for item in objects:
+            if isinstance(item, torch.optim.Optimizer):
+                self._interception.watch_step_of(type(item))
+                self._interception.watch_step_on(item)
+                self.optimizer_made(item)
+            elif isinstance(item, torch.nn.Module):
+                self.noticing.unchecked.append(item)
+                self._interception.wrap_hooks(item)
+
+    def _internal_error(self, error: BaseException) -> None:
+        """Log once, switch the watching off, let the training go on."""
+        self.journal.internal_error(error)
+        self.recorder.stop()
+        self._interception.remove()
+
+    # -- doors: state -------------------------------------------------------------------------------------------
+
+    def optimizer_made(self, optimizer: torch.optim.Optimizer) -> None:
+        """A new optimizer: everything recorded so far was setup, not a step."""
+        if all(o is not optimizer for o in self.session.optimizers):
+            self.session.optimizers.append(optimizer)
+        self.session.guarded(lambda: self._note_optimizer(optimizer))
+
+    def _note_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        self.session.made_at[id(optimizer)] = take_site(2)
+        self.noticing.unchecked.append(optimizer)
+        self.recorder.tape.clear()
+
+    def loaded(self, owner: Any) -> None:
+        """State was loaded: look at it before the next step."""
+        self.noticing.unchecked.append(owner)
+
+    def zeroed(self, call: Callable[..., Any], owner: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        """Gradients are dropped; a pending symptom that was never stepped on is told now."""
+        self.session.guarded(lambda: self._note_zero(owner))
+        call(owner, *args, **kwargs)
+
+    def _note_zero(self, owner: Any) -> None:
+        window = self.session.window
+        if window.symptom is not None and not window.told and window.backwards:
+            self.acting.turned_away()
+        if self.recorder.tape.entries:
+            tensors = owner.parameters() if isinstance(owner, torch.nn.Module) else parameters_of(owner)
+            entry = self.recorder.note("zero", functools.partial(_drop_gradients, list(tensors)))
+            self.recorder.tape.add(entry, None)
+
+    # -- doors: followers ---------------------------------------------------------------------------------------
+
+    def follower_made(self, follower: Any) -> None:
+        """A scheduler or a moving average came to be."""
+        self.followers.begin(follower)
+        if isinstance(follower, torch.nn.Module):
+            self.followers.averages.add(follower)
+
+    def follow(self, call: Callable[..., Any], follower: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """A scheduler steps, a moving average moves: not after a step that was dropped."""
+        if self.session.guarded(lambda: self.followers.may_move(follower)) is False:
+            return None
+        if self._late is not None and self._late.pending:
+            self.session.guarded(lambda: self.followers.about_to_move(follower))
+        return call(follower, *args, **kwargs)
+
+    # -- doors: going back --------------------------------------------------------------------------------------
+
+    def scaled(self, scaler: Any, loss: Any) -> None:
+        """A gradient scaler multiplies the loss: the unscaled one is what counts."""
+        self.session.window.scaled = True
+        self.session.window.scale = scaler.get_scale() if not torch.cuda.is_initialized() else None
+        self.session.guarded(lambda: self.noticing.losses(loss))
+
+    def scaler_step(self, call: Callable[..., Any], scaler: Any, optimizer: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """A gradient scaler steps."""
+        return self.scaling.step(call, scaler, optimizer, args, kwargs)
+
+    def scaler_update(self, call: Callable[..., Any], scaler: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """A gradient scaler moves its scale."""
+        return self.scaling.update(call, scaler, args, kwargs)
+
+    def backward(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        """The user goes back from a loss."""
+        try:
+            self._note_backward(call, args, kwargs)
+        except TrainingStopped:
+            raise
+        except Exception as error:
+            self._internal_error(error)
+        self._in_backward = True
+        try:
+            result = call(*args, **kwargs)
+        finally:
+            self._in_backward = False
+        if not self.session.optimizers:
+            self.session.guarded(self._manual_check)
+        elif self._stepped_inside:
+            self.session.guarded(self._after_hooks)
+        return result
+
+    def _note_backward(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> None:
+        tensors = args[0] if args else kwargs.get("tensors")
+        session = self.session
+        if not session.optimizers and session.window.backwards:
+            self._finish(None, True)
+        if session.window.entry < 0 and not self.acting.same_loss(tensors):
+            self.acting.turned_away()
+        window = session.window
+        entry = self.recorder.note("backward", call, args, kwargs)
+        self.recorder.tape.add(entry, None)
+        if not window.losses or window.backwards:
+            self.noticing.losses(tensors)
+        window.backwards += 1
+        self.noticing.check_loss(entry)
+
+    def grad(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        """`torch.autograd.grad`: recorded as a call; in programs without optimizers its outputs are the gradients."""
+        if kwargs.get("create_graph") or (len(args) > 4 and args[4]):
+            return self.recorder.opaque("call", call, call, args, kwargs)
+        return self._derivative(call, args, kwargs, args[0] if args else kwargs.get("outputs"))
+
+    def derived(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        """A gradient made by `torch.func`: in programs without optimizers it is what the update is made of."""
+        return self._derivative(call, args, kwargs, ())
+
+    def _derivative(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any], outputs: Any) -> Any:
+        if self.session.optimizers:
+            return self.recorder.opaque("call", call, call, args, kwargs)
+        if self.session.window.backwards:
+            self._finish(None, True)
+        result = self.recorder.opaque("derivative", call, call, args, kwargs)
+        self.session.guarded(lambda: self._check_derivative(outputs, result))
+        return result
+
+    def clip(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        """The user clips: the norm is there for nothing."""
+        return self.clipping.clip(call, args, kwargs)
+
+    # -- doors: programs without optimizers ---------------------------------------------------------------------
+
+    def _writing(self, target: torch.Tensor) -> bool:
+        """A loose in-place write. In programs without optimizers, after a bad backward, it is the update: leave it out."""
+        session = self.session
+        if session.optimizers or not session.window.told or torch.is_grad_enabled() or session.budget.observes:
+            return True
+        return self.recorder.tape.slot_of(target) is not None
+
+    def _manual_check(self) -> None:
+        session = self.session
+        bad = nonfinite((f"gradient of {shape_of(p)}", p.grad) for p in session.leaves() if p.grad is not None)
+        self._settle_manual(Symptom("gradient", bad[0][2].kind, bad[0][0]) if bad else None)
+
+    def _check_derivative(self, outputs: Any, result: Any) -> None:
+        self.noticing.losses(outputs)
+        self.session.window.backwards += 1
+        self.noticing.check_loss(next(reversed(self.recorder.tape.entries.values()), None))
+        bad = nonfinite(("gradient", t) for t in tensors_of(result))
+        self._settle_manual(Symptom("gradient", bad[0][2].kind, "gradient") if bad else None)
+
+    def _settle_manual(self, symptom: Symptom | None) -> None:
+        session = self.session
+        if symptom is not None and session.window.symptom is None:
+            session.see(symptom)
+        if session.window.symptom is not None and not session.window.told:
+            self.acting.act(None)
+        else:
+            self.acting.write_metrics(None)
+
+    # -- doors: steps -------------------------------------------------------------------------------------------
+
+    def step(self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> Any:
+        """The user updates the weights: the last moment to stop it."""
+        self.session.stepped_at = take_site(2)
+        self.stepping = True
+        try:
+            if args or kwargs.get("closure") is not None:
+                return self._step_with_closure(call, optimizer, args, kwargs)
+            if hasattr(optimizer, "found_inf"):
+                return self._step_of_scaler(call, optimizer, args, kwargs)
+            if self._may_wait(optimizer):
+                return self._step_late(call, optimizer, args, kwargs)
+            if not self._allowed(optimizer):
+                return None
+            before = self.session.guarded(lambda: self._before_update(optimizer))
+            result = call(optimizer, *args, **kwargs)
+            self._after_update(optimizer, before)
+            return result
+        finally:
+            self.stepping = False
+
+    def _allowed(self, optimizer: torch.optim.Optimizer, in_closure: bool = False) -> bool:
+        """Look at everything before an update; return whether it may go on."""
+        session = self.session
+        self._stop_again()
+        try:
+            self.noticing.look(optimizer)
+            if session.window.symptom is None:
+                return True
+            if session.window.told:
+                return session.budget.observes
+            taken = self.acting.act(optimizer)
+        except TrainingStopped:
+            raise
+        except Exception as error:
+            self._internal_error(error)
+            return True
+        if taken != "observed" and not in_closure:
+            self._finish(optimizer, False)
+        return taken == "observed"
+
+    def _stop_again(self) -> None:
+        if self.session.stopped:
+            raise TrainingStopped(self.session.stopped)
+
+    def _before_update(self, optimizer: torch.optim.Optimizer) -> Snapshot | None:
+        risky = self._risky.get(id(optimizer))
+        if risky is None:
+            risky = self._risky[id(optimizer)] = may_break(optimizer)
+        return Snapshot(optimizer) if risky else None
+
+    def _after_update(self, optimizer: torch.optim.Optimizer, before: Snapshot | None) -> None:
+        taken = ""
+        if before is not None:
+            taken = self.session.guarded(lambda: self._check_update(optimizer, before)) or ""
+        self._finish(optimizer, taken in ("", "observed"))
+
+    def _check_update(self, optimizer: torch.optim.Optimizer, before: Snapshot) -> str:
+        bad = nonfinite(self.session.names_of(parameters_of(optimizer))) or nonfinite(optimizer_state(optimizer))
+        if not bad:
+            return ""
+        self.session.see(symptom_of("parameter", bad))
+        return self.acting.undo_update(optimizer, before)
+
+    def _step_with_closure(self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> Any:
+        recorder = self.recorder
+        closure = args[0] if args else kwargs["closure"]
+        several = isinstance(optimizer, torch.optim.LBFGS) or may_break(optimizer)
+        before = Snapshot(optimizer) if several else None
+        last: list[Any] = [None]
+
+        def watched() -> Any:
+            last[0] = recorder.resumed(closure)
+            if not recorder.resumed(self._allowed, optimizer, True):
+                raise _SkipStep
+            return last[0]
+
+        rest = args[1:] if args else ()
+        named = {k: v for k, v in kwargs.items() if k != "closure"}
+        try:
+            result = call(optimizer, watched, *rest, **named)
+        except _SkipStep:
+            if before is not None:
+                before.restore()
+            self._finish(optimizer, False)
+            return last[0]
+        self._after_update(optimizer, before)
+        return result
+
+    def _step_of_scaler(self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> Any:
+        """A fused optimizer under a gradient scaler: the gradients are still scaled and the kernel skips by itself."""
+        session = self.session
+        self._stop_again()
+        found = optimizer.found_inf  # type: ignore[attr-defined]
+        if found.device.type != "cpu":
+            return self._step_late(call, optimizer, args, kwargs, found)
+        if session.window.symptom is not None and not session.window.told and self.acting.act(optimizer) != "observed":
+            self._finish(optimizer, False)
+            return None
+        result = call(optimizer, *args, **kwargs)
+        if float(found) == 0:  # else skipped by the kernel: the scaler's door counts it
+            self._finish(optimizer, True)
+        return result
+
+    def step_elsewhere(self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> Any:
+        """An optimizer steps where nothing is recorded: in a hook of the backward pass, or in another thread."""
+        session = self.session
+        if get_ident() != self.recorder.thread:
+            if not self._told_of_threads:
+                self._told_of_threads = True
+                self.journal.say("whynan: another thread steps an optimizer; only the thread that watching began in is watched")
+            return call(optimizer, *args, **kwargs)
+        if not self._in_backward:
+            return call(optimizer, *args, **kwargs)
+        self._stepped_inside = optimizer
+        if session.window.symptom is None:
+            bad = session.guarded(lambda: nonfinite(session.named_gradients(optimizer)))
+            if bad:
+                session.see(symptom_of("gradient", bad))
+        if session.window.symptom is not None and not session.budget.observes:
+            return None
+        return call(optimizer, *args, **kwargs)
+
+    def _after_hooks(self) -> None:
+        """Optimizers stepped inside the backward pass: settle that step now."""
+        optimizer, self._stepped_inside = self._stepped_inside, None
+        window = self.session.window
+        if window.symptom is not None and not window.told:
+            self.acting.act(optimizer)
+        self._finish(optimizer, not window.told)
+
+    def _finish(self, optimizer: Any, applied: bool) -> None:
+        """The step is over: made, or left out."""
+        self.session.guarded(lambda: self._end_step(optimizer, applied))
+
+    def _end_step(self, optimizer: Any, applied: bool) -> None:
+        session = self.session
+        window = session.window
+        if not window.told and not window.late:
+            if applied:
+                session.budget.healthy()
+            self.acting.write_metrics(optimizer)
+        session.applied += applied
+        self.followers.stepped(optimizer, applied)
+        session.next_step()
+
+    # -- steps that are read late -------------------------------------------------------------------------------
+
+    def _may_wait(self, optimizer: torch.optim.Optimizer) -> bool:
+        if self.session.window.symptom is not None or not can_wait(optimizer):
+            return False
+        if self.noticing.unchecked:
+            self.session.guarded(self.noticing.look_at_state)
+        return self.session.window.symptom is None and not self.followers.averages and not self.noticing.busy_buffers()
+
+    def _step_late(self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any], found: Any = None) -> Any:
+        """Let the kernel skip by a flag on the device; the host reads it when the next step comes."""
+        self._stop_again()
+        late = self._late = self._late or LateFlag()
+        late.flag = None
+        late.read(self._late_values)
+        self.session.guarded(lambda: self._arm(late, optimizer, found))
+        scaled, skips = found is not None, not self.session.budget.observes
+        if late.flag is not None and skips:
+            optimizer.found_inf = late.flag  # type: ignore[attr-defined]
+        try:
+            result = call(optimizer, *args, **kwargs)
+        finally:
+            if not scaled and late.flag is not None and skips:
+                del optimizer.found_inf  # type: ignore[attr-defined]
+        self._finish(optimizer, True)
+        return result
+
+    def _arm(self, late: LateFlag, optimizer: torch.optim.Optimizer, found: Any) -> None:
+        window = self.session.window
+        window.late = True
+        norm = None if found is not None else self.noticing.norm_of(optimizer)
+        assert not isinstance(norm, float)  # gradients on the device have their norm there
+        if norm is not None or window.losses:
+            context = (dict(self.recorder.tape.entries), optimizer, self.scaling.current if found is not None else None)
+            late.arm(window.losses, norm, self.session.step_count, context, found)
+
+    def _late_values(self, step: int, loss: float, norm: float, context: Any) -> None:
+        entries, optimizer, scaler = context
+        lr = optimizer.param_groups[0].get("lr")
+        self.journal.metrics(step, loss, norm if scaler is None else None, float(lr) if lr is not None else None, None)
+        if not is_bad(loss, norm):
+            self.session.budget.healthy()
+            self.scaling.settled()
+            return
+        symptom = late_symptom(loss, norm) if scaler is None else self.scaling.late(step, loss, entries, optimizer, scaler)
+        if symptom is not None:
+            self.acting.late(step, symptom, entries, optimizer, scaler)
+
+    def _settle_late(self) -> None:
+        if self._late is not None:
+            self._late.read(self._late_values)
+
+    # -- the third way in ---------------------------------------------------------------------------------------
+
+    def step_function(self, function: F) -> F:
+        """See `step`, which is this under its public name on the object `watch` returns."""
+
+        @functools.wraps(function)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            if not self.recorder.here:
+                return function(*args, **kwargs)
+            self.session.function = self.recorder.note("function", function, args, kwargs)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.session.function = None
+
+        return watched  # type: ignore[return-value]
+
+
+def _drop_gradients(tensors: list[torch.Tensor]) -> None:
+    for tensor in tensors:
+        tensor.grad = None

@@ -1,0 +1,122 @@
+"""Look at what a step made before it is applied: loss, gradients, buffers, and state that is new."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from whynan.capsule.tape import Entry, tensors_of
+from whynan.engine.session import Session, parameters_of, symptom_of
+from whynan.records import Symptom
+from whynan.tripwire.checks import gradients, nonfinite, optimizer_state, scalar_damage, total_norm
+from whynan.tripwire.values import Damage, damage_of
+
+
+class Noticing:
+    """Asks the cheap questions at every step; an answer becomes the window's symptom."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.unchecked: list[Any] = []  # state that was made or loaded and not looked at yet
+
+    def losses(self, tensors: Any) -> None:
+        """Note what the program goes back from."""
+        self.session.window.losses += [t.detach() for t in tensors_of(tensors)]
+
+    def check_loss(self, entry: Entry | None) -> None:
+        """Look at the newest loss, where that needs no waiting."""
+        window = self.session.window
+        loss = window.losses[-1] if window.losses else None
+        if loss is None or loss.device.type != "cpu":
+            return  # looked at on the device, later
+        if loss.numel() == 1 and not loss.is_complex():
+            window.loss = float(loss.item())
+            damage = scalar_damage(window.loss)
+        else:
+            window.loss, damage = float(loss.abs().float().sum()), damage_of(loss)
+        if damage and (window.symptom is None or window.entry < 0):
+            self.session.see(Symptom("loss", damage.kind, "loss"), entry)
+
+    def probed(self, tensor: torch.Tensor, result: object) -> None:
+        """The program looked at a value that requires grad: if it is a bad scalar, it is a loss."""
+        session = self.session
+        if session.window.symptom is None and tensor.numel() == 1 and tensor.device.type == "cpu" and session.optimizers:
+            damage = damage_of(tensor.detach())
+            slot = session.recorder.tape.slot_of(tensor)
+            if damage and slot is not None and slot.entry > session.window_start:
+                session.see(Symptom("loss", damage.kind, "loss"))
+                session.window.entry = -slot.entry
+
+    def look(self, optimizer: torch.optim.Optimizer) -> None:
+        """Look at everything an update would build on. Reads the device where values are there."""
+        if self.unchecked:
+            self.look_at_state()
+        window = self.session.window
+        if window.symptom is None and window.loss is None and window.losses:
+            damage = _worst(window.losses)
+            if damage:
+                self.session.see(Symptom("loss", damage.kind, "loss"))
+        if window.symptom is None:
+            self._look_at_gradients(optimizer)
+        if window.symptom is None:
+            self.look_at_buffers()
+
+    def norm_of(self, optimizer: torch.optim.Optimizer) -> torch.Tensor | float | None:
+        """Return the norm of the gradients: the one that clipping computed, or one pass over them."""
+        window = self.session.window
+        parameters = parameters_of(optimizer)
+        if window.norm is None or not window.clipped.issuperset(map(id, parameters)):
+            window.norm = total_norm(gradients(parameters))
+        return window.norm
+
+    def _look_at_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        norm = self.norm_of(optimizer)
+        if norm is not None and not math.isfinite(norm):
+            bad = nonfinite(self.session.named_gradients(optimizer))
+            if bad:
+                self.session.see(symptom_of("gradient", bad))
+
+    def look_at_buffers(self) -> None:
+        """Look at the buffers that the forward passes of this step wrote."""
+        for _, state in self.session.recorder.states.values():
+            changed = state.changed_buffers()
+            bad = nonfinite(changed) if changed else []
+            if bad:
+                self.session.see(symptom_of("buffer", bad))
+                return
+
+    def busy_buffers(self) -> bool:
+        """Whether forward passes change buffers: those must be put back before the next forward pass, so do not wait."""
+        states = [state for _, state in self.session.recorder.states.values()]
+        if self.session.step_count < 2:
+            for state in states:
+                state.changed_buffers()
+        return any(state.changing for state in states)
+
+    def look_at_state(self) -> None:
+        """Look at weights and optimizer state that were made or loaded since the last look."""
+        session = self.session
+        todo, self.unchecked = self.unchecked, []
+        if session.window.symptom is not None and session.window.symptom.place != "loss":
+            return
+        trained = {id(p) for o in session.optimizers for p in parameters_of(o)}
+        for root in session.recorder.roots():
+            bad = nonfinite((n, p) for n, p in root.named_parameters() if id(p) in trained)
+            if bad:
+                session.see(symptom_of("parameter", bad))
+                return
+        for owner in todo:
+            if isinstance(owner, torch.optim.Optimizer):
+                bad = nonfinite(optimizer_state(owner))
+                if bad:
+                    session.see(symptom_of("optimizer state", bad))
+                    return
+
+
+def _worst(tensors: list[torch.Tensor]) -> Damage:
+    found = Damage()
+    for tensor in tensors:
+        found = found | damage_of(tensor)
+    return found

@@ -1,0 +1,48 @@
+"""What can be chosen about a watched run, checked once for all ways in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from whynan.errors import UsageError
+from whynan.recovery.policy import Budget, parse
+
+SNAPSHOTS = ("host", "device", "off")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options of `whynan.watch` and `whynan run`."""
+
+    policy: str | Sequence[str] = "skip"
+    in_a_row: int = 3
+    in_total: int = 10
+    wall_steps: bool = False  # schedulers go on over dropped steps
+    drop_alone: bool = False  # a bad micro-batch is dropped alone, not with its accumulation window
+    snapshots: str = "host"  # where the last good state is kept for a rollback
+    snapshot_every: int = 100  # in updates
+    rewind_data: bool = True  # a rollback takes a loader that can back to the snapshot's batch
+    lr_after_rollback: float = 1.0  # factor
+    clip_after_rollback: float | None = None  # largest gradient norm from then on
+
+    def __post_init__(self) -> None:
+        for name in ("in_a_row", "in_total"):
+            _whole(name, getattr(self, name), 0)
+        _whole("snapshot_every", self.snapshot_every, 1)
+        if self.snapshots not in SNAPSHOTS:
+            raise UsageError(f"snapshots is one of {', '.join(SNAPSHOTS)}, not {self.snapshots!r}")
+        for name in ("lr_after_rollback", "clip_after_rollback"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, int | float) and 0 < value < float("inf")):
+                raise UsageError(f"{name} is a number above 0, not {value!r}")
+        self.budget()
+
+    def budget(self) -> Budget:
+        """Return a fresh budget."""
+        return Budget(parse(self.policy, self.in_a_row), self.in_total)
+
+
+def _whole(name: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise UsageError(f"{name} is a whole number from {least} on, not {value!r}")

@@ -1,0 +1,167 @@
+"""Gradient scalers: their own skips are normal life, a fault under them is not, and a dropped step leaves them alone."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from whynan.capsule.replay import Program
+from whynan.capsule.sites import take_site
+from whynan.capsule.tape import Entry, needed_for
+from whynan.diagnosis import diagnose
+from whynan.engine.acting import Acting
+from whynan.engine.session import Session, parameters_of, symptom_of
+from whynan.records import Symptom
+from whynan.tripwire.checks import nonfinite
+from whynan.tripwire.late import late_symptom
+
+OF_THE_SCALE = ("WN503", "WN202", "WN203", "WN606", "WN802", "WN901")  # what an overflow looks like
+IN_A_ROW = 4  # overflows of a scale that does not settle
+
+
+class Scaling:
+    """Follows the gradient scalers of a run."""
+
+    def __init__(self, session: Session, acting: Acting, finish: Callable[[Any, bool], None]) -> None:
+        self.session, self.acting, self.finish = session, acting, finish
+        self.overflows = 0  # in a row
+        self.counted = 0  # in all
+        self._collapsed = False
+        self._held: set[int] = set()  # optimizers whose step we dropped: the scale must not move for them
+        self._before: tuple[Any, torch.Tensor, torch.Tensor] | None = None  # scaler, scale, growth tracker before the last update
+        self._put_back = False
+        self.current: Any = None  # the scaler whose step is running
+
+    def step(self, call: Callable[..., Any], scaler: Any, optimizer: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """`scaler.step(optimizer)`."""
+        session = self.session
+        if session.window.symptom is None:
+            session.window.norm, session.window.clipped = None, frozenset(id(p) for p in parameters_of(optimizer))
+        session.stepped_at = take_site(2)
+        self.current = scaler
+        steps, applied = session.step_count, session.applied
+        result = session.recorder.suspended(_Resuming(session, call), scaler, optimizer, *args, **kwargs)
+        if session.applied > applied:
+            self.overflows, self._collapsed = 0, False
+        elif session.step_count > steps:
+            self._held.add(id(optimizer))
+        else:
+            session.guarded(lambda: self._skipped(scaler, optimizer))
+        return result
+
+    def _skipped(self, scaler: Any, optimizer: Any) -> None:
+        """The scaler found an infinite gradient and kept the optimizer from its step."""
+        window = self.session.window
+        if window.symptom is None:
+            self._count(scaler, optimizer)
+        if window.symptom is not None and not window.told:
+            collapse = window.symptom.place == "scaler"
+            if self.acting.act(optimizer, scaler) != "observed" and not collapse:
+                self._held.add(id(optimizer))
+        self.finish(optimizer, False)
+
+    def _count(self, scaler: Any, optimizer: Any) -> None:
+        """Tell an overflow of the scale from a fault of the program: the fault stays when the scale is 1."""
+        session = self.session
+        self.overflows += 1
+        self.counted += 1
+        bad = nonfinite(session.named_gradients(optimizer))
+        if not bad:
+            return
+        if self._collapses(scaler):
+            self._collapsed = True
+            session.see(Symptom("scaler", bad[0][2].kind, bad[0][0], f"{self.overflows} steps skipped in a row"))
+        elif self._bad_without_scale(scaler, optimizer):
+            session.see(symptom_of("gradient", bad))
+
+    def _collapses(self, scaler: Any) -> bool:
+        return self.overflows >= IN_A_ROW and not self._collapsed and scaler.get_scale() < 1.0
+
+    def _bad_without_scale(self, scaler: Any, optimizer: Any, entries: dict[int, Entry] | None = None, step: int | None = None) -> bool:
+        scale = scaler._scale
+        if scale is None:
+            return False
+        program = None
+        if entries is not None:
+            program = Program(self.session.recorder, needed_for(entries, set(entries)), self.session.leaves())
+        case = self.acting.case(Symptom("gradient", "nan", "gradient"), optimizer, scaler, program, step)
+        with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(scale):  # type: ignore[attr-defined]
+            before = scale.clone()
+            scale.fill_(1.0)
+            try:
+                return not _finite(case.program) and diagnose(case).cause.code not in OF_THE_SCALE
+            finally:
+                scale.copy_(before)
+
+    def update(self, call: Callable[..., Any], scaler: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """`scaler.update()`: after a step that we dropped the scale stays as it was."""
+        states, held = scaler._per_optimizer_states, self._held
+        self._held = set()
+        if self._put_back and self._before is not None:
+            _, scale, tracker = self._before
+            scaler._scale.copy_(scale)
+            scaler._growth_tracker.copy_(tracker)
+        self._put_back = False
+        if held and not args and not kwargs:
+            found = {key for key, state in states.items() if state["found_inf_per_device"]}
+            if found <= held:
+                states.clear()
+                return None
+            for key in found & held:
+                for value in states[key]["found_inf_per_device"].values():
+                    value.fill_(0.0)
+        if self.session.recorder.running and scaler._scale is not None and scaler._scale.is_cuda:
+            self._before = (scaler, scaler._scale.clone(), scaler._growth_tracker.clone())
+        return call(scaler, *args, **kwargs)
+
+    # -- fused on the device: read late -------------------------------------------------------------------------
+
+    def late(self, step: int, loss: float, entries: dict[int, Entry], optimizer: Any, scaler: Any) -> Symptom | None:
+        """The kernel skipped a scaled step: say whether that was a fault, which also leaves the scale as it was before."""
+        self.overflows += 1
+        self.counted += 1
+        if not math.isfinite(loss) or self._bad_without_scale(scaler, optimizer, entries, step):
+            self._put_back = True
+            return late_symptom(loss, math.nan)
+        if self._collapses(scaler):
+            self._collapsed = True
+            return Symptom("scaler", "inf", "gradient", f"{self.overflows} steps skipped in a row")
+        return None
+
+    def settled(self) -> None:
+        """A scaled step was made."""
+        self.overflows, self._collapsed = 0, False
+
+
+def _finite(program: Program) -> bool:
+    """Replay once and look at the gradients."""
+    with program.still():
+        run = program.play()
+        return run.error is None and not nonfinite(("", p.grad) for p in program.leaves if p.grad is not None)
+
+
+class _Resuming:
+    """Runs a scaler's step with recording off, and on again for the optimizer's own step inside it."""
+
+    def __init__(self, session: Session, call: Callable[..., Any]) -> None:
+        self.recorder, self.call = session.recorder, call
+
+    def __call__(self, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        original, recorder = optimizer.step, self.recorder
+
+        @functools.wraps(original)
+        def step(*inner: Any, **named: Any) -> Any:
+            return recorder.resumed(original, *inner, **named)
+
+        optimizer.step = step
+        try:
+            return self.call(scaler, optimizer, *args, **kwargs)
+        finally:
+            if "step" in vars(optimizer):
+                del optimizer.step
+                if getattr(original, "__func__", original) is not getattr(type(optimizer), "step", None):
+                    optimizer.step = original

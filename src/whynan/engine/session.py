@@ -1,0 +1,126 @@
+"""What the parts of the engine share: the run so far, the optimizer step in progress, and the names of things."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+
+from whynan.capsule.recorder import Recorder
+from whynan.capsule.sites import Site
+from whynan.capsule.tape import Entry, Outside
+from whynan.errors import TrainingStopped
+from whynan.records import Symptom
+from whynan.recovery.policy import Budget
+from whynan.report.journal import Journal
+from whynan.tripwire.values import Damage
+
+T = TypeVar("T")
+Named = Iterable[tuple[str, torch.Tensor]]
+
+
+@dataclass(slots=True)
+class Window:
+    """What is known of the optimizer step in progress."""
+
+    losses: list[torch.Tensor] = field(default_factory=list)
+    loss: float | None = None  # the last loss, where the host knows it
+    symptom: Symptom | None = None
+    entry: int = 0  # the backward entry the symptom was seen at; negative: the entry of a loss the program itself looked at
+    norm: torch.Tensor | float | None = None
+    clipped: frozenset[int] = frozenset()
+    backwards: int = 0
+    scale: float | None = None
+    told: bool = False
+    scaled: bool = False  # a gradient scaler is at work: its overflows are its own business
+    late: bool = False  # its values are read when the next step comes
+
+
+class Session:
+    """One watched run."""
+
+    def __init__(self, budget: Budget, journal: Journal) -> None:
+        self.recorder = Recorder()
+        self.budget = budget
+        self.journal = journal
+        self.optimizers: list[torch.optim.Optimizer] = []
+        self.window = Window()
+        self.step_count = 0
+        self.applied = 0  # updates that were really made
+        self.window_start = 0  # the tape's number where this step began
+        self.function: Entry | None = None  # what to replay instead of the tape: a step function, an optimizer's step
+        self.stepped_at: Site | None = None
+        self.made_at: dict[int, Site | None] = {}
+        self.stopped = ""
+        self.broken: Callable[[BaseException], None] = lambda error: None
+
+    def see(self, symptom: Symptom, entry: Entry | None = None) -> None:
+        """Note the symptom of the step in progress."""
+        self.window.symptom = symptom
+        self.window.entry = entry.number if entry is not None else 0
+
+    def next_step(self) -> None:
+        """Begin a new optimizer step."""
+        self.step_count += 1
+        self.window = Window()
+        self.recorder.roll()
+        self.window_start = self.recorder.tape.number()
+
+    def stop(self, reason: str) -> None:
+        """Stop the training, and again at every later step if the program swallows it."""
+        self.stopped = reason
+        raise TrainingStopped(reason)
+
+    def guarded(self, action: Callable[[], T]) -> T | None:
+        """Do something of ours; a failure is logged once and switches the watching off."""
+        try:
+            return action()
+        except TrainingStopped:
+            raise
+        except Exception as error:
+            self.broken(error)
+            return None
+
+    # -- names --------------------------------------------------------------------------------------------------
+
+    def leaves(self) -> list[torch.Tensor]:
+        """Return everything gradients can end in."""
+        found: dict[int, torch.Tensor] = {}
+        for optimizer in self.optimizers:
+            found.update((id(p), p) for p in parameters_of(optimizer))
+        for root in self.recorder.roots():
+            found.update((id(p), p) for p in root.parameters())
+        for entry in self.recorder.tape:
+            for leaf in entry.reads:
+                if isinstance(leaf, Outside) and leaf.tensor.is_leaf and leaf.tensor.requires_grad:
+                    found[id(leaf.tensor)] = leaf.tensor
+        return list(found.values())
+
+    def names_of(self, parameters: list[torch.Tensor]) -> Named:
+        """Name parameters by the models seen so far."""
+        names = {id(p): n for root in self.recorder.roots() for n, p in root.named_parameters()}
+        for number, parameter in enumerate(parameters):
+            yield names.get(id(parameter), f"parameter {number} {shape_of(parameter)}"), parameter
+
+    def named_gradients(self, optimizer: torch.optim.Optimizer) -> Named:
+        """Return an optimizer's gradients with the names of their parameters."""
+        for name, parameter in self.names_of(parameters_of(optimizer)):
+            if parameter.grad is not None:
+                yield name, parameter.grad
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Return what an optimizer updates."""
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def shape_of(tensor: torch.Tensor) -> str:
+    """Return a shape as text."""
+    return str(list(tensor.shape))
+
+
+def symptom_of(place: str, bad: list[tuple[str, torch.Tensor, Damage]]) -> Symptom:
+    """Name the first of several bad tensors and count the others."""
+    return Symptom(place, bad[0][2].kind, bad[0][0], f"{len(bad)} tensors" if len(bad) > 1 else "")
