@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -51,14 +52,7 @@ class Watch:
         self._guard.__exit__(kind, error, trace)
 
 
-def watch(
-    *objects: Any,
-    policy: str = "skip",
-    in_a_row: int = 3,
-    in_total: int = 10,
-    run_dir: str | Path | None = None,
-    files: bool = True,
-) -> Watch:
+def watch(*objects: Any, run_dir: str | Path | None = None, files: bool = True, averages: Iterable[torch.nn.Module] = (), **options: Any) -> Watch:
     """Watch training in this thread: models and optimizers given here, and any made later.
 
     >>> import torch, whynan
@@ -71,13 +65,33 @@ def watch(
     >>> guard.incidents
     []
 
+    Options, the same as those of `whynan run`:
+
+    policy               what to do with a bad step: observe, skip, rollback, stop, or a chain as skip:3,rollback,stop
+    in_a_row, in_total   bad steps before the training is stopped (3, 10)
+    wall_steps           schedulers go on over dropped steps (False: they count updates)
+    drop_alone           drop a bad micro-batch alone, not its whole accumulation window (False)
+    snapshots            where the last good state is kept for a rollback: host, device, off (host)
+    snapshot_every       how often it is renewed, in updates (100)
+    rewind_data          a rollback takes a StatefulDataLoader back to the snapshot's batch (True)
+    lr_after_rollback    factor on every learning rate after a rollback (1.0)
+    clip_after_rollback  largest gradient norm from then on (none)
+
+    `averages` are copies of the weights that your loop moves by hand (EMA): a dropped step leaves them alone. torch's
+    own AveragedModel is known without it.
+
     Cost: 1-4 microseconds for each torch call outside modules, one pass over the gradients where they are not clipped.
     """
     for item in objects:
         if not isinstance(item, torch.nn.Module | torch.optim.Optimizer):
             raise UsageError(f"watch() takes models and optimizers, not {type(item).__name__}")
-    options = Options(policy=policy, in_a_row=in_a_row, in_total=in_total)
+    known = [f.name for f in fields(Options)]
+    for name in options:
+        if name not in known:
+            raise UsageError(f"watch() has no option {name!r}; its options are {', '.join(known)}")
     journal = Journal(Path(run_dir) if run_dir is not None else None, files=files)
-    guard = Guard(options, journal).open()
+    guard = Guard(Options(**options), journal)
+    guard.recovering.averages = list(averages)
+    guard.open()
     guard.attach(*objects)
     return Watch(guard)

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
-import torch.utils.data.dataloader as dataloader
 from torch.compiler import is_compiling
 
 from whynan.capsule.following import watch_followers, watch_scaler
+from whynan.capsule.loaders import watch_loaders
 from whynan.capsule.recorder import Recorder
 
 _MISSING = object()
@@ -38,6 +38,7 @@ class Doors(Protocol):
     def scaled(self, scaler: Any, loss: Any) -> None: ...
     def scaler_step(self, call: Callable[..., Any], scaler: Any, optimizer: Any, args: Any, kwargs: dict[str, Any]) -> Any: ...
     def scaler_update(self, call: Callable[..., Any], scaler: Any, args: Any, kwargs: dict[str, Any]) -> Any: ...
+    def draw_again(self, loader: Any) -> Any: ...
     def follower_made(self, follower: Any) -> None: ...
     def follow(self, call: Callable[..., Any], follower: Any, args: Any, kwargs: dict[str, Any]) -> Any: ...
 
@@ -59,7 +60,7 @@ class Interception:
         watch_scaler(self)
         watch_followers(self)
         self._opaque_calls(recorder)
-        self._loaders(recorder)
+        watch_loaders(self)
         self._hooks(recorder)
 
     def remove(self) -> None:
@@ -287,23 +288,6 @@ class Interception:
             return call
 
         self.replace(torch, "compile", watched_compile)
-
-    def _loaders(self, recorder: Recorder) -> None:
-        cls = dataloader._BaseDataLoaderIter
-        following = cls.__next__
-
-        @functools.wraps(following)
-        def __next__(self: Any) -> Any:
-            return recorder.suspended(following, self)
-
-        self.replace(cls, "__next__", __next__)
-        loader_iter = dataloader.DataLoader.__iter__
-
-        @functools.wraps(loader_iter)
-        def __iter__(self: Any) -> Any:
-            return recorder.suspended(loader_iter, self)
-
-        self.replace(dataloader.DataLoader, "__iter__", __iter__)
 
     def _hooks(self, recorder: Recorder) -> None:
         """Training code may live in a hook of another model: recording goes on inside hooks."""

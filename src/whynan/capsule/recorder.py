@@ -100,11 +100,14 @@ class Recorder(TorchFunctionMode):
         self.seen_probe: Callable[[torch.Tensor, object], None] = lambda tensor, result: None
         self.seen_write: Callable[[torch.Tensor], bool] = lambda tensor: True
         self.faulty: Callable[[BaseException], None] = lambda error: None
+        self.before_call: Callable[[], None] | None = None  # wanted before the next outermost module call
+        self.before_draw: Callable[[], None] | None = None  # wanted before the next batch is drawn, or that
         self._sorts: dict[Any, Sort] = {}
         self._reads: list[Slot | Inner | Outside] = []
         self._partly: set[int] = set()
         self._unwritten: dict[int, Any] = {}  # storage made by torch.empty: weak reference that keeps the number from reuse
-        self._begun: set[int] = set()
+        self._begun: set[int] = set()  # roots whose state was taken
+        self._again: set[int] = set()  # and those that had an earlier micro-batch in this step
         self._drawing: dict[int, PythonDraws] = {}
 
     def start(self) -> None:
@@ -270,6 +273,10 @@ class Recorder(TorchFunctionMode):
     def _recorded(self, kind: str, fn: Callable[..., Any], call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         try:
             if kind == "module":
+                if self.before_call is not None:
+                    self.before_call()
+                if self.before_draw is not None:
+                    self.before_draw()
                 self._begin_state(fn)  # type: ignore[arg-type]
             entry = self._entry(kind, fn, args, kwargs)
             draws = self._draws(fn) if kind == "module" else None
@@ -305,7 +312,7 @@ class Recorder(TorchFunctionMode):
         known = self.states.get(key)
         if known is None or known[0] is not root:
             self.states[key] = (root, ModuleState(root))
-        self.states[key][1].begin()
+        self.states[key][1].begin(again=key in self._again)
 
     def suspended(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run something with the mode off the stack."""
@@ -342,7 +349,13 @@ class Recorder(TorchFunctionMode):
         """Begin a new step."""
         self.tape.roll()
         self._begun.clear()
+        self._again.clear()
         self.failed = None
+
+    def next_micro_batch(self) -> None:
+        """Take module state anew within the same step, so that a micro-batch can be dropped alone."""
+        self._again |= self._begun
+        self._begun.clear()
 
     def roots(self) -> list[torch.nn.Module]:
         """Return the outermost modules seen so far."""

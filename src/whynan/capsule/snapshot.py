@@ -8,12 +8,17 @@ import torch
 
 
 class Snapshot:
-    """Weights and state of one optimizer. Memory: one copy of both."""
+    """Weights and state of one optimizer. Memory: one copy of both, beside the originals or on the host."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, on_host: bool = False) -> None:
         self.optimizer = optimizer
-        self.parameters = [(p, p.detach().clone()) for g in optimizer.param_groups for p in g["params"]]
-        self.state = {p: _copy(s) for p, s in optimizer.state.items()}
+        self.parameters = [(p, copied(p, on_host)) for g in optimizer.param_groups for p in g["params"]]
+        self.state = {p: copied(s, on_host) for p, s in optimizer.state.items()}
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory it takes."""
+        return nbytes([c for _, c in self.parameters]) + nbytes(list(self.state.values()))
 
     def __enter__(self) -> Snapshot:
         return self
@@ -25,7 +30,7 @@ class Snapshot:
         """Write everything back in place."""
         with torch.no_grad():
             for parameter, copy in self.parameters:
-                parameter.copy_(copy)
+                local(parameter).copy_(copy)
         live = self.optimizer.state
         for key in [k for k in live if k not in self.state]:
             del live[key]
@@ -33,21 +38,37 @@ class Snapshot:
             live[key] = _merge(live.get(key), saved)
 
 
-def _copy(value: Any) -> Any:
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the part of a distributed tensor that this rank holds; other tensors as they are."""
+    inner = getattr(tensor, "_local_tensor", None)
+    return inner if isinstance(inner, torch.Tensor) else tensor
+
+
+def nbytes(tree: Any) -> int:
+    """Return the memory of the tensors in nested lists and dicts."""
+    if isinstance(tree, torch.Tensor):
+        return tree.numel() * tree.element_size()
+    items = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()
+    return sum(nbytes(item) for item in items)
+
+
+def copied(value: Any, on_host: bool = False) -> Any:
+    """Copy the tensors in nested lists and dicts, beside the originals or on the host."""
     if isinstance(value, torch.Tensor):
-        return value.detach().clone()
+        own = local(value).detach()
+        return own.to("cpu", copy=True) if on_host else own.clone()
     if isinstance(value, dict):
-        return {k: _copy(v) for k, v in value.items()}
+        return {k: copied(v, on_host) for k, v in value.items()}
     if isinstance(value, list):
-        return [_copy(v) for v in value]
+        return [copied(v, on_host) for v in value]
     return value
 
 
 def _merge(live: Any, saved: Any) -> Any:
     """Write saved tensors into the live ones, so that whoever holds a reference sees the old value again."""
-    if isinstance(saved, torch.Tensor) and isinstance(live, torch.Tensor) and live.shape == saved.shape and live.dtype == saved.dtype:
+    if isinstance(saved, torch.Tensor) and isinstance(live, torch.Tensor) and local(live).shape == saved.shape and live.dtype == saved.dtype:
         with torch.no_grad():
-            live.copy_(saved)
+            local(live).copy_(saved)
         return live
     if isinstance(saved, dict) and isinstance(live, dict):
         for key in [k for k in live if k not in saved]:
@@ -55,4 +76,4 @@ def _merge(live: Any, saved: Any) -> Any:
         for key, value in saved.items():
             live[key] = _merge(live.get(key), value)
         return live
-    return _copy(saved)
+    return copied(saved)

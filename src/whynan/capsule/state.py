@@ -33,11 +33,16 @@ class ModuleState:
         self._calls = 0
         self._silent: set[int] = set()  # buffers that a kernel writes without moving their version counter
         self.changing = False
+        self._first: tuple[dict[int, torch.Tensor], list[tuple[torch.nn.Module, dict[str, Any]]]] | None = None
         self._resnapshot()
 
-    def begin(self) -> None:
-        """Take the state before the first call of a step."""
+    def begin(self, again: bool = False) -> None:
+        """Take the state before the first call of a step, or of a further micro-batch in it."""
         self._calls += 1
+        if not again:
+            self._first = None
+        elif self._first is None:
+            self._first = {k: copy.clone() for k, (_, copy, _) in self._copies.items()}, self._attributes
         self._copy_attributes()
         stale_buffers, stale_copies = [], []
         for key, (buffer, copy, version) in self._copies.items():
@@ -83,8 +88,11 @@ class ModuleState:
         self.changing = True
         return [(name, b) for name, b in root.named_buffers() if id(b) in changed]
 
-    def rewind(self) -> None:
-        """Put buffers and attributes back to the beginning of the step, bit for bit."""
+    def rewind(self, alone: bool = False) -> None:
+        """Put buffers and attributes back to the beginning of the step (or only of the micro-batch), bit for bit."""
+        if self._first is not None and not alone:
+            self._copies = {k: (b, self._first[0].get(k, copy), -1) for k, (b, copy, _) in self._copies.items()}
+            self._attributes = self._first[1]
         with torch.no_grad():
             for key, (buffer, copy, version) in self._copies.items():
                 if buffer._version != version or key in self._silent:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
 from whynan.errors import UsageError
+
+_FLAGS = ("--wall-steps", "--drop-alone", "--rewind-data", "--skip-batches")
 
 
 class _EndsAtModule(click.Command):
@@ -29,7 +32,7 @@ def _positional(args: list[str]) -> list[str]:
         if skip:
             skip = False
         elif item.startswith("--"):
-            skip = "=" not in item
+            skip = "=" not in item and item not in _FLAGS
         else:
             rest.append(item)
     return rest
@@ -39,10 +42,17 @@ def _positional(args: list[str]) -> list[str]:
 @click.option("--policy", default="skip", show_default=True, help="observe, skip, rollback, stop, or a chain: skip:3,rollback,stop.")
 @click.option("--in-a-row", type=click.IntRange(0), default=3, show_default=True, help="Bad steps in a row before the training is stopped.")
 @click.option("--in-total", type=click.IntRange(0), default=10, show_default=True, help="Bad steps in total before the training is stopped.")
+@click.option("--wall-steps", is_flag=True, help="Let schedulers go on over dropped steps; by default they count updates.")
+@click.option("--drop-alone", is_flag=True, help="Drop a bad micro-batch alone, not its whole accumulation window.")
+@click.option("--snapshots", default="host", show_default=True, help="Where a rollback's last good state is kept: host, device or off.")
+@click.option("--snapshot-every", type=click.IntRange(1), default=100, show_default=True, help="How often it is renewed, in updates.")
+@click.option("--rewind-data/--skip-batches", default=True, help="After a rollback draw the batches since again (StatefulDataLoader), or not.")
+@click.option("--lr-after-rollback", type=float, default=1.0, show_default=True, help="Factor on every learning rate after a rollback.")
+@click.option("--clip-after-rollback", type=float, help="Largest gradient norm after a rollback.")
 @click.option("--run-dir", type=click.Path(path_type=Path, file_okay=False), help="Where to write; default whynan-runs/<time>.")
 @click.option("-m", "module", metavar="MODULE", help="Run a module, as python -m does.")
 @click.argument("target", nargs=-1, type=click.UNPROCESSED)
-def run(policy: str, in_a_row: int, in_total: int, run_dir: Path | None, module: str | None, target: tuple[str, ...]) -> Callable[[], int]:
+def run(run_dir: Path | None, module: str | None, target: tuple[str, ...], **options: Any) -> Callable[[], int]:
     """Run SCRIPT (or -m MODULE) with its ARGS exactly as python would, and watch its training.
 
     The script's arguments, output and exit status are as without whynan; if whynan stops the training it is 3.
@@ -55,7 +65,7 @@ def run(policy: str, in_a_row: int, in_total: int, run_dir: Path | None, module:
     from whynan.launch import run_module, run_script
     from whynan.report.journal import Journal
 
-    guard = Guard(Options(policy=policy, in_a_row=in_a_row, in_total=in_total), Journal(run_dir, files=True))
+    guard = Guard(Options(**options), Journal(run_dir, files=True))
     if module is not None:
         return functools.partial(run_module, guard, module, list(target))
     return functools.partial(run_script, guard, target[0], list(target[1:]))

@@ -12,6 +12,7 @@ from whynan.capsule.replay import Program
 from whynan.capsule.snapshot import Snapshot
 from whynan.capsule.tape import Entry, Slot, Tape, needed_for, tensors_of
 from whynan.diagnosis import Case, diagnose
+from whynan.engine.recovering import Recovering
 from whynan.engine.session import Session, Window
 from whynan.records import Incident, Symptom
 from whynan.recovery.followers import Followers
@@ -22,9 +23,10 @@ HOPELESS = ("WN601", "WN602", "WN603", "WN608")  # state is damaged: skipping ca
 class Acting:
     """Carries out what the policy says about a bad step."""
 
-    def __init__(self, session: Session, followers: Followers) -> None:
+    def __init__(self, session: Session, followers: Followers, recovering: Recovering) -> None:
         self.session = session
         self.followers = followers
+        self.recovering = recovering
 
     def act(self, optimizer: Any, scaler: Any = None) -> str:
         """Diagnose the window's symptom, close the incident, and undo what the step has changed so far."""
@@ -34,15 +36,40 @@ class Acting:
         session.window.told = True
         taken = self.close(diagnose(self.case(symptom, optimizer, scaler)))
         self.write_metrics(optimizer)
+        session.window.taken = taken
         if taken == "skipped":
-            for _, state in session.recorder.states.values():
-                state.rewind()
+            self.drop()
+        elif taken == "rolled back":
+            self.recovering.roll_back()
         return taken
+
+    def drop(self) -> None:
+        """Leave no trace of this step's forward passes."""
+        for _, state in self.session.recorder.states.values():
+            state.rewind()
+        self.recovering.hold_averages()
+
+    def drop_micro_batch(self) -> bool:
+        """Drop a bad micro-batch before its backward pass; return whether the step goes on without it."""
+        session, window = self.session, self.session.window
+        symptom = window.symptom
+        assert symptom is not None
+        taken = self.close(diagnose(self.case(symptom, session.optimizers[-1], None)))
+        if taken != "skipped":
+            return False  # a rollback is made at the step
+        for _, state in session.recorder.states.values():
+            state.rewind(alone=True)
+        session.recorder.tape.entries.pop(window.entry, None)
+        window.symptom, window.entry, window.dropped = None, 0, True
+        window.backwards -= 1
+        window.losses.pop()
+        session.recorder.next_micro_batch()
+        return True
 
     def close(self, incident: Incident) -> str:
         """Decide about an incident, write it, and stop where that is the decision."""
         session = self.session
-        taken = session.budget.decide(incident.cause.code in HOPELESS)
+        taken = session.budget.decide(incident.cause.code in HOPELESS, self.recovering.possible)
         session.journal.incident(incident, session.budget.action(taken))
         if taken == "stopped":
             session.stop(f"stopped at step {incident.step}: {incident.cause.title}")
@@ -87,12 +114,15 @@ class Acting:
             if incident.cause.code != "WN901":
                 session.journal.incident(incident, session.budget.action("observed"))
 
-    def late(self, step: int, symptom: Symptom, entries: dict[int, Entry], optimizer: Any, scaler: Any) -> None:
+    def late(self, step: int, symptom: Symptom, entries: dict[int, Entry], optimizer: Any, scaler: Any) -> str:
         """A step that the device has skipped by itself turned out bad: tell it, and put back who followed it."""
         ends = {n for n, e in entries.items() if e.kind in ("backward", "clip", "grad", "zero")}
         program = Program(self.session.recorder, needed_for(entries, ends), self.session.leaves())
         self.followers.take_back()
-        self.close(diagnose(self.case(symptom, optimizer, scaler, program, step)))
+        taken = self.close(diagnose(self.case(symptom, optimizer, scaler, program, step)))
+        if taken == "rolled back":
+            self.recovering.roll_back()
+        return taken
 
     # -- an update that turned out bad --------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from whynan.engine.acting import Acting
 from whynan.engine.clipping import Clipping
 from whynan.engine.noticing import Noticing
 from whynan.engine.options import Options
+from whynan.engine.recovering import Recovering
 from whynan.engine.scaling import Scaling
 from whynan.engine.session import Session, parameters_of, shape_of, symptom_of
 from whynan.errors import TrainingStopped
@@ -67,7 +68,8 @@ class Guard:
         self.recorder: Recorder = self.session.recorder
         self.followers = Followers(self.options.wall_steps)
         self.noticing = Noticing(self.session)
-        self.acting = Acting(self.session, self.followers)
+        self.recovering = Recovering(self.session, self.options, self.followers)
+        self.acting = Acting(self.session, self.followers, self.recovering)
         self.scaling = Scaling(self.session, self.acting, self._finish)
         self.clipping = Clipping(self.session)
         self.stepping = False  # an optimizer's own step is running
@@ -88,6 +90,7 @@ class Guard:
 
     def open(self) -> Guard:
         """Begin to watch."""
+        self.recovering.begin()
         self._interception.install()
         self.session.broken = self.recorder.faulty = self._internal_error
         self.recorder.seen_probe = self.noticing.probed
@@ -120,6 +123,8 @@ class Guard:
             pass
         except Exception as error:
             self._internal_error(error)
+        if self.recorder.before_call is not None:
+            self.session.guarded(self.recorder.before_call)
         self.recorder.stop()
         self._interception.remove()
         try:
@@ -192,16 +197,25 @@ class Guard:
             entry = self.recorder.note("zero", functools.partial(_drop_gradients, list(tensors)))
             self.recorder.tape.add(entry, None)
 
+    def draw_again(self, loader: Any) -> Any:
+        """A batch is about to be drawn: after a rollback, the position the loader was at with the snapshot."""
+        return self.recovering.position_of(loader)
+
     # -- doors: followers ---------------------------------------------------------------------------------------
 
     def follower_made(self, follower: Any) -> None:
         """A scheduler or a moving average came to be."""
         self.followers.begin(follower)
-        if isinstance(follower, torch.nn.Module):
+        self._know_average(follower)
+
+    def _know_average(self, follower: Any) -> None:
+        if isinstance(follower, torch.nn.Module) and follower not in self.followers.averages:
             self.followers.averages.add(follower)
+            self.recovering.renew()
 
     def follow(self, call: Callable[..., Any], follower: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """A scheduler steps, a moving average moves: not after a step that was dropped."""
+        self._know_average(follower)
         if self.session.guarded(lambda: self.followers.may_move(follower)) is False:
             return None
         if self._late is not None and self._late.pending:
@@ -213,6 +227,7 @@ class Guard:
     def scaled(self, scaler: Any, loss: Any) -> None:
         """A gradient scaler multiplies the loss: the unscaled one is what counts."""
         self.session.window.scaled = True
+        self.recovering.scalers.add(scaler)
         self.session.window.scale = scaler.get_scale() if not torch.cuda.is_initialized() else None
         self.session.guarded(lambda: self.noticing.losses(loss))
 
@@ -228,6 +243,8 @@ class Guard:
         """The user goes back from a loss."""
         try:
             self._note_backward(call, args, kwargs)
+            if self.options.drop_alone and self._drops_alone() and self.acting.drop_micro_batch():
+                return None
         except TrainingStopped:
             raise
         except Exception as error:
@@ -241,7 +258,13 @@ class Guard:
             self.session.guarded(self._manual_check)
         elif self._stepped_inside:
             self.session.guarded(self._after_hooks)
+        elif self.options.drop_alone:
+            self.recorder.next_micro_batch()
         return result
+
+    def _drops_alone(self) -> bool:
+        symptom = self.session.window.symptom
+        return symptom is not None and symptom.place == "loss" and bool(self.session.optimizers) and not self.session.budget.observes
 
     def _note_backward(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> None:
         tensors = args[0] if args else kwargs.get("tensors")
@@ -327,6 +350,7 @@ class Guard:
             if not self._allowed(optimizer):
                 return None
             before = self.session.guarded(lambda: self._before_update(optimizer))
+            self.recovering.clip(optimizer)
             result = call(optimizer, *args, **kwargs)
             self._after_update(optimizer, before)
             return result
@@ -338,6 +362,11 @@ class Guard:
         session = self.session
         self._stop_again()
         try:
+            if self.recovering.met_before() or (session.window.dropped and not session.window.backwards):
+                self.acting.drop()
+                if not in_closure:
+                    self._finish(optimizer, False)
+                return False
             self.noticing.look(optimizer)
             if session.window.symptom is None:
                 return True
@@ -394,7 +423,7 @@ class Guard:
         try:
             result = call(optimizer, watched, *rest, **named)
         except _SkipStep:
-            if before is not None:
+            if before is not None and self.session.window.taken != "rolled back":
                 before.restore()
             self._finish(optimizer, False)
             return last[0]
@@ -456,6 +485,7 @@ class Guard:
             self.acting.write_metrics(optimizer)
         session.applied += applied
         self.followers.stepped(optimizer, applied)
+        self.recovering.finished(applied)
         session.next_step()
 
     # -- steps that are read late -------------------------------------------------------------------------------
@@ -472,7 +502,10 @@ class Guard:
         self._stop_again()
         late = self._late = self._late or LateFlag()
         late.flag = None
-        late.read(self._late_values)
+        rolled_back = late.read(self._late_values) == "rolled back"
+        if rolled_back:
+            self._finish(optimizer, False)  # its gradients are those of the state that was left
+            return None
         self.session.guarded(lambda: self._arm(late, optimizer, found))
         scaled, skips = found is not None, not self.session.budget.observes
         if late.flag is not None and skips:
@@ -494,17 +527,16 @@ class Guard:
             context = (dict(self.recorder.tape.entries), optimizer, self.scaling.current if found is not None else None)
             late.arm(window.losses, norm, self.session.step_count, context, found)
 
-    def _late_values(self, step: int, loss: float, norm: float, context: Any) -> None:
+    def _late_values(self, step: int, loss: float, norm: float, context: Any) -> str:
         entries, optimizer, scaler = context
         lr = optimizer.param_groups[0].get("lr")
         self.journal.metrics(step, loss, norm if scaler is None else None, float(lr) if lr is not None else None, None)
         if not is_bad(loss, norm):
             self.session.budget.healthy()
             self.scaling.settled()
-            return
+            return ""
         symptom = late_symptom(loss, norm) if scaler is None else self.scaling.late(step, loss, entries, optimizer, scaler)
-        if symptom is not None:
-            self.acting.late(step, symptom, entries, optimizer, scaler)
+        return "" if symptom is None else self.acting.late(step, symptom, entries, optimizer, scaler)
 
     def _settle_late(self) -> None:
         if self._late is not None:

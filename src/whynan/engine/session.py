@@ -32,8 +32,10 @@ class Window:
     norm: torch.Tensor | float | None = None
     clipped: frozenset[int] = frozenset()
     backwards: int = 0
+    dropped: bool = False  # a micro-batch of it was dropped alone
     scale: float | None = None
     told: bool = False
+    taken: str = ""  # what was done about it
     scaled: bool = False  # a gradient scaler is at work: its overflows are its own business
     late: bool = False  # its values are read when the next step comes
 

@@ -23,7 +23,7 @@ class Followers:
         self.keep_wall_steps = keep_wall_steps  # schedulers count drawn batches instead of updates
         self._counts: dict[int, Counts] = {}  # by optimizer; 0 is all of them
         self._seen: weakref.WeakKeyDictionary[Any, Counts] = weakref.WeakKeyDictionary()
-        self._moved: list[tuple[Any, Moved]] = []
+        self._moved: list[Moved] = []
         self.averages: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
     def stepped(self, optimizer: Any, made: bool) -> None:
@@ -32,6 +32,11 @@ class Followers:
         for key in (0, id(optimizer)):
             done, dropped = self._counts.get(key, (0, 0))
             self._counts[key] = (done + made, dropped + (not made))
+
+    @property
+    def schedulers(self) -> list[Any]:
+        """The schedulers seen so far."""
+        return [f for f in self._seen if isinstance(f, LRScheduler)]
 
     def begin(self, follower: Any) -> None:
         """A follower came to be: what happened before it does not concern it."""
@@ -49,11 +54,11 @@ class Followers:
     def about_to_move(self, follower: Any) -> None:
         """Remember a scheduler's state: the step it follows may turn out bad when its flag is read."""
         if not self.keep_wall_steps:
-            self._moved.append((follower, Moved(follower)))
+            self._moved.append(Moved(follower))
 
     def take_back(self) -> None:
         """The last step was dropped on the device: put those who followed it back."""
-        for _, moved in reversed(self._moved):
+        for moved in reversed(self._moved):
             moved.restore()
         self._moved.clear()
 
@@ -63,11 +68,12 @@ def _key(follower: Any) -> int:
 
 
 class Moved:
-    """The state of a scheduler and of the rates it sets, from before a call."""
+    """The state of a scheduler and of the rates it sets, or of an optimizer's rates alone, from before a call."""
 
-    def __init__(self, scheduler: Any) -> None:
-        self.schedulers = [(s, _copied(vars(s))) for s in _with_inner(scheduler)]
-        self.groups = [(g, _copied(g)) for g in scheduler.optimizer.param_groups]
+    def __init__(self, owner: Any) -> None:
+        schedules = not isinstance(owner, torch.optim.Optimizer)
+        self.schedulers = [(s, _copied(vars(s))) for s in _with_inner(owner)] if schedules else []
+        self.groups = [(g, _copied(g)) for g in (owner.optimizer if schedules else owner).param_groups]
 
     def restore(self) -> None:
         """Put everything back."""
@@ -101,4 +107,4 @@ def _put(live: dict[str, Any], saved: dict[str, Any]) -> None:
             with torch.no_grad():
                 held.copy_(value)  # a compiled or capturable optimizer holds on to this very tensor
         else:
-            live[key] = value
+            live[key] = _copy(value)

@@ -197,6 +197,8 @@ def farewell(incidents: list[Incident], counts: dict[tuple[str, str, int], int],
     taken = last.action.taken
     if taken == "skipped":
         say(f"whynan: batch skipped ({budget.total} of {budget.in_total} allowed); weights, moments and buffers are as before it")
+    elif taken == "rolled back":
+        say(f"whynan: rolled back to the last good state ({budget.total} of {budget.in_total} bad steps allowed)")
     elif taken == "stopped":
         say(f"whynan: training stopped after {budget.streak} in a row, {budget.total} in total; weights are as before the last bad step")
     else:

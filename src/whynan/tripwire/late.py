@@ -65,14 +65,14 @@ class LateFlag:
         arrived.record()
         self._pending = Reading(host, arrived, step, context)
 
-    def read(self, use: Callable[[int, float, float, object], None]) -> None:
-        """Read the last step's values; by now waiting for them costs nothing."""
+    def read(self, use: Callable[[int, float, float, object], str]) -> str:
+        """Read the last step's values and pass on what was done about them; by now waiting for them costs nothing."""
         reading, self._pending = self._pending, None
         if reading is None:
-            return
+            return ""
         reading.arrived.synchronize()
         loss, norm = (float(v) for v in reading.values)
-        use(reading.step, loss, norm, reading.context)
+        return use(reading.step, loss, norm, reading.context)
 
 
 def late_symptom(loss: float, norm: float) -> Symptom:

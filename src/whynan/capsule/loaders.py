@@ -1,0 +1,55 @@
+"""Doors of data loaders: nothing inside them is recorded, and one that knows its position can be taken back to it."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import dataloader
+
+if TYPE_CHECKING:
+    from whynan.capsule.intercept import Interception
+
+
+def watch_loaders(interception: Interception) -> None:
+    """Stand where batches are drawn."""
+    doors, recorder = interception.doors, interception.doors.recorder
+    cls = dataloader._BaseDataLoaderIter
+    following, loader_iter = cls.__next__, dataloader.DataLoader.__iter__
+    owners: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # iterator of a stateful loader: its loader
+    instead: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # an iterator left behind by a rollback: the one after it
+
+    @functools.wraps(following)
+    def __next__(self: Any) -> Any:
+        if recorder.here:
+            if recorder.before_draw is not None:
+                recorder.suspended(recorder.before_draw)
+            loader: Any = owners.get(self)
+            position = doors.draw_again(loader) if loader is not None else None
+            if position is not None:
+                loader.load_state_dict(position)
+                instead[self] = iter(loader)
+        if self in instead:
+            return next(instead[self])
+        return recorder.suspended(following, self)
+
+    interception.replace(cls, "__next__", __next__)
+
+    @functools.wraps(loader_iter)
+    def __iter__(self: Any) -> Any:
+        return recorder.suspended(loader_iter, self)
+
+    interception.replace(dataloader.DataLoader, "__iter__", __iter__)
+    stateful = getattr(sys.modules.get("torchdata.stateful_dataloader"), "StatefulDataLoader", None)
+    if stateful is not None:
+        stateful_iter = stateful.__iter__
+
+        @functools.wraps(stateful_iter)
+        def known_iter(self: Any) -> Any:
+            made = recorder.suspended(stateful_iter, self)
+            owners[made] = self
+            return made
+
+        interception.replace(stateful, "__iter__", known_iter)
