@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import functools
 import linecache
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -36,7 +37,14 @@ class Expression:
 
     def segment(self, node: ast.AST) -> str:
         """Return the source text of a node."""
-        return ast.get_source_segment("".join(self.lines), node) or ast.unparse(node)
+        first, last = node.lineno - 1, node.end_lineno - 1  # type: ignore[attr-defined]
+        if last >= len(self.lines):
+            return ast.unparse(node)
+        start, end = node.col_offset, node.end_col_offset  # type: ignore[attr-defined]  # counted in bytes
+        lines = [line.encode() for line in self.lines[first : last + 1]]
+        lines[-1] = lines[-1][:end]
+        lines[0] = lines[0][start:]
+        return b"".join(lines).decode()
 
     def replaced(self, node: ast.AST, text: str) -> list[str]:
         """Return the file's lines with a node replaced by other text."""
@@ -85,6 +93,12 @@ class Expression:
         return found[0] if len(found) == 1 and not isinstance(found[0], ast.Constant) else None
 
 
+@functools.lru_cache(maxsize=8)
+def _nodes(text: str) -> list[ast.AST]:
+    """Parse a file, outer nodes first; the next incident is often born in the same one."""
+    return list(ast.walk(ast.parse(text)))
+
+
 def expression_at(site: Site | None, shown: str) -> Expression | None:
     """Parse the file a site lies in and return the expression at exactly its columns."""
     from whynan.capsule.sites import positions
@@ -94,14 +108,14 @@ def expression_at(site: Site | None, shown: str) -> Expression | None:
     lines = linecache.getlines(site.code.co_filename)
     line, end_line, column, end_column = positions(site)
     try:
-        tree = ast.parse("".join(lines))
+        nodes = _nodes("".join(lines))
     except (SyntaxError, ValueError):
         return None
-    for node in ast.walk(tree):
+    for node in nodes:
         if not isinstance(node, ast.expr | ast.AugAssign):
             continue
         if (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset) == (line, end_line, column, end_column):
-            found = Expression(shown, node, lines, function=_function_around(tree, line))
+            found = Expression(shown, node, lines, function=_function_around(nodes, line))
             return found if _fill(found) else None
     return None
 
@@ -116,9 +130,9 @@ def sites_of_node(site: Site, node: ast.AST) -> frozenset[Site]:
     )
 
 
-def _function_around(tree: ast.Module, line: int) -> ast.AST:
-    best: ast.AST = tree
-    for node in ast.walk(tree):
+def _function_around(nodes: list[ast.AST], line: int) -> ast.AST:
+    best = nodes[0]
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.lineno <= line <= (node.end_lineno or 0):
             best = node
     return best
