@@ -64,6 +64,8 @@ def _watch_moves(interception: Interception, cls: Any, name: str) -> None:
     def move(self: Any, *args: Any, **kwargs: Any) -> Any:
         if recorder.here:
             return recorder.suspended(doors.follow, original, self, args, kwargs)
+        if recorder.replaying:
+            return None
         return original(self, *args, **kwargs)
 
     move._whynan = True  # type: ignore[attr-defined]
@@ -86,16 +88,22 @@ def watch_scaler(interception: Interception) -> None:
     def watched_step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         if recorder.here and self.is_enabled():
             return recorder.suspended(doors.scaler_step, step, self, optimizer, args, kwargs)
+        if recorder.replaying:
+            return recorder.left_out(optimizer, args, kwargs)
         return step(self, optimizer, *args, **kwargs)
 
     @functools.wraps(update)
     def watched_update(self: Any, *args: Any, **kwargs: Any) -> Any:
         if recorder.here and self.is_enabled():
             return recorder.suspended(doors.scaler_update, update, self, args, kwargs)
+        if recorder.replaying:
+            return None
         return update(self, *args, **kwargs)
 
     @functools.wraps(unscale)
     def watched_unscale(self: Any, optimizer: Any) -> Any:
+        if recorder.replaying:
+            return None  # it can be called once a step
         return recorder.suspended(unscale, self, optimizer)
 
     interception.replace(cls, "scale", watched_scale)

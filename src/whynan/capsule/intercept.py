@@ -141,7 +141,7 @@ class Interception:
         def zero_grad(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
             if not is_compiling() and recorder.here:
                 recorder.suspended(doors.zeroed, zero, self, args, kwargs)
-            else:
+            elif not recorder.replaying or self not in recorder.stepped:
                 zero(self, *args, **kwargs)
 
         @functools.wraps(load)
@@ -159,7 +159,7 @@ class Interception:
         def module_zero_grad(self: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
             if not is_compiling() and recorder.here:
                 recorder.suspended(doors.zeroed, module_zero, self, args, kwargs)
-            else:
+            elif not recorder.replaying or not recorder.stepped:
                 module_zero(self, *args, **kwargs)
 
         @functools.wraps(module_load)
@@ -185,7 +185,7 @@ class Interception:
             if recorder.here:
                 return recorder.suspended(doors.step, original, self, args, kwargs)
             if recorder.replaying:
-                return None
+                return recorder.left_out(self, args, kwargs)
             if recorder.running and not doors.stepping:
                 return doors.step_elsewhere(original, self, args, kwargs)
             return original(self, *args, **kwargs)
@@ -208,6 +208,10 @@ class Interception:
             if not is_compiling() and recorder.here:
                 optimizer._opt_called = True  # type: ignore[attr-defined]  # what the scheduler's wrapper notes, also for a step that is left out
                 return recorder.suspended(doors.step, call, optimizer, args, kwargs)
+            if recorder.replaying:
+                return recorder.left_out(optimizer, args, kwargs)
+            if recorder.running and not doors.stepping and not is_compiling():
+                return doors.step_elsewhere(call, optimizer, args, kwargs)
             return original(*args, **kwargs)
 
         self.replace(optimizer, "step", step)

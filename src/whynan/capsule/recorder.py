@@ -96,9 +96,11 @@ class Recorder(TorchFunctionMode):
         self.inside = 0
         self.replaying = False
         self.replayed: Callable[[Any], None] | None = None  # told of the losses a replayed step function goes back from
+        self.stepped: list[torch.optim.Optimizer] = []  # whose step a replayed step function has come to: their gradients are its result
         self.failed: Entry | None = None
         self.seen_probe: Callable[[torch.Tensor, object], None] = lambda tensor, result: None
         self.seen_write: Callable[[torch.Tensor], bool] = lambda tensor: True
+        self.seen_root: Callable[[torch.nn.Module], None] = lambda root: None
         self.faulty: Callable[[BaseException], None] = lambda error: None
         self.before_call: Callable[[], None] | None = None  # wanted before the next outermost module call
         self.before_draw: Callable[[], None] | None = None  # wanted before the next batch is drawn, or that
@@ -275,7 +277,7 @@ class Recorder(TorchFunctionMode):
             if kind == "module":
                 if self.before_call is not None:
                     self.before_call()
-                if self.before_draw is not None:
+                if self.before_draw is not None and _is_grad_enabled():  # not for a validation between update and scheduler
                     self.before_draw()
                 self._begin_state(fn)  # type: ignore[arg-type]
             entry = self._entry(kind, fn, args, kwargs)
@@ -306,11 +308,12 @@ class Recorder(TorchFunctionMode):
 
     def _begin_state(self, root: torch.nn.Module) -> None:
         key = id(root)
-        if key in self._begun:
-            return
+        if key in self._begun or not (root.training or _is_grad_enabled() or key not in self.states):
+            return  # a validation between two steps belongs to neither
         self._begun.add(key)
         known = self.states.get(key)
         if known is None or known[0] is not root:
+            self.seen_root(root)
             self.states[key] = (root, ModuleState(root))
         self.states[key][1].begin(again=key in self._again)
 
@@ -345,9 +348,18 @@ class Recorder(TorchFunctionMode):
             self.inside = outer
             self.tape.drop_unless_trained(first)
 
+    def left_out(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Stand in for an optimizer's step during a replay: nothing is updated, a closure is evaluated once."""
+        self.stepped.append(optimizer)
+        closure = args[0] if args else kwargs.get("closure")
+        with torch.enable_grad():
+            return closure() if closure is not None else None
+
     def roll(self) -> None:
         """Begin a new step."""
         self.tape.roll()
+        for _, state in self.states.values():
+            state.over()
         self._begun.clear()
         self._again.clear()
         self.failed = None

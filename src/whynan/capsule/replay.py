@@ -106,6 +106,7 @@ class Program:
                 with redirect_stdout(io.StringIO()):  # what the user's forward pass prints was printed once already
                     yield
             finally:
+                recorder.stepped.clear()
                 recorder.replaying = False
                 recorder.inside -= 1
 

@@ -21,6 +21,7 @@ from whynan.records import NOWHERE, Span
 _TORCH_ROOT: Final = os.path.dirname(torch.__file__) + os.sep
 _OWN_ROOT: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _STDLIB_ROOT: Final = os.path.dirname(os.__file__) + os.sep
+_ENGINE: Final = getattr(getattr(torch.autograd.graph, "_engine_run_backward", None), "__code__", None)
 _internal: dict[str, bool] = {}  # by file name: hashing a code object hashes all its constants
 
 
@@ -54,9 +55,12 @@ def take_site(depth: int = 1) -> Site | None:
 
 
 def live_site(stop: CodeType, depth: int = 1) -> Site | None:
-    """Return the innermost user frame above the frame that runs `stop`, or None when the call came from below it."""
+    """Return the innermost user frame above the frame that runs `stop`, or None when the call came from below it.
+
+    A user's `loss.backward()` inside a replayed step function is below the engine: what the engine runs is not that line.
+    """
     frame: FrameType | None = sys._getframe(depth)
-    while frame is not None and frame.f_code is not stop:
+    while frame is not None and frame.f_code is not stop and frame.f_code is not _ENGINE:
         code = frame.f_code
         if not is_internal(code):
             return Site(code, frame.f_lasti)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 _BASE_KEYS = frozenset(torch.nn.Module().__dict__)
+Copies = dict[int, tuple[torch.Tensor, torch.Tensor, int]]  # id(buffer): buffer, copy, version
 
 
 class ModuleState:
@@ -23,7 +24,7 @@ class ModuleState:
 
     def __init__(self, root: torch.nn.Module) -> None:
         self._root = weakref.ref(root)
-        self._copies: dict[int, tuple[torch.Tensor, torch.Tensor, int]] = {}  # id(buffer): buffer, copy, version
+        self._copies: Copies = {}
         self._homes: list[tuple[torch.nn.Module, str, torch.Tensor]] = []
         self._attributes: list[tuple[torch.nn.Module, dict[str, Any]]] = []
         self._holders: list[torch.nn.Module] = []
@@ -31,18 +32,21 @@ class ModuleState:
         self._modules = list(root.modules())
         self._busy = self._modules
         self._calls = 0
+        self._begun = False  # called since the state was last taken or put back
+        self._rewound = False  # whether attributes change cannot be learned from a step that was taken back
         self._silent: set[int] = set()  # buffers that a kernel writes without moving their version counter
         self.changing = False
-        self._first: tuple[dict[int, torch.Tensor], list[tuple[torch.nn.Module, dict[str, Any]]]] | None = None
+        self._first: tuple[Copies, list[tuple[torch.nn.Module, str, torch.Tensor]], list[tuple[torch.nn.Module, dict[str, Any]]]] | None = None
         self._resnapshot()
 
     def begin(self, again: bool = False) -> None:
         """Take the state before the first call of a step, or of a further micro-batch in it."""
         self._calls += 1
+        self._begun = True
         if not again:
             self._first = None
         elif self._first is None:
-            self._first = {k: copy.clone() for k, (_, copy, _) in self._copies.items()}, self._attributes
+            self._first = {k: (buffer, copy.clone(), -1) for k, (buffer, copy, _) in self._copies.items()}, self._homes, self._attributes
         self._copy_attributes()
         stale_buffers, stale_copies = [], []
         for key, (buffer, copy, version) in self._copies.items():
@@ -57,6 +61,10 @@ class ModuleState:
         if any(m._buffers.get(name) is not buffer for m, name, buffer in self._homes):
             self._resnapshot()
 
+    def over(self) -> None:
+        """The step is over; what was called in it is not called in the next one yet."""
+        self._begun = False
+
     def _resnapshot(self) -> None:
         root = self._root()
         assert root is not None
@@ -69,11 +77,11 @@ class ModuleState:
 
     def _copy_attributes(self) -> None:
         # after a few steps only the submodules that were seen to change an attribute are copied
-        if self._calls % 64 == 4:
+        if self._calls % 64 == 4 and not self._rewound:
             before = self._attributes
             self._busy = [m for m, old in before if _differs(m.__dict__, old)] if len(before) == len(self._modules) else self._busy
         elif self._calls % 64 == 2:
-            self._busy = self._modules
+            self._busy, self._rewound = self._modules, False
         self._attributes = [(m, m.__dict__.copy()) for m in self._busy]
         if self._calls % 64 == 1:
             self._holders = [m for m in self._modules if _holdings(m.__dict__)]
@@ -83,6 +91,8 @@ class ModuleState:
         """Return the floating-point buffers written since the step began, with their names."""
         root = self._root()
         changed = {k for k, (b, _, version) in self._copies.items() if (b._version != version or k in self._silent) and b.is_floating_point()}
+        others = (m._buffers.get(name) for m, name, buffer in self._homes if m._buffers.get(name) is not buffer)
+        changed |= {id(b) for b in others if b is not None and b.is_floating_point()}  # put in the place of the old one
         if not changed or root is None:
             return []
         self.changing = True
@@ -90,9 +100,11 @@ class ModuleState:
 
     def rewind(self, alone: bool = False) -> None:
         """Put buffers and attributes back to the beginning of the step (or only of the micro-batch), bit for bit."""
+        if not self._begun:
+            return  # not called in this step: nothing of it is this step's
+        self._begun, self._rewound = False, True
         if self._first is not None and not alone:
-            self._copies = {k: (b, self._first[0].get(k, copy), -1) for k, (b, copy, _) in self._copies.items()}
-            self._attributes = self._first[1]
+            self._copies, self._homes, self._attributes = self._first
         with torch.no_grad():
             for key, (buffer, copy, version) in self._copies.items():
                 if buffer._version != version or key in self._silent:
