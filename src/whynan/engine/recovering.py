@@ -47,13 +47,23 @@ class Recovering:
         if self._wanted:
             self.session.recorder.before_draw = self._take
 
+    def met(self, thing: Any) -> None:
+        """A module, scheduler or scaler is about to be used: if for the first time, the snapshot lacks it."""
+        if self.last is not None:
+            self.last.add(thing)
+
+    def followed(self) -> None:
+        """A scheduler or an average moved: a snapshot from between the update and that is out of step with it."""
+        if self.last is not None and self.last.since == 0 and not self.session.window.backwards:
+            self.renew()
+
     def finished(self, applied: bool) -> None:
         """A step is over; take a snapshot before the next batch if one is due."""
         last = self.last
         if last is None:
             return
         if not applied:
-            last.bad.add(last.since)
+            last.dropped.add(last.since)
         last.since += 1
         if applied and self.session.applied - last.applied >= self.options.snapshot_every:
             self.renew()
@@ -64,7 +74,7 @@ class Recovering:
         if not state.optimizers:
             return  # nothing trains yet: ask again
         session.recorder.before_draw = None
-        if session.guarded(state.damaged) is not False:
+        if session.guarded(lambda: state.damaged(self.last)) is not False:
             return
         self.last = session.guarded(lambda: LastGood(state, session.applied, self.options.snapshots == "host"))
         self._redoing = False
@@ -108,7 +118,7 @@ class Recovering:
 
     def met_before(self) -> bool:
         """Whether this step's batch was dropped before the rollback and comes again now."""
-        return self._redoing and self.last is not None and self.last.since in self.last.bad
+        return self._redoing and self.last is not None and self.last.since in self.last.dropped
 
     def clip(self, optimizer: torch.optim.Optimizer) -> None:
         """Clip tighter after a rollback, where the user asked for it."""
@@ -125,7 +135,8 @@ class Recovering:
         held = [(t, t.detach().clone()) for m in self.averages for t in (*m.parameters(), *m.buffers())]
 
         def put_back() -> None:
-            self.session.recorder.before_call = None
+            if torch.is_grad_enabled():  # else a validation, after which the program may still move its averages
+                self.session.recorder.before_call = None
             _write(held)
 
         self.session.recorder.before_call = put_back

@@ -6,16 +6,20 @@ is drawn. Cost: one copy of weights, buffers and optimizer state, in memory and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.nn.modules.batchnorm import _NormBase
 
 from whynan.capsule.snapshot import Snapshot, copied, local, nbytes
 from whynan.capsule.state import put_rng, take_rng
 from whynan.recovery.followers import Moved
 from whynan.tripwire.checks import nonfinite, optimizer_state
+
+_BASE_KEYS = frozenset(torch.nn.Module().__dict__)
+Buffer = tuple[int, str]  # the module it belongs to, its name
 
 
 @dataclass(slots=True)
@@ -28,19 +32,25 @@ class Everything:
     scalers: list[Any] = field(default_factory=list)
     loaders: list[Any] = field(default_factory=list)
 
-    def damaged(self) -> bool:
+    def damaged(self, before: LastGood | None) -> bool:
         """Whether anything of it is not finite already."""
-        for module in self.modules:
-            if nonfinite((*module.named_parameters(), *_statistics(module))):
-                return True
-        return any(nonfinite(optimizer_state(o)) for o in self.optimizers)
+        if any(nonfinite(module.named_parameters()) for module in self.modules) or any(nonfinite(optimizer_state(o)) for o in self.optimizers):
+            return True
+        if any(s._scale is not None and not bool(s._scale.isfinite()) for s in self.scalers):
+            return True
+        return any(before is not None or isinstance(part, _NormBase) for key, part in _bad_buffers(self.modules) if before is None or key not in before.bad)
 
 
-def _statistics(module: torch.nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
-    """Buffers that a norm layer fills; others may hold deliberate infinities."""
-    for name, part in module.named_modules():
-        if isinstance(part, torch.nn.modules.batchnorm._NormBase):
-            yield from ((f"{name}.{n}", b) for n, b in part.named_buffers(recurse=False))
+def _bad_buffers(modules: list[torch.nn.Module]) -> Iterator[tuple[Buffer, torch.nn.Module]]:
+    """Yield the buffers that are not finite. Those that were so from the beginning may be deliberate (masks of -inf)."""
+    for module in modules:
+        for part in module.modules():
+            yield from (((id(part), name), part) for name, _, _ in nonfinite((n, b) for n, b in part._buffers.items() if b is not None))
+
+
+def _plain(module: torch.nn.Module) -> dict[str, Any]:
+    """Return what a module counts in plain attributes."""
+    return {k: v for k, v in vars(module).items() if k not in _BASE_KEYS and isinstance(v, int | float | str | None)}
 
 
 class LastGood:
@@ -49,16 +59,35 @@ class LastGood:
     def __init__(self, state: Everything, applied: int, on_host: bool) -> None:
         self.applied = applied  # updates made so far
         self.since = 0  # optimizer steps begun since
-        self.bad: set[int] = set()  # which of them were dropped: their batches come again if the data is rewound
+        self.dropped: set[int] = set()  # which of them were dropped: their batches come again if the data is rewound
         self.restored = False
+        self._on_host = on_host
         self._optimizers = [Snapshot(o, on_host) for o in state.optimizers]
-        known = {id(p) for s in self._optimizers for p, _ in s.parameters}
-        tensors = {id(t): t for m in state.modules for t in (*m.parameters(), *m.buffers()) if id(t) not in known}
-        self._tensors = [(t, copied(t, on_host)) for t in tensors.values()]
-        self._groups = [Moved(o) for o in (*state.schedulers, *state.optimizers)]
-        self._scalers = [(s, s.state_dict()) for s in state.scalers]
+        self._known = {id(p) for s in self._optimizers for p, _ in s.parameters}
+        self._tensors: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._parts: list[tuple[torch.nn.Module, dict[str, Any], dict[str, Any]]] = []
+        self._groups: list[Moved] = []
+        self._scalers: list[tuple[Any, Any]] = []
+        self.bad = {key for key, _ in _bad_buffers(state.modules)}
+        for thing in (*state.modules, *state.schedulers, *state.optimizers, *state.scalers):
+            self.add(thing)
         self._loaders = [(loader, loader.state_dict()) for loader in state.loaders]
         self._rng = take_rng(everything=True)
+
+    def add(self, thing: Any) -> None:
+        """Take in a module, scheduler, optimizer or scaler that is met for the first time: it has not moved since the snapshot."""
+        if id(thing) in self._known:
+            return
+        self._known.add(id(thing))
+        if isinstance(thing, torch.nn.Module):
+            tensors = {id(t): t for t in (*thing.parameters(), *thing.buffers()) if id(t) not in self._known}
+            self._known.update(tensors)
+            self._tensors += [(t, copied(t, self._on_host)) for t in tensors.values()]
+            self._parts += [(part, dict(part._buffers), _plain(part)) for part in thing.modules()]
+        elif isinstance(thing, torch.amp.GradScaler):
+            self._scalers.append((thing, thing.state_dict()))
+        else:
+            self._groups.append(Moved(thing))
 
     @property
     def nbytes(self) -> int:
@@ -72,12 +101,15 @@ class LastGood:
         with torch.no_grad():
             for tensor, copy in self._tensors:
                 local(tensor).copy_(copy)
+        for part, buffers, attributes in self._parts:
+            part._buffers.update(buffers)
+            vars(part).update(attributes)
         for moved in self._groups:
             moved.restore()
         for scaler, saved in self._scalers:
             scaler.load_state_dict(saved)
         put_rng(self._rng)
-        self.bad.add(self.since)
+        self.dropped.add(self.since)
         self.since = 0
         self.restored = True
         return self._loaders if rewind_data else []

@@ -66,9 +66,10 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> Iterable[tuple[str, tor
     """Yield the floating-point tensors of an optimizer's state with readable names."""
     for number, state in enumerate(optimizer.state.values()):
         if isinstance(state, dict):
-            for key, value in state.items():
-                if isinstance(value, torch.Tensor) and value.is_floating_point():
-                    yield f"{key} of parameter {number}", value
+            for key, held in state.items():
+                for value in held if isinstance(held, list) else (held,):  # LBFGS keeps its history in lists
+                    if isinstance(value, torch.Tensor) and value.is_floating_point():
+                        yield f"{key} of parameter {number}", value
 
 
 KNOWN_SAFE = frozenset({"SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "RMSprop", "Adadelta", "ASGD", "SparseAdam", "Muon", "Rprop"})
