@@ -63,6 +63,14 @@ def loss_scale_collapse(scene: Scene) -> Finding | None:
         from whynan.capsule.sites import resolve
 
         spans.append(resolve(scene.birth.site, "the gradient leaves the range here"))
+    if scene.symptom.name == "scale":
+        return Finding(
+            f"{scene.symptom.detail}: no step can be taken",
+            [scene.symptom.detail, "a scaler multiplies its scale by the backoff factor; one that is not finite stays so"],
+            [Fix("give the scaler a finite scale again: load its state from before, or make a new one")],
+            proven=True,
+            site=scene.site,
+        )
     return Finding(
         f"{scene.symptom.detail}: no scale is small enough",
         evidence,
@@ -310,6 +318,9 @@ def optimizer_state_not_finite(scene: Scene) -> Finding | None:
     """
     birth = scene.birth
     bad_state = birth is not None and birth.leaf is not None and birth.leaf.role == "state"
+    written = _written_by_state(scene)
+    if written is not None:
+        return written
     if scene.symptom.place != "optimizer state" and not bad_state:
         return None
     if birth is not None and not bad_state:
@@ -323,6 +334,29 @@ def optimizer_state_not_finite(scene: Scene) -> Finding | None:
         proven=True,
         site=scene.site,
     )
+
+
+def _written_by_state(scene: Scene) -> Finding | None:
+    """A weight that went bad while whynan watched, every gradient finite: its moments are bad in the same places."""
+    birth = scene.birth
+    leaf = birth.leaf if birth is not None else None
+    watched = scene.history and scene.symptom.place in ("loss", "gradient")  # a weight that was bad from the start is a symptom of its own
+    if leaf is None or leaf.role != "parameter" or not watched:
+        return None
+    if any(not math.isfinite(h.get(key, 0.0)) for h in scene.history for key in ("loss", "grad_norm")):
+        return None  # a bad gradient was let through
+    damaged = ~leaf.tensor.detach().isfinite()
+    for optimizer in scene.optimizers:
+        for key, value in optimizer.state.get(leaf.tensor, {}).items():
+            if getattr(value, "shape", None) == damaged.shape and bool((damaged & ~value.isfinite()).any()):
+                evidence = [f"`{key}` of `{leaf.name}` is not finite where the weight is not", "every gradient so far was finite: the update wrote it there"]
+                return Finding(
+                    f"`{key}` of `{leaf.name}` is not finite and was written into the weight",
+                    evidence,
+                    [Fix("go back to the last checkpoint whose weights and optimizer state are finite")],
+                    proven=True,
+                )
+    return None
 
 
 @rule("WN604", "update-not-finite", "update that is not finite", rank=18)
@@ -446,16 +480,22 @@ def _rounds_to_zero(value: float, dtype: str) -> bool:
 
 def _try_values(scene: Scene, tensor: Any, title: str, value: float = 0.0) -> list[Remedy]:
     """Replay the step with the bad values of a weight or buffer replaced by a finite number: nothing else is wrong with it."""
+    import torch
+
     lab = scene.lab
     assert lab is not None
 
     class Replaced:
         def __enter__(self) -> None:
+            # the program's own backward pass may still be to come and has saved this tensor
+            self.version = torch.autograd._unsafe_preserve_version_counter(tensor)  # type: ignore[attr-defined]
+            self.version.__enter__()
             self.before = tensor.detach().clone()
             tensor.detach()[~self.before.isfinite()] = value
 
         def __exit__(self, *_: object) -> None:
             tensor.detach().copy_(self.before)
+            self.version.__exit__()
 
     outcome = lab.run(around=Replaced())
     scene.tried(f"the bad values set to {number(value)}", outcome.effect() if outcome.finite else "still not finite")
@@ -477,7 +517,10 @@ def _try_cleared(scene: Scene) -> list[Remedy]:
         step = step.__wrapped__
     with Snapshot(optimizer):
         optimizer.state.clear()
-        recorder.suspended(step, optimizer)
+        try:
+            recorder.suspended(step, optimizer)
+        except TypeError:
+            return [Remedy(title)]  # it wants a closure
         finite = all(bool(p.detach().isfinite().all()) for g in optimizer.param_groups for p in g["params"])
     scene.tried("the same update with an empty optimizer state", "finite" if finite else "still not finite")
     return [

@@ -13,7 +13,8 @@ from whynan.capsule.snapshot import Snapshot
 from whynan.capsule.tape import Entry, Slot, Tape, needed_for, tensors_of
 from whynan.diagnosis import Case, diagnose
 from whynan.engine.recovering import Recovering
-from whynan.engine.session import Session, Window
+from whynan.engine.session import Session, Window, parameters_of
+from whynan.errors import TrainingStopped
 from whynan.records import Incident, Symptom
 from whynan.recovery.followers import Followers
 
@@ -27,6 +28,7 @@ class Acting:
         self.session = session
         self.followers = followers
         self.recovering = recovering
+        self._places: list[tuple[torch.Tensor, torch.Tensor | None]] = []  # gradients put in place of dropped ones
 
     def act(self, optimizer: Any, scaler: Any = None) -> str:
         """Diagnose the window's symptom, close the incident, and undo what the step has changed so far."""
@@ -34,7 +36,7 @@ class Acting:
         symptom = session.window.symptom
         assert symptom is not None
         session.window.told = True
-        taken = self.close(diagnose(self.case(symptom, optimizer, scaler)))
+        taken = session.window.decided or self._decide(symptom, optimizer, scaler)
         self.write_metrics(optimizer)
         session.window.taken = taken
         if taken == "skipped":
@@ -43,8 +45,17 @@ class Acting:
             self.recovering.roll_back()
         return taken
 
+    def _decide(self, symptom: Symptom, optimizer: Any, scaler: Any) -> str:
+        try:
+            return self.close(diagnose(self.case(symptom, optimizer, scaler)))
+        except TrainingStopped:
+            self.session.window.told = True
+            self.drop()  # what the program saves on its way out is the state before the bad step
+            raise
+
     def drop(self) -> None:
         """Leave no trace of this step's forward passes."""
+        self.session.window.taken = "skipped"
         for _, state in self.session.recorder.states.values():
             state.rewind()
         self.recovering.hold_averages()
@@ -54,34 +65,57 @@ class Acting:
         session, window = self.session, self.session.window
         symptom = window.symptom
         assert symptom is not None
-        taken = self.close(diagnose(self.case(symptom, session.optimizers[-1], None)))
+        taken = self._decide(symptom, session.optimizers[-1], None)
         if taken != "skipped":
-            return False  # a rollback is made at the step
+            window.decided = taken  # a rollback is made at the step
+            return False
         for _, state in session.recorder.states.values():
             state.rewind(alone=True)
         session.recorder.tape.entries.pop(window.entry, None)
         window.symptom, window.entry, window.dropped = None, 0, True
+        session.window_start = session.recorder.tape.number()  # the program may look at the dropped loss later on
         window.backwards -= 1
         window.losses.pop()
         session.recorder.next_micro_batch()
+        self._hold_places()
         return True
+
+    def _hold_places(self) -> None:
+        """Clipping and unscaling want gradients: give them some where a dropped micro-batch is all there was.
+
+        Of -0.0, which changes no bit of what is added to it.
+        """
+        for optimizer in self.session.optimizers:
+            parameters = [p for p in parameters_of(optimizer) if p.requires_grad]
+            if all(p.grad is None for p in parameters):
+                for parameter in parameters:
+                    parameter.grad = torch.full_like(parameter, -0.0)
+                self._places += [(p, p.grad) for p in parameters]
+
+    def free_places(self) -> None:
+        """A backward pass begins: what it does not reach has no gradient again."""
+        for parameter, grad in self._places:
+            if parameter.grad is grad:
+                parameter.grad = None
+        self._places.clear()
 
     def close(self, incident: Incident) -> str:
         """Decide about an incident, write it, and stop where that is the decision."""
         session = self.session
-        taken = session.budget.decide(incident.cause.code in HOPELESS, self.recovering.possible)
+        hopeless = incident.cause.code in HOPELESS or incident.symptom.name == "scale"  # which no update of the scaler mends
+        taken = session.budget.decide(hopeless, self.recovering.possible)
         session.journal.incident(incident, session.budget.action(taken))
         if taken == "stopped":
             session.stop(f"stopped at step {incident.step}: {incident.cause.title}")
         return taken
 
-    def report(self) -> None:
+    def report(self, scaler: Any = None) -> None:
         """Diagnose and tell without touching anything: the program has already turned away from this step."""
         session = self.session
         symptom = session.window.symptom
         assert symptom is not None
         session.window.told = True
-        incident = diagnose(self.case(symptom, None, None))
+        incident = diagnose(self.case(symptom, None, scaler))
         session.budget.total += 1
         session.journal.incident(incident, session.budget.action("observed"))
 

@@ -29,6 +29,7 @@ from whynan.engine.options import Options
 from whynan.engine.recovering import Recovering
 from whynan.engine.scaling import Scaling
 from whynan.engine.session import Session, parameters_of, shape_of, symptom_of
+from whynan.engine.sharing import Sharing
 from whynan.errors import TrainingStopped
 from whynan.records import Symptom
 from whynan.recovery.followers import Followers
@@ -70,7 +71,8 @@ class Guard:
         self.noticing = Noticing(self.session)
         self.recovering = Recovering(self.session, self.options, self.followers)
         self.acting = Acting(self.session, self.followers, self.recovering)
-        self.scaling = Scaling(self.session, self.acting, self._finish)
+        self.sharing = Sharing(self.session)
+        self.scaling = Scaling(self.session, self.acting, self.sharing, self._finish)
         self.clipping = Clipping(self.session)
         self.stepping = False  # an optimizer's own step is running
         self._late: LateFlag | None = None
@@ -95,6 +97,7 @@ class Guard:
         self.session.broken = self.recorder.faulty = self._internal_error
         self.recorder.seen_probe = self.noticing.probed
         self.recorder.seen_write = self._writing
+        self.recorder.seen_root = self.recovering.met
         self.recorder.start()
         self._open = True
         atexit.register(self.close)
@@ -117,8 +120,10 @@ class Guard:
         atexit.unregister(self.close)
         try:
             self._settle_late()
+            if self.session.window.symptom is None:
+                self.session.window.symptom = self.scaling.never_stepped()
             if self.session.window.symptom is not None and not self.session.window.told:
-                self.acting.report()
+                self.acting.report(self.scaling.current)
         except TrainingStopped:
             pass
         except Exception as error:
@@ -206,18 +211,19 @@ class Guard:
     def follower_made(self, follower: Any) -> None:
         """A scheduler or a moving average came to be."""
         self.followers.begin(follower)
-        self._know_average(follower)
+        self._know(follower)
 
-    def _know_average(self, follower: Any) -> None:
-        if isinstance(follower, torch.nn.Module) and follower not in self.followers.averages:
+    def _know(self, follower: Any) -> None:
+        if isinstance(follower, torch.nn.Module):
             self.followers.averages.add(follower)
-            self.recovering.renew()
+        self.session.guarded(lambda: self.recovering.met(follower))
 
     def follow(self, call: Callable[..., Any], follower: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """A scheduler steps, a moving average moves: not after a step that was dropped."""
-        self._know_average(follower)
+        self._know(follower)
         if self.session.guarded(lambda: self.followers.may_move(follower)) is False:
             return None
+        self.recovering.followed()
         if self._late is not None and self._late.pending:
             self.session.guarded(lambda: self.followers.about_to_move(follower))
         return call(follower, *args, **kwargs)
@@ -226,8 +232,9 @@ class Guard:
 
     def scaled(self, scaler: Any, loss: Any) -> None:
         """A gradient scaler multiplies the loss: the unscaled one is what counts."""
-        self.session.window.scaled = True
+        self.session.window.scaled = self.session.window.noted = True
         self.recovering.scalers.add(scaler)
+        self.session.guarded(lambda: self.recovering.met(scaler))
         self.session.window.scale = scaler.get_scale() if not torch.cuda.is_initialized() else None
         self.session.guarded(lambda: self.noticing.losses(loss))
 
@@ -249,6 +256,7 @@ class Guard:
             raise
         except Exception as error:
             self._internal_error(error)
+        self.acting.free_places()
         self._in_backward = True
         try:
             result = call(*args, **kwargs)
@@ -263,8 +271,10 @@ class Guard:
         return result
 
     def _drops_alone(self) -> bool:
-        symptom = self.session.window.symptom
-        return symptom is not None and symptom.place == "loss" and bool(self.session.optimizers) and not self.session.budget.observes
+        window, session = self.session.window, self.session
+        bad = window.symptom is not None and window.symptom.place == "loss" and not window.decided
+        # a closure hands its loss to the optimizer: there the whole evaluation is bad
+        return bad and bool(session.optimizers) and not session.budget.observes and not self.stepping
 
     def _note_backward(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> None:
         tensors = args[0] if args else kwargs.get("tensors")
@@ -274,10 +284,12 @@ class Guard:
         if session.window.entry < 0 and not self.acting.same_loss(tensors):
             self.acting.turned_away()
         window = session.window
+        self.sharing.went_back()
         entry = self.recorder.note("backward", call, args, kwargs)
         self.recorder.tape.add(entry, None)
-        if not window.losses or window.backwards:
+        if not window.noted:
             self.noticing.losses(tensors)
+        window.noted = False
         window.backwards += 1
         self.noticing.check_loss(entry)
 
@@ -362,12 +374,13 @@ class Guard:
         session = self.session
         self._stop_again()
         try:
-            if self.recovering.met_before() or (session.window.dropped and not session.window.backwards):
-                self.acting.drop()
+            if self._left_out():
                 if not in_closure:
                     self._finish(optimizer, False)
                 return False
             self.noticing.look(optimizer)
+            if session.window.symptom is None:
+                self._look_at_partners(optimizer)
             if session.window.symptom is None:
                 return True
             if session.window.told:
@@ -381,6 +394,26 @@ class Guard:
         if taken != "observed" and not in_closure:
             self._finish(optimizer, False)
         return taken == "observed"
+
+    def _left_out(self) -> bool:
+        """Whether this step falls away without a new incident: with a partner's, met again after a rollback, all its micro-batches dropped."""
+        if self.sharing.to_drop():
+            self.session.window.taken = "skipped"
+            return True
+        if self.recovering.met_before() or (self.session.window.dropped and not self.session.window.backwards):
+            self.acting.drop()
+            return True
+        return False
+
+    def _look_beside_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        for look in (self.noticing.look_at_state, self.noticing.look_at_buffers, functools.partial(self._look_at_partners, optimizer)):
+            if self.session.window.symptom is None:
+                look()
+
+    def _look_at_partners(self, optimizer: torch.optim.Optimizer) -> None:
+        symptom = self.sharing.symptom(optimizer)
+        if symptom is not None and not (self.session.window.scaled and self.scaling.overflows_alone(optimizer)):
+            self.session.see(symptom)
 
     def _stop_again(self) -> None:
         if self.session.stopped:
@@ -411,6 +444,8 @@ class Guard:
         several = isinstance(optimizer, torch.optim.LBFGS) or may_break(optimizer)
         before = Snapshot(optimizer) if several else None
         last: list[Any] = [None]
+        if several and not self._state_allows(optimizer):
+            return None
 
         def watched() -> Any:
             last[0] = recorder.resumed(closure)
@@ -427,18 +462,37 @@ class Guard:
                 before.restore()
             self._finish(optimizer, False)
             return last[0]
+        except TrainingStopped:
+            if before is not None:
+                before.restore()
+            raise
         self._after_update(optimizer, before)
         return result
+
+    def _state_allows(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Look at state that is copied anyway: in the midst of several evaluations its damage looks like that of a weight."""
+        bad = self.session.guarded(lambda: nonfinite(optimizer_state(optimizer)))
+        if not bad:
+            return True
+        self.session.see(symptom_of("optimizer state", bad))
+        return self._allowed(optimizer)
 
     def _step_of_scaler(self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> Any:
         """A fused optimizer under a gradient scaler: the gradients are still scaled and the kernel skips by itself."""
         session = self.session
         self._stop_again()
         found = optimizer.found_inf  # type: ignore[attr-defined]
-        if found.device.type != "cpu":
+        if found.device.type != "cpu" and self._nobody_waits(optimizer):
             return self._step_late(call, optimizer, args, kwargs, found)
+        if session.guarded(self._left_out):
+            self._finish(optimizer, False)
+            return None
+        session.guarded(lambda: self._look_beside_gradients(optimizer))
         if session.window.symptom is not None and not session.window.told and self.acting.act(optimizer) != "observed":
             self._finish(optimizer, False)
+            return None
+        if float(found) and session.guarded(lambda: self.scaling.blames(optimizer)):
+            self._finish(optimizer, False)  # not even by the kernel: it would make state for a first step that never was
             return None
         result = call(optimizer, *args, **kwargs)
         if float(found) == 0:  # else skipped by the kernel: the scaler's door counts it
@@ -484,7 +538,11 @@ class Guard:
                 session.budget.healthy()
             self.acting.write_metrics(optimizer)
         session.applied += applied
-        self.followers.stepped(optimizer, applied)
+        dropped = not applied and window.taken not in ("", "observed")  # a scaler's own skip is not ours to follow up
+        if applied or dropped:
+            self.followers.stepped(optimizer, applied)
+        if optimizer is not None:
+            self.sharing.finished(optimizer, dropped)
         self.recovering.finished(applied)
         session.next_step()
 
@@ -495,7 +553,12 @@ class Guard:
             return False
         if self.noticing.unchecked:
             self.session.guarded(self.noticing.look_at_state)
-        return self.session.window.symptom is None and not self.followers.averages and not self.noticing.busy_buffers()
+        return self.session.window.symptom is None and self._nobody_waits(optimizer)
+
+    def _nobody_waits(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether nothing else must be kept from moving before the next backward pass."""
+        alone = not self.followers.averages and not self.recovering.averages and not self.sharing.partners(optimizer) and not self.sharing.to_drop()
+        return alone and _has_state(optimizer) and not self.noticing.busy_buffers()
 
     def _step_late(self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any], found: Any = None) -> Any:
         """Let the kernel skip by a flag on the device; the host reads it when the next step comes."""
@@ -504,6 +567,7 @@ class Guard:
         late.flag = None
         rolled_back = late.read(self._late_values) == "rolled back"
         if rolled_back:
+            self.session.window.taken = "rolled back"
             self._finish(optimizer, False)  # its gradients are those of the state that was left
             return None
         self.session.guarded(lambda: self._arm(late, optimizer, found))
@@ -558,6 +622,11 @@ class Guard:
                 self.session.function = None
 
         return watched  # type: ignore[return-value]
+
+
+def _has_state(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether nothing is new to an optimizer: a fused step that skips on the device leaves new state without values (SGD's momentum)."""
+    return sum(p.grad is not None for p in parameters_of(optimizer)) <= len(optimizer.state)
 
 
 def _drop_gradients(tensors: list[torch.Tensor]) -> None:

@@ -15,19 +15,21 @@ from whynan.capsule.tape import Entry, needed_for
 from whynan.diagnosis import diagnose
 from whynan.engine.acting import Acting
 from whynan.engine.session import Session, parameters_of, symptom_of
+from whynan.engine.sharing import Sharing
 from whynan.records import Symptom
 from whynan.tripwire.checks import nonfinite
 from whynan.tripwire.late import late_symptom
 
 OF_THE_SCALE = ("WN503", "WN202", "WN203", "WN606", "WN802", "WN901")  # what an overflow looks like
 IN_A_ROW = 4  # overflows of a scale that does not settle
+FOR_EVER = 100  # overflows in a row that no sane first scale takes to settle
 
 
 class Scaling:
     """Follows the gradient scalers of a run."""
 
-    def __init__(self, session: Session, acting: Acting, finish: Callable[[Any, bool], None]) -> None:
-        self.session, self.acting, self.finish = session, acting, finish
+    def __init__(self, session: Session, acting: Acting, sharing: Sharing, finish: Callable[[Any, bool], None]) -> None:
+        self.session, self.acting, self.sharing, self.finish = session, acting, sharing, finish
         self.overflows = 0  # in a row
         self.counted = 0  # in all
         self._collapsed = False
@@ -39,6 +41,11 @@ class Scaling:
     def step(self, call: Callable[..., Any], scaler: Any, optimizer: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """`scaler.step(optimizer)`."""
         session = self.session
+        if self.sharing.to_drop():
+            self._held.add(id(optimizer))
+            session.window.taken = "skipped"
+            self.finish(optimizer, False)
+            return None
         if session.window.symptom is None:
             session.window.norm, session.window.clipped = None, frozenset(id(p) for p in parameters_of(optimizer))
         session.stepped_at = take_site(2)
@@ -50,19 +57,28 @@ class Scaling:
         elif session.step_count > steps:
             self._held.add(id(optimizer))
         else:
-            session.guarded(lambda: self._skipped(scaler, optimizer))
+            session.guarded(lambda: self._skipped(optimizer))
         return result
 
-    def _skipped(self, scaler: Any, optimizer: Any) -> None:
+    def _skipped(self, optimizer: Any) -> None:
         """The scaler found an infinite gradient and kept the optimizer from its step."""
-        window = self.session.window
-        if window.symptom is None:
-            self._count(scaler, optimizer)
-        if window.symptom is not None and not window.told:
-            collapse = window.symptom.place == "scaler"
-            if self.acting.act(optimizer, scaler) != "observed" and not collapse:
-                self._held.add(id(optimizer))
+        self.blames(optimizer)
         self.finish(optimizer, False)
+
+    def blames(self, optimizer: Any) -> bool:
+        """Look into a step that the scaler skips; return whether it is dropped as bad, scale and all."""
+        window, scaler = self.session.window, self.current
+        if window.symptom is None and not window.counted:
+            window.counted = True
+            self._count(scaler, optimizer)
+        if window.symptom is None or window.told:
+            return False
+        collapse = window.symptom.place == "scaler"
+        taken = self.acting.act(optimizer, scaler)
+        dropped = taken == "rolled back" or (taken == "skipped" and not collapse)
+        if dropped:
+            self._held.add(id(optimizer))
+        return dropped
 
     def _count(self, scaler: Any, optimizer: Any) -> None:
         """Tell an overflow of the scale from a fault of the program: the fault stays when the scale is 1."""
@@ -72,14 +88,27 @@ class Scaling:
         bad = nonfinite(session.named_gradients(optimizer))
         if not bad:
             return
-        if self._collapses(scaler):
+        scale = scaler.get_scale()
+        if not math.isfinite(scale):
+            session.see(Symptom("scaler", bad[0][2].kind, "scale", f"the scale is {scale}"))
+        elif self._collapses(scaler):
             self._collapsed = True
             session.see(Symptom("scaler", bad[0][2].kind, bad[0][0], f"{self.overflows} steps skipped in a row"))
         elif self._bad_without_scale(scaler, optimizer):
             session.see(symptom_of("gradient", bad))
 
+    def overflows_alone(self, optimizer: Any) -> bool:
+        """Whether bad gradients of another optimizer under the same scaler come from the scale: the scaler skips that one by itself."""
+        return self.current is None or not self._bad_without_scale(self.current, optimizer)
+
     def _collapses(self, scaler: Any) -> bool:
-        return self.overflows >= IN_A_ROW and not self._collapsed and scaler.get_scale() < 1.0
+        return not self._collapsed and (self.overflows >= FOR_EVER or (self.overflows >= IN_A_ROW and scaler.get_scale() < 1.0))
+
+    def never_stepped(self) -> Symptom | None:
+        """At the end: a run in which a scaler skipped every step has not trained."""
+        if self.session.applied or self._collapsed or self.counted < IN_A_ROW:
+            return None
+        return Symptom("scaler", "inf", "gradient", f"all {self.counted} steps skipped")
 
     def _bad_without_scale(self, scaler: Any, optimizer: Any, entries: dict[int, Entry] | None = None, step: int | None = None) -> bool:
         scale = scaler._scale

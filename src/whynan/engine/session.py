@@ -36,6 +36,9 @@ class Window:
     scale: float | None = None
     told: bool = False
     taken: str = ""  # what was done about it
+    counted: bool = False  # as an overflow of its scaler
+    decided: str = ""  # what is to be done about it when the step comes
+    noted: bool = False  # the loss of the coming backward pass is known from the scaler
     scaled: bool = False  # a gradient scaler is at work: its overflows are its own business
     late: bool = False  # its values are read when the next step comes
 

@@ -6,6 +6,7 @@ Files are made when there is something to write. A disk that is full or read-onl
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 import sys
 import traceback
@@ -151,6 +152,8 @@ class Journal:
     def _voice(self) -> Iterator[None]:
         """Speak without tearing a tqdm bar, and never let a closed stderr harm the training."""
         if self.quiet:
+            with contextlib.redirect_stderr(io.StringIO()):
+                yield
             return
         tqdm: Any = sys.modules.get("tqdm")
         bar = tqdm.tqdm.external_write_mode(file=sys.stderr) if tqdm is not None and hasattr(tqdm, "tqdm") else contextlib.nullcontext()
