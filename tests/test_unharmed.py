@@ -1,0 +1,167 @@
+"""After a step that was dropped, everything is bit for bit as in a run that never drew that batch.
+
+The full product optimizer x precision x fault place x policy is run, one program each: what else there is to a program
+(scheduler, averages, accumulation, clipping, ways to step and to zero, parts of the model, when the loss is read) is
+drawn by the number of the combination, so that a failure has a name and CI does the same every time. A second test lets
+hypothesis draw everything, to find and shrink what the product missed. Every diagnosis is made for real.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from choices import CODES, IN_STATE, ONLY_CUDA, OPTIMIZERS, PLACES, POLICIES, PRECISIONS, REST, Case, drawn
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from unharmed import Expecting, Outcome, all_events, differences, unwatched, watched
+
+import whynan
+
+COMBINATIONS = list(itertools.product(OPTIMIZERS, PRECISIONS, PLACES, POLICIES))
+NUMBERS = {combination: number for number, combination in enumerate(COMBINATIONS)}
+ON_CPU = [name for name in OPTIMIZERS if name not in ONLY_CUDA]
+
+
+def case_of(optimizer: str, precision: str, place: str, policy: str, **more: Any) -> Case:
+    """The program of one combination."""
+    number = NUMBERS[optimizer, precision, place, policy]
+    return drawn(number, optimizer=optimizer, precision=precision, place=place, policy=policy, **more)
+
+
+def check(case: Case) -> None:
+    """Run a case watched, and the program it must equal unwatched; compare everything."""
+    outcome = watched(case)
+    assert "internal error" not in outcome.said, outcome.said
+    assert outcome.incidents, f"nothing was noticed in {case}"
+    assert outcome.incidents[0].cause.code in CODES[case.place], (outcome.incidents[0].cause, case)
+    assert f"[{outcome.incidents[0].cause.code}]" in outcome.said
+    if case.policy == "observe":
+        check_observed(case, outcome)
+    else:
+        check_acted(case, outcome)
+
+
+def check_observed(case: Case, outcome: Outcome) -> None:
+    """Observe changes nothing: the run is the unwatched one, damage and all."""
+    assert {i.action.taken for i in outcome.incidents} == {"observed"}
+    assert differences(outcome.state, unwatched(case, all_events(), faulty=True).state) == [], case
+
+
+def check_acted(case: Case, outcome: Outcome) -> None:
+    """The state is that of the run the policy promises, and each fault is one incident."""
+    script = Expecting(case, noticed_at(case, outcome)).follow()
+    assert {i.cause.code for i in outcome.incidents} <= set(CODES[case.place]), case
+    assert [i.action.taken for i in outcome.incidents] == script.taken, case
+    assert {i.rank for i in outcome.incidents} == {0}
+    assert bool(outcome.stopped) == ("stopped" in script.taken)
+    if outcome.stopped and case.place in IN_STATE:
+        return  # the state is beyond repair, and said to be
+    expected = unwatched(case, script.events)
+    assert differences(outcome.state, expected.state) == [], case
+    whole = {number for kind, number, left_out in script.events if kind == "step" and left_out < 0}
+    assert differences(*({n: v for n, v in o.losses.items() if n in whole} for o in (outcome, expected))) == [], case
+
+
+def noticed_at(case: Case, outcome: Outcome) -> int:
+    """The step at which bad state is noticed: a bad moment is seen once the update has written it into the weights."""
+    if case.place != "one moment":
+        return case.at
+    step = outcome.incidents[0].step // (2 if case.optimizer == "Muon" else 1)
+    assert step in (case.at, case.at + 1)
+    return int(step)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_every_combination(optimizer: str, place: str, policy: str) -> None:
+    """Whatever is trained with whatever, and wherever the fault is: the promise of the policy holds in every precision."""
+    cases = [case_of(optimizer, precision, place, policy) for precision in PRECISIONS]
+    possible = [case for case in cases if not case.impossible()]
+    if not possible:
+        pytest.skip(cases[-1].impossible())
+    for case in possible:
+        check(case)
+
+
+def test_there_are_enough_combinations() -> None:
+    """At least two thousand programs are run, and each optimizer, precision, place and policy is among them."""
+    possible = [c for c in COMBINATIONS if not case_of(*c).impossible()]
+    assert len(possible) >= 2000
+    for index, names in enumerate((ON_CPU, PRECISIONS, PLACES, POLICIES)):
+        assert {c[index] for c in possible} == set(names)
+
+
+def test_every_choice_is_drawn() -> None:
+    """What is drawn by number covers every choice of everything else, together with every policy."""
+    possible = [case_of(*c) for c in COMBINATIONS if not case_of(*c).impossible()]
+    for name, values in REST.items():
+        missing = {(v, p) for v in values for p in POLICIES} - {(getattr(c, name), c.policy) for c in possible}
+        allowed = {"rhythm": "rollback", "wall_steps": "skip:1,rollback rollback:2 observe stop"}.get(name, "")
+        assert all(allowed and (policy in allowed or allowed in policy) for _, policy in missing), (name, missing)
+
+
+everything = st.fixed_dictionaries(
+    {
+        "optimizer": st.sampled_from(ON_CPU),
+        "precision": st.sampled_from(PRECISIONS),
+        "place": st.sampled_from(PLACES),
+        "policy": st.sampled_from(POLICIES),
+        **{name: st.sampled_from(tuple(dict.fromkeys(values))) for name, values in REST.items()},
+    }
+).map(lambda chosen: Case(**chosen).made_possible())
+
+
+@settings(max_examples=200, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@given(everything.filter(lambda case: not case.impossible()))
+def test_any_program(case: Case) -> None:
+    """The same for programs drawn at random."""
+    check(case)
+
+
+# -- gradient scalers ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", ["SGD momentum", "AdamW fused", "Muon"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_overflow_of_a_scale_is_the_scalers_own_business(optimizer: str, policy: str) -> None:
+    """A scale that is too large for a while is no incident, and the run is the unwatched one: scheduler and averages too."""
+    case = Case(optimizer, "fp16 scaler", "scaler", policy, scheduler="StepLR", average="ema", scale=2.0**60)
+    outcome = watched(case)
+    assert outcome.incidents == []
+    assert differences(outcome.state, unwatched(case, all_events(), faulty=True).state) == []
+    assert outcome.state["optimizers"][0]["state"], "some steps were made before the scale was too large"
+
+
+def test_run_in_which_no_step_is_ever_taken() -> None:
+    """A scaler that skips every step of a run is told at the end, even where its scale is not small yet."""
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**120)
+    with whynan.watch(optimizer, files=False) as guard:
+        for _ in range(6):
+            optimizer.zero_grad()
+            scaler.scale((weight * 1e6).square().sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        assert guard.incidents == []
+    assert [(i.cause.code, i.action.taken) for i in guard.incidents] == [("WN606", "observed")]
+    assert scaler.get_scale() == 2.0**114
+
+
+# -- on the GPU ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_every_combination_on_the_gpu(optimizer: str, precision: str) -> None:
+    """The same on a GPU, capturable optimizers and skips made on the device included."""
+    for place, policy in itertools.product(PLACES, POLICIES):
+        case = case_of(optimizer, precision, place, policy, device="cuda")
+        if not case.impossible():
+            check(case)
