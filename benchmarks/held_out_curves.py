@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import math
 from collections.abc import Iterator
 
 import torch
@@ -12,102 +10,109 @@ from torch import nn
 from torch.nn import functional as F
 
 
-def diffusion(seed: int) -> Iterator[Point]:
-    """Denoising at random noise levels, in two dimensions."""
+def flow(seed: int) -> Iterator[Point]:
+    """A normalising flow of four coupling layers on two half moons; the loss is a negative log-likelihood."""
     torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(3, 64), nn.SiLU(), nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 2))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    while True:
-        turn = torch.rand(64, 1) * 6
-        clean = torch.cat([turn * turn.cos(), turn * turn.sin()], 1) / 3
-        time, noise = torch.rand(64, 1), torch.randn(64, 2)
-        seen = (time * math.pi / 2).cos() * clean + (time * math.pi / 2).sin() * noise
-        yield update(model, optimizer, F.mse_loss(model(torch.cat([seen, time], 1)), noise), clip=1.0)
-
-
-def rare_class(seed: int) -> Iterator[Point]:
-    """Two classes, one of them 1 in 100: most batches of 16 hold none of it."""
-    torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 1))
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    while True:
-        label = (torch.rand(16) < 0.01).float()
-        data = torch.randn(16, 10) + label[:, None] * 0.8
-        yield update(model, optimizer, F.binary_cross_entropy_with_logits(model(data)[:, 0], label))
-
-
-def values_of_states(seed: int) -> Iterator[Point]:
-    """Q-learning on a random walk with a target network that is copied every 100 steps."""
-    torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
-    old = copy.deepcopy(model)
+    model = nn.ModuleList(nn.Sequential(nn.Linear(1, 24), nn.Tanh(), nn.Linear(24, 2)) for _ in range(4))
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
-    moves, prize = torch.randint(16, (16, 4)), torch.randn(16, 4)
+    while True:
+        turn, side = torch.rand(128) * 3.14, torch.randint(2, (128,)) * 2 - 1
+        place = torch.stack([turn.cos() + 0.5 * side, side * turn.sin() + 0.25 * side], 1) + 0.05 * torch.randn(128, 2)
+        volume = torch.zeros(128)
+        for layer in model:
+            keep, move = place.unbind(1)
+            stretch, shift = layer(keep[:, None]).unbind(1)
+            place = torch.stack([move * stretch.tanh().exp() + shift, keep], 1)
+            volume = volume + stretch.tanh()
+        yield update(model, optimizer, (place.pow(2).sum(1) / 2 - volume).mean())
+
+
+def critic(seed: int) -> Iterator[Point]:
+    """The critic of a Wasserstein GAN with gradient penalty: an unbounded loss that is mostly negative."""
+    torch.manual_seed(seed)
+    maker = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 2))
+    judge = nn.Sequential(nn.Linear(2, 32), nn.LeakyReLU(0.2), nn.Linear(32, 1))
+    first = torch.optim.Adam(maker.parameters(), lr=5e-4, betas=(0.0, 0.9))
+    second = torch.optim.Adam(judge.parameters(), lr=5e-4, betas=(0.0, 0.9))
     step = 0
     while True:
-        state, act = torch.randint(16, (32,)), torch.randint(4, (32,))
-        with torch.no_grad():
-            goal = prize[state, act] + 0.95 * old(F.one_hot(moves[state, act], 16).float()).max(1).values
-        guess = model(F.one_hot(state, 16).float()).gather(1, act[:, None])[:, 0]
-        yield update(model, optimizer, F.smooth_l1_loss(guess, goal))
+        real, fake = torch.randn(64, 2) * torch.tensor([2.0, 0.3]) + 1, maker(torch.randn(64, 4)).detach()
+        between = (real + torch.rand(64, 1) * (fake - real)).requires_grad_()
+        (slope,) = torch.autograd.grad(judge(between).sum(), between, create_graph=True)
+        yield update(judge, second, judge(fake).mean() - judge(real).mean() + 10 * (slope.norm(dim=1) - 1).pow(2).mean())
         step += 1
-        if step % 100 == 0:
-            old.load_state_dict(model.state_dict())
+        if step % 5 == 0:
+            update(maker, first, -judge(maker(torch.randn(64, 4))).mean())
 
 
-def mixture_density(seed: int) -> Iterator[Point]:
-    """The negative log-likelihood of a mixture of five bells: sharp, and below zero at times."""
+def clipped_policy(seed: int) -> Iterator[Point]:
+    """PPO on a contextual bandit: each batch is used for four steps, the first of which has a loss of about zero."""
     torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(1, 32), nn.Tanh(), nn.Linear(32, 15))
+    model = nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 5))
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    worth = torch.randn(6, 5)
     while True:
-        goal = torch.rand(64, 1) * 2 - 1
-        data = goal + 0.3 * torch.sin(6 * goal) + 0.02 * torch.randn(64, 1)
-        weight, mean, spread = model(data).chunk(3, 1)
-        part = torch.distributions.Normal(mean, F.softplus(spread) + 1e-2).log_prob(goal)
-        yield update(model, optimizer, -torch.logsumexp(part + weight.log_softmax(1), 1).mean())
+        data = torch.randn(64, 6)
+        with torch.no_grad():
+            before = model(data).log_softmax(1)
+            act = torch.multinomial(before.exp(), 1)
+            gain = (data @ worth + torch.randn(64, 5)).gather(1, act)
+            gain = (gain - gain.mean()) / gain.std()
+        for _ in range(4):
+            ratio = (model(data).log_softmax(1) - before).gather(1, act).exp()
+            yield update(model, optimizer, -torch.minimum(ratio * gain, ratio.clamp(0.8, 1.2) * gain).mean())
 
 
-def contrastive(seed: int) -> Iterator[Point]:
-    """Two views of each sample find each other in the batch; the temperature is learnt."""
+def edge_of_stability(seed: int) -> Iterator[Point]:
+    """Gradient descent on all data with a large rate: the loss falls and zigzags."""
     torch.manual_seed(seed)
-    data, _ = blobs(classes=20)
-    model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 16))
-    heat = nn.Parameter(torch.tensor(2.0))
-    model.register_parameter("heat", heat)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    data, labels = blobs(classes=5)
+    model = nn.Sequential(nn.Linear(20, 32), nn.Tanh(), nn.Linear(32, 5))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     while True:
-        batch = data[torch.randint(2000, (48,))]
-        one, two = (F.normalize(model(batch + 0.3 * torch.randn_like(batch)), dim=1) for _ in range(2))
-        yield update(model, optimizer, F.cross_entropy(one @ two.T * heat.exp(), torch.arange(48)))
+        yield update(model, optimizer, F.cross_entropy(model(data[:256]), labels[:256]))
 
 
-def equation(seed: int) -> Iterator[Point]:
-    """A physics-informed net: the loss holds second derivatives, and falls over five decades."""
+def several_tasks(seed: int) -> Iterator[Point]:
+    """Three tasks with losses of very different size, drawn at random."""
     torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(1, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 1))
+    trunk, heads = nn.Linear(10, 32), nn.ModuleList(nn.Linear(32, 1) for _ in range(3))
+    model = nn.ModuleList([trunk, heads])
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+    weights, size = torch.randn(3, 10), torch.tensor([0.1, 1.0, 6.0])
     while True:
-        place = torch.rand(64, 1, requires_grad=True)
-        height = model(place) * place * (1 - place)
-        (slope,) = torch.autograd.grad(height.sum(), place, create_graph=True)
-        (bend,) = torch.autograd.grad(slope.sum(), place, create_graph=True)
-        yield update(model, optimizer, (bend + math.pi**2 * torch.sin(math.pi * place)).pow(2).mean())
+        task, data = int(torch.randint(3, ())), torch.randn(32, 10)
+        goal = size[task] * (torch.sin(data @ weights[task]) + 0.2 * torch.randn(32))
+        yield update(model, optimizer, F.mse_loss(heads[task](trunk(data).relu())[:, 0], goal))
 
 
-def embeddings(seed: int) -> Iterator[Point]:
-    """Neighbouring bytes of text with negative samples and Adagrad."""
+def characters(seed: int) -> Iterator[Point]:
+    """A GRU over text, batch of four, with plain SGD and clipping."""
     torch.manual_seed(seed)
-    source, model = text(), nn.ModuleList([nn.Embedding(256, 16), nn.Embedding(256, 16)])
-    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
+    source, words, net, head = text(), nn.Embedding(256, 24), nn.GRU(24, 48, batch_first=True), nn.Linear(48, 256)
+    model = nn.ModuleList([words, net, head])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     while True:
-        one, two = (ids[:, 0] for ids in pieces(source, 64, 1))
-        word = model[0](one)
-        near, far = (word * model[1](two)).sum(1), (word * model[1](torch.randint(256, (64,)))).sum(1)
-        yield update(model, optimizer, F.softplus(-near).mean() + F.softplus(far).mean())
+        ids, goal = pieces(source, 4, 16)
+        states, _ = net(words(ids))
+        yield update(model, optimizer, F.cross_entropy(head(states).flatten(0, 1), goal.flatten()), clip=1.0)
+
+
+def distillation(seed: int) -> Iterator[Point]:
+    """A student with dropout learns the soft answers of a teacher; the rate falls in stairs."""
+    torch.manual_seed(seed)
+    teacher = nn.Sequential(nn.Linear(12, 64), nn.ReLU(), nn.Linear(64, 8))
+    model = nn.Sequential(nn.Linear(12, 24), nn.ReLU(), nn.Dropout(0.3), nn.Linear(24, 8))
+    optimizer = torch.optim.RMSprop(model.parameters(), lr=3e-3)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 300, 0.1)
+    while True:
+        data = torch.randn(24, 12)
+        goal = (4 * teacher(data).detach()).log_softmax(1)
+        yield update(model, optimizer, F.kl_div(model(data).log_softmax(1), goal, log_target=True, reduction="batchmean"))
+        schedule.step()
 
 
 HELD_OUT: dict[str, Trainer] = {
-    "diffusion": diffusion, "rare class": rare_class, "Q-learning": values_of_states, "mixture density": mixture_density,
-    "contrastive": contrastive, "differential equation": equation, "embeddings, Adagrad": embeddings,
+    "normalising flow": flow, "WGAN-GP critic": critic, "PPO, four steps a batch": clipped_policy, "edge of stability": edge_of_stability,
+    "several tasks": several_tasks, "GRU, SGD": characters, "distillation, dropout": distillation,
 }  # fmt: skip

@@ -6,6 +6,7 @@ import doctest
 import importlib
 import math
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from whynan.tripwire.headroom import HeadroomWatch, headroom, headroom_text
 from whynan.tripwire.late import LateNumbers
 from whynan.tripwire.spikes import Spike, SpikeWatch
 from whynan.tripwire.tracking import Tracker
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
 NONFINITE = st.sampled_from([math.nan, math.inf, -math.inf])
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
@@ -175,12 +178,33 @@ def test_a_curve_of_zeros_has_the_scale_it_had_before() -> None:
     assert len(alarms([0.0] * 100 + [4.5e12])) == 1
 
 
+@pytest.mark.parametrize("rate", [1.1, 1.3, 2.0])
+def test_a_steady_climb_alarms_before_it_is_a_hundredfold(rate: float) -> None:
+    """A loss that grows by a tenth each step does not take its own climb for noise."""
+    climb = [factor * rate**step for step, factor in enumerate(noisy(9, 40))]
+    told = alarms([*noisy(8, 200), *climb])
+    assert told
+    assert told[0].value < 100
+
+
 def test_frequent_spikes_widen_the_limit() -> None:
     """Spikes that keep coming are part of the curve: the alarms end."""
-    values = [30.0 if step % 10 == 9 else value for step, value in enumerate(noisy(4, 3000))]
+    values = [30.0 if step % 10 == 9 and step > 300 else value for step, value in enumerate(noisy(4, 3000))]
     told = alarms(values)
-    assert 0 < len(told) < 40
-    assert max(spike.step for spike in told) < 1000
+    assert 0 < len(told) < 20
+    assert max(spike.step for spike in told) < 600
+
+
+def test_the_benchmark_counts_alarms_and_finds_what_it_puts_in() -> None:
+    """A short healthy training is silent; 4.5e12 put into it is found everywhere, a value that fits nowhere."""
+    from false_alarms import found, measure
+    from healthy_curves import FIRST
+    from held_out_curves import HELD_OUT
+
+    rows = [measure("a", FIRST["classification"], 1, 150), measure("b", HELD_OUT["several tasks"], 2, 150)]
+    assert [(row.steps, row.loss, row.norm) for row in rows] == [(150, 0, 0), (300, 0, 0)]
+    assert found(rows[1].curves, "loss", 100, 4.5e12) == (2, 2)
+    assert found(rows[1].curves, "gradient norm", 100, None, 1.0) == (0, 2)
 
 
 # -- head-room --------------------------------------------------------------------------------------------------

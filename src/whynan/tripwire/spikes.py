@@ -22,8 +22,9 @@ _ABSURD_AT_ONCE = 1e9  # the same with only one or two values to compare with
 _ABSURD_AFTER_ZEROS = 1e6  # a curve of exact zeros has no scale: the one absolute number here
 _TAIL_LEAST, _TAIL_MOST = 2.25, 6.0  # bounds of q95 over q75 of the distances: 1.7 is a bell curve, 4.3 a log-normal one
 _RARE = 4.0  # times the third largest distance: a tail the quantiles do not show; two spikes do not move it
+_DELAY = 8  # steps before a distance counts: a curve that climbs step by step must not widen its own limit
 _ACCEPT = 5  # spikes in a row that make a new normal: a new rate, new data
-_LARGEST = 1e300  # what is remembered is cut here: sums and products of it stay finite
+_LARGEST = 1e300  # larger values are taken for this: sums and products of it stay finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,7 @@ class SpikeWatch:
         self._least = least
         self._recent: deque[float] = deque()
         self._recent_sorted: list[float] = []
+        self._fresh: deque[float] = deque()
         self._distances: deque[float] = deque()
         self._distances_sorted: list[float] = []
         self._scale = 0.0  # of the distances, remembered while a curve stands still at zero
@@ -70,8 +72,10 @@ class SpikeWatch:
 
     def see(self, step: int, value: float) -> Spike | None:
         """Take the next number; answer with a spike if it is one."""
-        if not math.isfinite(value):
-            return None
+        if not -_LARGEST <= value <= _LARGEST:  # also true of a NaN
+            if not math.isfinite(value):
+                return None
+            value = math.copysign(_LARGEST, value)
         if not self._recent:
             self._enter(value)
             return None
@@ -117,17 +121,20 @@ class SpikeWatch:
 
     def _begin_again(self) -> None:
         pending, self._pending = self._pending, []
-        for store in (self._recent, self._recent_sorted, self._distances, self._distances_sorted):
+        for store in (self._fresh, self._recent, self._recent_sorted, self._distances, self._distances_sorted):
             store.clear()
         for value in pending:
             self._enter(value)
 
     def _enter(self, value: float) -> None:
-        value = min(max(value, -_LARGEST), _LARGEST)
         _push(self._recent, self._recent_sorted, value, _LEVEL)
 
     def _remember(self, distance: float) -> None:
-        _push(self._distances, self._distances_sorted, min(distance, _LARGEST), _MEMORY)
+        self._fresh.append(distance)
+        if len(self._fresh) <= min(_DELAY, len(self._distances) // 4):
+            return
+        distance = self._fresh.popleft()
+        _push(self._distances, self._distances_sorted, distance, _MEMORY)
 
 
 def _push(queue: deque[float], ordered: list[float], value: float, size: int) -> None:
