@@ -19,7 +19,7 @@ def on_spike(policy: SpikePolicy, before_update: bool) -> str:
     """Say what is done about a spike; a word as in `Action.taken`.
 
     On the CPU the numbers are known before the update. On CUDA they are known one step later: the update has been
-    applied, so there is nothing to skip any more and only a warning is left.
+    applied, so `skip` can only warn there; `rollback` and `stop` act one step late.
 
     >>> on_spike(SpikePolicy.SKIP, before_update=True), on_spike(SpikePolicy.SKIP, before_update=False)
     ('skipped', 'observed')

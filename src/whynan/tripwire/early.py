@@ -21,7 +21,7 @@ class EarlyWarning:
     >>> [str(notice.kind) for notice in early.numbers(3, 4.5e12, 1.0)]
     ['spike']
 
-    Cost: about 6 microseconds a step for the numbers; see `HeadroomWatch` and `Tracker` for the rest.
+    Cost: about 8 microseconds a step for the numbers; see `HeadroomWatch` and `Tracker` for the rest.
     """
 
     def __init__(self, track: Track | None = None, spikes: bool = True) -> None:

