@@ -12,17 +12,18 @@ import traceback
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
 from whynan import __version__
-from whynan.records import Action, Incident, dumps
+from whynan.records import Action, Incident, Notice, dumps
 from whynan.recovery.policy import Budget
 from whynan.report import markdown, terminal
 
 ISSUES = "the issue tracker of whynan"
 _FLUSH_EVERY = 64
+_QUIET_STEPS = 1000  # an early warning about one thing is spoken once in so many steps; all are written
 
 
 class Journal:
@@ -34,6 +35,8 @@ class Journal:
         self.quiet = quiet
         self.incidents: list[Incident] = []
         self.counts: dict[tuple[str, str, int], int] = {}
+        self.notices: dict[tuple[str, str], int] = {}
+        self._spoken: dict[tuple[str, str], int] = {}
         self._history: deque[dict[str, float]] = deque(maxlen=200)
         self._metrics: IO[str] | None = None
         self._written = 0
@@ -107,6 +110,22 @@ class Journal:
             with self._voice():
                 terminal.show(incident)
 
+    def warning(self, notice: Notice) -> None:
+        """Write an early warning; say it, unless the same was said in the last thousand steps."""
+        notice = replace(notice, time=notice.time or datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
+        key = (str(notice.kind), notice.name)
+        self.notices[key] = self.notices.get(key, 0) + 1
+        home = self._home()
+        if home is not None:
+            try:
+                with (home / "warnings.jsonl").open("a", encoding="utf-8") as file:
+                    file.write(dumps(notice.to_json()) + "\n")
+            except OSError as error:
+                self._give_up(error)
+        if key not in self._spoken or notice.step - self._spoken[key] >= _QUIET_STEPS:
+            self._spoken[key] = notice.step
+            self.say(f"whynan: warning: {notice.text}")
+
     def close(self, steps: int, budget: Budget) -> None:
         """Finish the files and say how it ended."""
         if self.closed:
@@ -115,6 +134,9 @@ class Journal:
         if self._metrics is not None:
             with contextlib.suppress(OSError):
                 self._metrics.close()
+        if self.notices:
+            where = self.directory / "warnings.jsonl" if self.directory is not None and self.files and not self._broken else None
+            self.say(terminal.warnings_line(self.notices, _short_path(where)))
         if not self.incidents:
             return
         home = self._home()
