@@ -77,7 +77,7 @@ def test_one_spike_does_not_hide_the_next(seed: int, place: int, size: float) ->
     assert alarms(noisy(seed + 1, 3), watch) == []
     second = watch.see(place + 4, size)
     assert first is not None and second is not None
-    assert second.level == pytest.approx(first.level, rel=0.1)
+    assert second.level == pytest.approx(first.level, rel=0.5)
     assert second.limit <= 2 * first.limit
 
 
@@ -435,7 +435,7 @@ def test_every_warning_is_written_and_few_are_said(tmp_path: Path, capsys: pytes
         ("spike", 900, "gradient norm", 4.5e12),
         ("spike", 1005, "loss", 4.5e12),
     ]
-    assert set(rows[0]) == {"schema", "kind", "step", "name", "value", "text", "rank", "time"}
+    assert set(rows[0]) == {"schema", "kind", "step", "name", "value", "text", "severe", "rank", "time"}
     lines = capsys.readouterr().err.splitlines()
     assert lines[:3] == [f"whynan: warning: {name} 4.5e+12 at step {step}" for name, step in (("loss", 5), ("gradient norm", 900), ("loss", 1005))]
     assert lines[3].startswith("whynan: 4 early warnings: spike of loss 3, spike of gradient norm 1; ")

@@ -239,6 +239,7 @@ class Notice:
     text: str
     rank: int = 0
     time: str = ""
+    severe: bool = True  # worth a line at once; a mild spike is only written down
 
     def to_json(self) -> dict[str, Json]:
         """Return the object that `warnings.jsonl` holds.

@@ -76,6 +76,8 @@ def watch(*objects: Any, run_dir: str | Path | None = None, files: bool = True, 
     rewind_data          a rollback takes a StatefulDataLoader back to the snapshot's batch (True)
     lr_after_rollback    factor on every learning rate after a rollback (1.0)
     clip_after_rollback  largest gradient norm from then on (none)
+    spike                what to do with a finite loss or gradient norm far outside what it was: warn, skip, rollback, stop, off (warn)
+    track                named values with limits: {"*.alpha": {"below": 1.0}} warns when an alpha reaches 1.0
 
     `averages` are copies of the weights that your loop moves by hand (EMA): a dropped step leaves them alone. torch's
     own AveragedModel is known without it.

@@ -24,6 +24,7 @@ from whynan.capsule.snapshot import Snapshot
 from whynan.capsule.tape import tensors_of
 from whynan.engine.acting import Acting
 from whynan.engine.clipping import Clipping
+from whynan.engine.foreseeing import Foreseeing
 from whynan.engine.noticing import Noticing
 from whynan.engine.options import Options
 from whynan.engine.recovering import Recovering
@@ -72,6 +73,7 @@ class Guard:
         self.acting = Acting(self.session, self.followers, self.recovering)
         self.scaling = Scaling(self.session, self.acting, self._finish)
         self.clipping = Clipping(self.session)
+        self.foreseeing = Foreseeing(self.session, self.options)
         self.stepping = False  # an optimizer's own step is running
         self._late: LateFlag | None = None
         self._interception = Interception(self)
@@ -125,6 +127,7 @@ class Guard:
             self._internal_error(error)
         if self.recorder.before_call is not None:
             self.session.guarded(self.recorder.before_call)
+        self.session.guarded(lambda: self.foreseeing.state(wait=True))
         self.recorder.stop()
         self._interception.remove()
         try:
@@ -369,7 +372,7 @@ class Guard:
                 return False
             self.noticing.look(optimizer)
             if session.window.symptom is None:
-                return True
+                return in_closure or not self._spike(optimizer, self.foreseeing.before_update(optimizer))
             if session.window.told:
                 return session.budget.observes
             taken = self.acting.act(optimizer)
@@ -381,6 +384,19 @@ class Guard:
         if taken != "observed" and not in_closure:
             self._finish(optimizer, False)
         return taken == "observed"
+
+    def _spike(self, optimizer: torch.optim.Optimizer, taken: str) -> bool:
+        """Do what was asked for about a spike; return whether this update is left out."""
+        if taken == "stopped":
+            self.session.stop(f"stopped at step {self.session.step_count}: a spike of the loss or the gradient norm")
+        if taken == "rolled back" and self.recovering.possible:
+            self.recovering.roll_back()
+        elif taken == "skipped":
+            self.acting.drop()
+        else:
+            return False
+        self._finish(optimizer, False)
+        return True
 
     def _stop_again(self) -> None:
         if self.session.stopped:
@@ -486,6 +502,7 @@ class Guard:
         session.applied += applied
         self.followers.stepped(optimizer, applied)
         self.recovering.finished(applied)
+        self.foreseeing.state()
         session.next_step()
 
     # -- steps that are read late -------------------------------------------------------------------------------
@@ -534,9 +551,17 @@ class Guard:
         if not is_bad(loss, norm):
             self.session.budget.healthy()
             self.scaling.settled()
-            return ""
+            return self._late_spike(self.foreseeing.late(step, loss, norm if scaler is None else None, optimizer))
         symptom = late_symptom(loss, norm) if scaler is None else self.scaling.late(step, loss, entries, optimizer, scaler)
         return "" if symptom is None else self.acting.late(step, symptom, entries, optimizer, scaler)
+
+    def _late_spike(self, taken: str) -> str:
+        if taken == "stopped":
+            self.session.stop(f"stopped at step {self.session.step_count}: a spike of the loss or the gradient norm")
+        if taken == "rolled back" and self.recovering.possible:
+            self.recovering.roll_back()
+            return taken
+        return ""
 
     def _settle_late(self) -> None:
         if self._late is not None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from whynan.errors import UsageError
 from whynan.recovery.policy import Budget, parse
+from whynan.recovery.spikes import SpikePolicy
+from whynan.tripwire.tracking import limits_of
 
 SNAPSHOTS = ("host", "device", "off")
 
@@ -25,6 +27,8 @@ class Options:
     rewind_data: bool = True  # a rollback takes a loader that can back to the snapshot's batch
     lr_after_rollback: float = 1.0  # factor
     clip_after_rollback: float | None = None  # largest gradient norm from then on
+    spike: str = "warn"  # what to do with a finite loss or gradient norm far outside what it was
+    track: Mapping[str, Mapping[str, float]] | None = None  # named values with limits
 
     def __post_init__(self) -> None:
         for name in ("in_a_row", "in_total"):
@@ -36,6 +40,9 @@ class Options:
             value = getattr(self, name)
             if value is not None and not (isinstance(value, int | float) and 0 < value < float("inf")):
                 raise UsageError(f"{name} is a number above 0, not {value!r}")
+        if self.spike not in list(SpikePolicy):
+            raise UsageError(f"spike is one of {', '.join(SpikePolicy)}, not {self.spike!r}")
+        limits_of(self.track)
         self.budget()
 
     def budget(self) -> Budget:

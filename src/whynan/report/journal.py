@@ -110,11 +110,11 @@ class Journal:
             with self._voice():
                 terminal.show(incident)
 
-    def warning(self, notice: Notice) -> None:
-        """Write an early warning; say it, unless the same was said in the last thousand steps."""
+    def warning(self, notice: Notice, aloud: bool = True) -> None:
+        """Write an early warning; say it, unless it is mild or the same was said in the last thousand steps."""
         notice = replace(notice, time=notice.time or datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
         key = (str(notice.kind), notice.name)
-        self.notices[key] = self.notices.get(key, 0) + 1
+        self.notices[key] = self.notices.get(key, 0) + aloud
         home = self._home()
         if home is not None:
             try:
@@ -122,6 +122,8 @@ class Journal:
                     file.write(dumps(notice.to_json()) + "\n")
             except OSError as error:
                 self._give_up(error)
+        if not aloud:
+            return
         if key not in self._spoken or notice.step - self._spoken[key] >= _QUIET_STEPS:
             self._spoken[key] = notice.step
             self.say(f"whynan: warning: {notice.text}")
@@ -134,7 +136,7 @@ class Journal:
         if self._metrics is not None:
             with contextlib.suppress(OSError):
                 self._metrics.close()
-        if self.notices:
+        if any(self.notices.values()):
             where = self.directory / "warnings.jsonl" if self.directory is not None and self.files and not self._broken else None
             self.say(terminal.warnings_line(self.notices, _short_path(where)))
         if not self.incidents:

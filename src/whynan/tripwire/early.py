@@ -60,7 +60,7 @@ class EarlyWarning:
             watch = self._curves[label] = SpikeWatch(LEAST[name])
         spike = watch.see(step, value)
         if spike is not None:
-            notices.append(Notice(NoticeKind.SPIKE, step, label, value, spike.text(label)))
+            notices.append(Notice(NoticeKind.SPIKE, step, label, value, spike.text(label), severe=spike.absurd))
 
     def state(self, step: int, models: list[torch.nn.Module], optimizers: list[torch.optim.Optimizer], wait: bool = False) -> list[Notice]:
         """Look at weights and tracked values; call it once a step, and once with `wait` at the end."""

@@ -37,6 +37,11 @@ class Spike:
     limit: float  # what would just have passed
     row: int  # 1 for the first of several in a row
 
+    @property
+    def absurd(self) -> bool:
+        """Whether no healthy curve does this."""
+        return abs(self.value) > _ABSURD * abs(self.level)
+
     def text(self, name: str) -> str:
         """Say the spike in one line.
 
