@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch.compiler import is_compiling
 
+from whynan.capsule.collectives import watch_collectives
 from whynan.capsule.following import watch_followers, watch_scaler
 from whynan.capsule.loaders import watch_loaders
 from whynan.capsule.recorder import Recorder
@@ -61,6 +62,7 @@ class Interception:
         watch_followers(self)
         self._opaque_calls(recorder)
         watch_loaders(self)
+        watch_collectives(self)
         self._hooks(recorder)
 
     def remove(self) -> None:

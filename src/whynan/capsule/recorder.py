@@ -16,6 +16,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 
+from whynan.capsule.collectives import Received
 from whynan.capsule.sites import take_site
 from whynan.capsule.state import ModuleState, PythonDraws, take_rng
 from whynan.capsule.tape import CONTAINERS, LEAVES, Entry, Inner, Outside, Rebuild, Slot, Tape, tensors_of
@@ -97,6 +98,7 @@ class Recorder(TorchFunctionMode):
         self.replaying = False
         self.replayed: Callable[[Any], None] | None = None  # told of the losses a replayed step function goes back from
         self.failed: Entry | None = None
+        self.received = Received()
         self.seen_probe: Callable[[torch.Tensor, object], None] = lambda tensor, result: None
         self.seen_write: Callable[[torch.Tensor], bool] = lambda tensor: True
         self.faulty: Callable[[BaseException], None] = lambda error: None
@@ -350,6 +352,7 @@ class Recorder(TorchFunctionMode):
         self.tape.roll()
         self._begun.clear()
         self._again.clear()
+        self.received.clear()
         self.failed = None
 
     def next_micro_batch(self) -> None:

@@ -14,8 +14,10 @@ from whynan.capsule.tape import Entry, Slot, Tape, needed_for, tensors_of
 from whynan.diagnosis import Case, diagnose
 from whynan.engine.recovering import Recovering
 from whynan.engine.session import Session, Window
+from whynan.engine.together import Together
 from whynan.records import Incident, Symptom
 from whynan.recovery.followers import Followers
+from whynan.recovery.ranks import rank_here
 
 HOPELESS = ("WN601", "WN602", "WN603", "WN608")  # state is damaged: skipping cannot help
 
@@ -23,8 +25,9 @@ HOPELESS = ("WN601", "WN602", "WN603", "WN608")  # state is damaged: skipping ca
 class Acting:
     """Carries out what the policy says about a bad step."""
 
-    def __init__(self, session: Session, followers: Followers, recovering: Recovering) -> None:
+    def __init__(self, session: Session, followers: Followers, recovering: Recovering, together: Together) -> None:
         self.session = session
+        self.together = together
         self.followers = followers
         self.recovering = recovering
 
@@ -34,7 +37,7 @@ class Acting:
         symptom = session.window.symptom
         assert symptom is not None
         session.window.told = True
-        taken = self.close(diagnose(self.case(symptom, optimizer, scaler)))
+        taken = self.close(self.together.diagnose(lambda: self.case(symptom, optimizer, scaler)))
         self.write_metrics(optimizer)
         session.window.taken = taken
         if taken == "skipped":
@@ -70,7 +73,7 @@ class Acting:
         """Decide about an incident, write it, and stop where that is the decision."""
         session = self.session
         taken = session.budget.decide(incident.cause.code in HOPELESS, self.recovering.possible)
-        session.journal.incident(incident, session.budget.action(taken))
+        session.journal.incident(incident, session.budget.action(taken), shared=True)
         if taken == "stopped":
             session.stop(f"stopped at step {incident.step}: {incident.cause.title}")
         return taken
@@ -159,6 +162,7 @@ class Acting:
             history=session.journal.history(),
             site=session.stepped_at,
             made_at=session.made_at.get(id(optimizer)),
+            rank=rank_here(),
         )
 
     def _undo(self, entries: list[Entry], optimizer: Any) -> Callable[[], Snapshot] | None:

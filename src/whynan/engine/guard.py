@@ -30,9 +30,11 @@ from whynan.engine.options import Options
 from whynan.engine.recovering import Recovering
 from whynan.engine.scaling import Scaling
 from whynan.engine.session import Session, parameters_of, shape_of, symptom_of
+from whynan.engine.together import Together
 from whynan.errors import TrainingStopped
 from whynan.records import Symptom
 from whynan.recovery.followers import Followers
+from whynan.recovery.ranks import several
 from whynan.report.journal import Journal
 from whynan.tripwire.checks import may_break, nonfinite, optimizer_state
 from whynan.tripwire.late import LateFlag, can_wait, is_bad, late_symptom
@@ -70,8 +72,9 @@ class Guard:
         self.followers = Followers(self.options.wall_steps)
         self.noticing = Noticing(self.session)
         self.recovering = Recovering(self.session, self.options, self.followers)
-        self.acting = Acting(self.session, self.followers, self.recovering)
-        self.scaling = Scaling(self.session, self.acting, self._finish)
+        self.together = Together(self.session, self.options.rank_timeout)
+        self.acting = Acting(self.session, self.followers, self.recovering, self.together)
+        self.scaling = Scaling(self.session, self.acting, self.together, self._finish)
         self.clipping = Clipping(self.session)
         self.foreseeing = Foreseeing(self.session, self.options)
         self.stepping = False  # an optimizer's own step is running
@@ -248,6 +251,7 @@ class Guard:
             self._note_backward(call, args, kwargs)
             if self.options.drop_alone and self._drops_alone() and self.acting.drop_micro_batch():
                 return None
+            args, kwargs = self.together.carry(args, kwargs)
         except TrainingStopped:
             raise
         except Exception as error:
@@ -267,7 +271,8 @@ class Guard:
 
     def _drops_alone(self) -> bool:
         symptom = self.session.window.symptom
-        return symptom is not None and symptom.place == "loss" and bool(self.session.optimizers) and not self.session.budget.observes
+        mine = symptom is not None and symptom.place == "loss" and not several()  # no rank leaves out a backward pass alone
+        return mine and bool(self.session.optimizers) and not self.session.budget.observes
 
     def _note_backward(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> None:
         tensors = args[0] if args else kwargs.get("tensors")
@@ -283,6 +288,9 @@ class Guard:
             self.noticing.losses(tensors)
         window.backwards += 1
         self.noticing.check_loss(entry)
+        if several() and window.symptom is None:  # before the gradients go out: they carry it to the other ranks
+            self.noticing.look_at_state()
+            self.noticing.look_at_buffers()
 
     def grad(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         """`torch.autograd.grad`: recorded as a call; in programs without optimizers its outputs are the gradients."""
@@ -371,6 +379,12 @@ class Guard:
                     self._finish(optimizer, False)
                 return False
             self.noticing.look(optimizer)
+            if self.together.begin(optimizer):
+                norm = self.noticing.norm_of(optimizer)
+                self.together.agree(None if norm is None else float(norm))
+            if session.window.alone:
+                self.acting.report()
+                return True
             if session.window.symptom is None:
                 return in_closure or not self._spike(optimizer, self.foreseeing.before_update(optimizer))
             if session.window.told:
@@ -508,7 +522,7 @@ class Guard:
     # -- steps that are read late -------------------------------------------------------------------------------
 
     def _may_wait(self, optimizer: torch.optim.Optimizer) -> bool:
-        if self.session.window.symptom is not None or not can_wait(optimizer):
+        if self.session.window.symptom is not None or not can_wait(optimizer) or several():
             return False
         if self.noticing.unchecked:
             self.session.guarded(self.noticing.look_at_state)

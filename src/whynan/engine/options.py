@@ -28,6 +28,7 @@ class Options:
     lr_after_rollback: float = 1.0  # factor
     clip_after_rollback: float | None = None  # largest gradient norm from then on
     spike: str = "warn"  # what to do with a finite loss or gradient norm far outside what it was
+    rank_timeout: float = 600.0  # seconds to wait for the other ranks when a step is bad
     track: Mapping[str, Mapping[str, float]] | None = None  # named values with limits
 
     def __post_init__(self) -> None:
@@ -36,7 +37,7 @@ class Options:
         _whole("snapshot_every", self.snapshot_every, 1)
         if self.snapshots not in SNAPSHOTS:
             raise UsageError(f"snapshots is one of {', '.join(SNAPSHOTS)}, not {self.snapshots!r}")
-        for name in ("lr_after_rollback", "clip_after_rollback"):
+        for name in ("lr_after_rollback", "clip_after_rollback", "rank_timeout"):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, int | float) and 0 < value < float("inf")):
                 raise UsageError(f"{name} is a number above 0, not {value!r}")

@@ -15,6 +15,7 @@ from whynan.capsule.tape import Entry, needed_for
 from whynan.diagnosis import diagnose
 from whynan.engine.acting import Acting
 from whynan.engine.session import Session, parameters_of, symptom_of
+from whynan.engine.together import Together, finite
 from whynan.records import Symptom
 from whynan.tripwire.checks import nonfinite
 from whynan.tripwire.late import late_symptom
@@ -26,8 +27,8 @@ IN_A_ROW = 4  # overflows of a scale that does not settle
 class Scaling:
     """Follows the gradient scalers of a run."""
 
-    def __init__(self, session: Session, acting: Acting, finish: Callable[[Any, bool], None]) -> None:
-        self.session, self.acting, self.finish = session, acting, finish
+    def __init__(self, session: Session, acting: Acting, together: Together, finish: Callable[[Any, bool], None]) -> None:
+        self.session, self.acting, self.together, self.finish = session, acting, together, finish
         self.overflows = 0  # in a row
         self.counted = 0  # in all
         self._collapsed = False
@@ -58,6 +59,8 @@ class Scaling:
         window = self.session.window
         if window.symptom is None:
             self._count(scaler, optimizer)
+        if self.together.begin(optimizer) and self.together.any(window.symptom is not None) and window.symptom is None:
+            self.session.see(Symptom("gradient", "nan", "gradient"))
         if window.symptom is not None and not window.told:
             collapse = window.symptom.place == "scaler"
             if self.acting.act(optimizer, scaler) != "observed" and not collapse:
@@ -93,7 +96,7 @@ class Scaling:
             before = scale.clone()
             scale.fill_(1.0)
             try:
-                return not _finite(case.program) and diagnose(case).cause.code not in OF_THE_SCALE
+                return not finite(case.program) and diagnose(case).cause.code not in OF_THE_SCALE
             finally:
                 scale.copy_(before)
 
@@ -135,13 +138,6 @@ class Scaling:
     def settled(self) -> None:
         """A scaled step was made."""
         self.overflows, self._collapsed = 0, False
-
-
-def _finite(program: Program) -> bool:
-    """Replay once and look at the gradients."""
-    with program.still():
-        run = program.play()
-        return run.error is None and not nonfinite(("", p.grad) for p in program.leaves if p.grad is not None)
 
 
 class _Resuming:

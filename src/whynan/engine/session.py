@@ -37,6 +37,7 @@ class Window:
     told: bool = False
     taken: str = ""  # what was done about it
     scaled: bool = False  # a gradient scaler is at work: its overflows are its own business
+    alone: bool = False  # of several ranks only this one has it, and the others will not know
     late: bool = False  # its values are read when the next step comes
 
 

@@ -43,6 +43,8 @@ class Journal:
         self._broken = False
         self._failed_once = False
         self.closed = False
+        self.rank = 0  # among ranks that keep one journal together
+        self._own = 0  # incidents that this process tells
 
     # -- files --------------------------------------------------------------------------------------------------
 
@@ -60,6 +62,17 @@ class Journal:
             self._give_up(error)
             return None
         return self.directory
+
+    def place(self) -> str | None:
+        """Return the run directory for the other ranks, making it."""
+        home = self._home()
+        return None if home is None else str(home)
+
+    def join(self, rank: int, place: str | None) -> None:
+        """Keep one journal with other ranks: the first writes it, the others keep files of their own below it."""
+        self.rank = rank
+        if rank and place is not None:
+            self.directory = Path(place) / "ranks" / f"rank-{rank}"
 
     def _give_up(self, error: OSError) -> None:
         self._broken = True
@@ -91,24 +104,38 @@ class Journal:
         """Return the metrics of the last steps."""
         return list(self._history)
 
-    def incident(self, incident: Incident, action: Action) -> None:
-        """Close an incident: write it, flush it, tell it."""
+    def incident(self, incident: Incident, action: Action, shared: bool = False) -> None:
+        """Close an incident: write it, flush it, tell it. One that all ranks share is told by the first of them."""
         incident = replace(incident, action=action)
         key = (incident.cause.code, incident.origin.span.file, incident.origin.span.line)
         self.counts[key] = self.counts.get(key, 0) + 1
         self.incidents.append(incident)
+        if shared and self.rank:
+            return
+        self._own += 1
         home = self._home()
         if home is not None:
-            try:
-                with (home / "incidents.jsonl").open("a", encoding="utf-8") as file:
-                    file.write(dumps(incident.to_json()) + "\n")
-                if self._metrics is not None:
-                    self._metrics.flush()
-            except OSError as error:
-                self._give_up(error)
+            self._append(home, incident)
         if self.counts[key] == 1:
             with self._voice():
                 terminal.show(incident)
+
+    def received(self, incident: Incident) -> None:
+        """Write down that this rank merely received a bad value, in a file of its own."""
+        home = self._home()
+        if home is not None:
+            own = home if self.rank else home / "ranks" / "rank-0"
+            self._append(own, incident)
+
+    def _append(self, home: Path, incident: Incident) -> None:
+        try:
+            home.mkdir(parents=True, exist_ok=True)
+            with (home / "incidents.jsonl").open("a", encoding="utf-8") as file:
+                file.write(dumps(incident.to_json()) + "\n")
+            if self._metrics is not None:
+                self._metrics.flush()
+        except OSError as error:
+            self._give_up(error)
 
     def warning(self, notice: Notice, aloud: bool = True) -> None:
         """Write an early warning; say it, unless it is mild or the same was said in the last thousand steps."""
@@ -139,7 +166,7 @@ class Journal:
         if any(self.notices.values()):
             where = self.directory / "warnings.jsonl" if self.directory is not None and self.files and not self._broken else None
             self.say(terminal.warnings_line(self.notices, _short_path(where)))
-        if not self.incidents:
+        if not self._own:
             return
         home = self._home()
         report: Path | None = None
@@ -165,9 +192,9 @@ class Journal:
 
     # -- voice --------------------------------------------------------------------------------------------------
 
-    def say(self, text: str) -> None:
-        """Say one line on stderr."""
-        if not self.quiet:
+    def say(self, text: str, always: bool = False) -> None:
+        """Say one line on stderr; of several ranks only the first speaks, unless it is about this rank alone."""
+        if not self.quiet and (always or not self.rank):
             with self._voice():
                 print(text, file=sys.stderr)
 
