@@ -247,9 +247,8 @@ def _choices(path: Path, exact: bool) -> list[Candidate]:
     first = [named] if named is not None else []
     if exact:
         return first
-    limit = named.order if named is not None else None
-    older = [c for c in series.members(path) if c.path.name != path.name and (limit is None or named is None or named.mark is None or c.order <= limit)]
-    return first + older
+    limit = named.mark.time if named is not None and named.mark is not None else None
+    return first + [c for c in series.members(path) if c.path.name != path.name and (limit is None or c.time <= limit)]
 
 
 def _discard(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -112,7 +113,7 @@ def readable_without_code(path: Path) -> str:
 def _shortly(error: Exception) -> str:
     """The one line that matters of torch's long advice."""
     text = str(error)
-    if found := re.search(r"(?:Unsupported (?:global|class|operand)[^\n]*?GLOBAL |Unsupported class )([\w.]+)", text):
+    if isinstance(error, pickle.UnpicklingError) and (found := re.search(r"(?:GLOBAL|[Uu]nsupported class) ([\w.]*\w)", text)):
         return f"holds {found[1]}, which cannot be read without running code"
     first = text.strip().splitlines()[0] if text.strip() else type(error).__name__
     return f"cannot be read: {first[:120]}"

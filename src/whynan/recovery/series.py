@@ -32,13 +32,13 @@ class Candidate:
     mark: Mark | None
 
     @property
-    def order(self) -> tuple[bool, int]:
-        """Sorts by age; those with a mark come after (are preferred to) those without."""
+    def time(self) -> int:
+        """When it was saved, by its mark, else by the file system."""
         if self.mark is not None:
-            return True, self.mark.time
+            return self.mark.time
         with contextlib.suppress(OSError):
-            return False, self.path.stat().st_mtime_ns
-        return False, 0
+            return self.path.stat().st_mtime_ns
+        return 0
 
     @property
     def whole(self) -> bool:
@@ -100,9 +100,13 @@ def _may_be_checkpoint(path: Path) -> bool:
 
 
 def candidates(paths: Iterable[Path]) -> list[Candidate]:
-    """Return the checkpoints among some paths, newest first."""
-    found = (describe_path(p) for p in paths)
-    return sorted((c for c in found if c is not None), key=lambda c: c.order, reverse=True)
+    """Return the checkpoints among some paths, newest first; those that belong to no kept series come last.
+
+    One without a mark under the name of a kept series may be one that lost it, cut off or overwritten.
+    """
+    found = [c for p in paths if (c := describe_path(p)) is not None]
+    kept = {series_of(c.path) for c in found if c.mark is not None}
+    return sorted(found, key=lambda c: (series_of(c.path) in kept, c.time), reverse=True)
 
 
 def members(path: Path) -> list[Candidate]:
@@ -149,7 +153,8 @@ def surplus(newest: Candidate, keep: int, written: frozenset[Path]) -> list[Cand
     """
     assert newest.mark is not None
     alike = [c for c in members(newest.path) if c.whole and c.mark is not None and c.mark.plain == newest.mark.plain]
-    return [c for c in _distinct(alike)[keep:] if c.path != newest.path and _own(c, written)]
+    own = [c for c in alike if _own(c, written)]
+    return [c for c in _distinct(own)[keep:] if c.path != newest.path]
 
 
 def _distinct(found: list[Candidate]) -> list[Candidate]:
@@ -165,4 +170,6 @@ def _own(candidate: Candidate, written: frozenset[Path]) -> bool:
     if mark is None:
         return False
     named = candidate.path.name == mark.name or _PREVIOUS.search(_split(candidate.path)[0]) is not None
-    return candidate.path in written or (named and candidate.path.lstat().st_ino == mark.inode)
+    with contextlib.suppress(OSError):
+        return candidate.path in written or (named and candidate.path.lstat().st_ino == mark.inode)
+    return False

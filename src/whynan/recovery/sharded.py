@@ -11,9 +11,11 @@ The renaming makes directory, shards and checksums appear together.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -103,26 +105,21 @@ def examine_all(state: Any, roles: Mapping[str, Role], allow: Sequence[str]) -> 
 
 def write(path: Path, state: Any, step: int | None) -> Mark:
     """Write a directory in one piece. Raises the `OSError` of whichever rank had it, on every rank."""
-    temporary = decided(lambda: _prepare(path))
-    handle = atomic.lock_directory(temporary)
-    try:
+    with contextlib.ExitStack() as undo:
+        temporary = decided(lambda: _prepare(path, undo))
         _save(temporary, state)
         files = _checksums(temporary, decided(lambda: _files(temporary)))
         return decided(lambda: _publish(temporary, path, files, step))
-    except BaseException:
-        if place()[0] == 0:
-            with contextlib.suppress(OSError):
-                atomic.remove(temporary)
-        raise
-    finally:
-        os.close(handle)
 
 
-def _prepare(path: Path) -> Path:
+def _prepare(path: Path, undo: contextlib.ExitStack) -> Path:
+    """Make the temporary directory; it is locked until the end, and removed unless it was renamed by then."""
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic.clean_leftovers(path.parent)
     temporary = atomic.temporary_beside(path)
     temporary.mkdir()
+    undo.callback(os.close, atomic.lock_directory(temporary))
+    undo.callback(shutil.rmtree, temporary, ignore_errors=True)
     return temporary
 
 
@@ -143,12 +140,16 @@ def _save(directory: Path, state: Any) -> None:
 
 
 def _disk_failure(error: CheckpointException) -> OSError | None:
-    """The archive writer reports a full disk as a RuntimeError of its own; take every failed write for one."""
-    causes = [failed[0] for failed in error.failures.values()]
-    for cause in causes:
-        if isinstance(cause, OSError):
-            return OSError(cause.errno, cause.strerror)
-    return OSError(str(causes[0]).splitlines()[0]) if causes and "PytorchStreamWriter" in str(causes[0]) else None
+    """Find the disk's own error; the archive writer hides it behind a RuntimeError, and other ranks see only that."""
+    for failed in error.failures.values():
+        cause: BaseException | None = failed[0]
+        while cause is not None:
+            if isinstance(cause, OSError):
+                return OSError(cause.errno, cause.strerror)
+            cause = cause.__cause__ or cause.__context__
+        if "inline_container.cc" in str(failed[0]):
+            return OSError(errno.EIO, "a shard could not be written")
+    return None
 
 
 def _files(directory: Path) -> list[str]:
