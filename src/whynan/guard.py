@@ -26,6 +26,7 @@ from whynan.capsule.replay import Program
 from whynan.capsule.sites import Site, take_site
 from whynan.capsule.snapshot import Snapshot
 from whynan.capsule.tape import Entry, Outside, Slot, needed_for, tensors_of
+from whynan.causes import rates
 from whynan.diagnosis import Case, diagnose
 from whynan.errors import TrainingStopped
 from whynan.records import Symptom
@@ -113,6 +114,7 @@ class Guard:
         self._stepped_inside: torch.optim.Optimizer | None = None
         self._told_of_threads = False
         self._made_at: dict[int, Site | None] = {}
+        self._overrides = rates.Overrides()
 
     # -- life ---------------------------------------------------------------------------------------------------
 
@@ -144,6 +146,7 @@ class Guard:
         atexit.unregister(self.close)
         try:
             self._settle_late()
+            self._tell_overrides()
             if self.window.symptom is not None and not self.window.told:
                 self._report()
         except TrainingStopped:
@@ -198,9 +201,20 @@ class Guard:
         self._unchecked.append(optimizer)
         self.recorder.tape.clear()
 
-    def loaded(self, owner: Any) -> None:
+    def loading(self, owner: Any) -> object:
+        """State is about to be loaded: remember the rates the script gave."""
+        return self._guarded(lambda: rates.before_load(owner))
+
+    def loaded(self, owner: Any, before: object = None) -> None:
         """State was loaded: look at it before the next step."""
-        self._unchecked.append(owner)
+        if isinstance(owner, torch.nn.Module | torch.optim.Optimizer):
+            self._unchecked.append(owner)
+        if isinstance(before, rates.Rates):
+            self._guarded(lambda: self._overrides.loaded(owner, before, take_site(2)))
+
+    def _tell_overrides(self, optimizer: torch.optim.Optimizer | None = None) -> None:
+        for override in self._overrides.due(optimizer):
+            self.journal.incident(rates.incident(override, self.step_count), self.budget.action("observed"))
 
     def zeroed(self, call: Callable[..., Any], owner: Any, args: Any, kwargs: dict[str, Any]) -> None:
         """Gradients are dropped; a pending symptom that was never stepped on is told now."""
@@ -341,6 +355,8 @@ class Guard:
 
     def _step(self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> Any:
         closure = args[0] if args else kwargs.get("closure")
+        if self._overrides:
+            self._guarded(lambda: self._tell_overrides(optimizer))
         self._stepped_at = take_site(2)
         if closure is not None:
             return self._step_with_closure(call, optimizer, closure, args, kwargs)
