@@ -15,8 +15,8 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
-from typing import IO
 
 _MARK = ".whynan-tmp-"
 
@@ -33,7 +33,7 @@ def is_temporary(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[tuple[IO[bytes], Path]]:
+def replacing(path: Path) -> Iterator[tuple[FileIO, Path]]:
     """Give a temporary file and its path; at the end of the block it takes the place of `path`.
 
     If the block raises, the temporary is removed and `path` is as it was.
@@ -46,7 +46,6 @@ def replacing(path: Path) -> Iterator[tuple[IO[bytes], Path]]:
     try:
         with file:
             yield file, temporary
-            file.flush()
             os.fsync(file.fileno())
             os.replace(temporary, path)
     except BaseException:
@@ -56,13 +55,13 @@ def replacing(path: Path) -> Iterator[tuple[IO[bytes], Path]]:
     sync_directory(path.parent)
 
 
-def _open_locked(path: Path) -> tuple[Path, IO[bytes]]:
+def _open_locked(path: Path) -> tuple[Path, FileIO]:
     while True:
         temporary = temporary_beside(path)
         handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         _lock(handle, wait=True)
         if os.fstat(handle).st_nlink:
-            return temporary, os.fdopen(handle, "w+b")
+            return temporary, os.fdopen(handle, "w+b", buffering=0)  # a buffer would copy every tensor
         os.close(handle)  # somebody cleaned up between the two calls and took it for a leftover
 
 

@@ -16,8 +16,8 @@ import os
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from io import FileIO
 from pathlib import Path
-from typing import IO
 
 _END = b"PK\x05\x06"
 _END_SIZE = 22
@@ -47,7 +47,7 @@ class Mark:
 class HashingFile:
     """What `torch.save` writes to: passes on, adds up, and remembers the first failure of the disk."""
 
-    def __init__(self, file: IO[bytes]) -> None:
+    def __init__(self, file: FileIO) -> None:
         self.file = file
         self.size = 0
         self.error: OSError | None = None
@@ -56,7 +56,7 @@ class HashingFile:
     def write(self, data: bytes | memoryview) -> int:
         """Write all of it; the archive writer hides the error of a write behind its own."""
         try:
-            self.file.write(data)
+            write_all(self.file, data)
         except OSError as error:
             self.error = self.error or error
             raise
@@ -74,7 +74,7 @@ class HashingFile:
         return self._sum.hexdigest()
 
 
-def append(file: IO[bytes], mark: Mark) -> None:
+def append(file: FileIO, mark: Mark) -> None:
     """Put the mark behind the archive that a file holds."""
     comment = mark.to_bytes()
     file.seek(-_END_SIZE, os.SEEK_END)
@@ -82,7 +82,14 @@ def append(file: IO[bytes], mark: Mark) -> None:
     if not end.startswith(_END) or not end.endswith(NO_COMMENT) or len(comment) > _LONGEST:
         raise ValueError("torch.save wrote something else than a zip archive without a comment")
     file.seek(-2, os.SEEK_END)
-    file.write(struct.pack("<H", len(comment)) + comment)
+    write_all(file, struct.pack("<H", len(comment)) + comment)
+
+
+def write_all(file: FileIO, data: bytes | memoryview) -> None:
+    """Write everything: one call may take a part only, as on a disk that is about to be full."""
+    rest = memoryview(data).cast("B")
+    while rest:
+        rest = rest[file.write(rest) :]
 
 
 def read_mark(path: Path) -> Mark | None:
