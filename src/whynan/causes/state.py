@@ -611,12 +611,14 @@ def learning_rate_overridden(scene: Scene) -> Finding | None:
     those as well.
 
     How sure
-    Proven when the rate the script gave and the rate after loading are both known and differ.
-    That this rate also caused the damage is suspected: resuming with the saved rate is often
-    right.
+    Proven: whynan reads the base rates before and after a load, and reports the two numbers at
+    the first step that still uses the loaded one. That this rate also causes damage is not
+    said: resuming with the saved rate is often right.
 
     Not this when
-    The rate is the configured one and too high all the same (WN605), or the loaded moments are
-    bad (WN603).
+    The same base rate comes back with a decayed current one (a normal resume), or a lower rate
+    without a base rate beside it (taken for a decayed one), or the script sets the rate again
+    before the first step. The rate is the configured one and too high all the same (WN605), or
+    the loaded moments are bad (WN603).
     """
-    return None
+    return None  # no step fails by it: `rates` watches the loads and makes the incident

@@ -22,6 +22,7 @@ from whynan.capsule.recorder import Recorder
 from whynan.capsule.sites import take_site
 from whynan.capsule.snapshot import Snapshot
 from whynan.capsule.tape import tensors_of
+from whynan.causes import rates
 from whynan.engine.acting import Acting
 from whynan.engine.clipping import Clipping
 from whynan.engine.foreseeing import Foreseeing
@@ -85,6 +86,7 @@ class Guard:
         self._in_backward = False
         self._stepped_inside: torch.optim.Optimizer | None = None
         self._told_of_threads = False
+        self._overrides = rates.Overrides()
 
     @property
     def stopped(self) -> str:
@@ -122,6 +124,7 @@ class Guard:
         atexit.unregister(self.close)
         try:
             self._settle_late()
+            self._tell_overrides()
             if self.session.window.symptom is not None and not self.session.window.told:
                 self.acting.report()
         except TrainingStopped:
@@ -185,9 +188,20 @@ class Guard:
         self.noticing.unchecked.append(optimizer)
         self.recorder.tape.clear()
 
-    def loaded(self, owner: Any) -> None:
+    def loading(self, owner: Any) -> object:
+        """State is about to be loaded: remember the rates the script gave."""
+        return self.session.guarded(lambda: rates.before_load(owner))
+
+    def loaded(self, owner: Any, before: object = None) -> None:
         """State was loaded: look at it before the next step."""
-        self.noticing.unchecked.append(owner)
+        if isinstance(owner, torch.nn.Module | torch.optim.Optimizer):
+            self.noticing.unchecked.append(owner)
+        if isinstance(before, rates.Rates):
+            self.session.guarded(lambda: self._overrides.loaded(owner, before, take_site(2)))
+
+    def _tell_overrides(self, optimizer: torch.optim.Optimizer | None = None) -> None:
+        for override in self._overrides.due(optimizer):
+            self.journal.incident(rates.incident(override, self.session.step_count), self.session.budget.action("observed"), shared=True)
 
     def zeroed(self, call: Callable[..., Any], owner: Any, args: Any, kwargs: dict[str, Any]) -> None:
         """Gradients are dropped; a pending symptom that was never stepped on is told now."""
@@ -349,6 +363,8 @@ class Guard:
 
     def step(self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> Any:
         """The user updates the weights: the last moment to stop it."""
+        if self._overrides:
+            self.session.guarded(lambda: self._tell_overrides(optimizer))
         self.session.stepped_at = take_site(2)
         self.stepping = True
         try:
