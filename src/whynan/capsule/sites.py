@@ -9,10 +9,9 @@ from __future__ import annotations
 import linecache
 import os
 import sys
-from dataclasses import dataclass
 from itertools import islice
 from types import CodeType, FrameType
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 
@@ -24,8 +23,7 @@ _STDLIB_ROOT: Final = os.path.dirname(os.__file__) + os.sep
 _internal: dict[str, bool] = {}  # by file name: hashing a code object hashes all its constants
 
 
-@dataclass(frozen=True, slots=True)
-class Site:
+class Site(NamedTuple):
     """One call in the user's code, unresolved."""
 
     code: CodeType

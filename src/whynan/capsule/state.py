@@ -126,11 +126,11 @@ def _own_modules(root: torch.nn.Module) -> list[torch.nn.Module]:
 
 def _put_back(module: torch.nn.Module, attributes: dict[str, Any]) -> None:
     current = module.__dict__
-    training = current["training"]  # set by the loop, not by a forward pass
+    training = {k: current[k] for k in ("training",) if k in current}  # set by the loop, not by a forward pass
     for key in [k for k in current if k not in attributes]:
         del current[key]
     current.update(attributes)
-    current["training"] = training
+    current.update(training)
 
 
 class Stasis:

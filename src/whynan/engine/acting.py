@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from whynan.capsule.replay import Program
+from whynan.capsule.sites import take_site
 from whynan.capsule.snapshot import Snapshot
 from whynan.capsule.tape import Entry, Slot, Tape, needed_for, tensors_of
 from whynan.diagnosis import Case, diagnose
@@ -160,7 +161,7 @@ class Acting:
             optimizer=optimizer,
             scaler=scaler,
             history=session.journal.history(),
-            site=session.stepped_at,
+            site=take_site(2),
             made_at=session.made_at.get(id(optimizer)),
             rank=rank_here(),
         )

@@ -75,7 +75,7 @@ class Guard:
         self.recovering = Recovering(self.session, self.options, self.followers)
         self.together = Together(self.session, self.options.rank_timeout)
         self.acting = Acting(self.session, self.followers, self.recovering, self.together)
-        self.scaling = Scaling(self.session, self.acting, self.together, self._finish)
+        self.scaling = Scaling(self.session, self.noticing, self.acting, self.together, self._finish)
         self.clipping = Clipping(self.session)
         self.foreseeing = Foreseeing(self.session, self.options)
         self.stepping = False  # an optimizer's own step is running
@@ -265,7 +265,8 @@ class Guard:
             self._note_backward(call, args, kwargs)
             if self.options.drop_alone and self._drops_alone() and self.acting.drop_micro_batch():
                 return None
-            args, kwargs = self.together.carry(args, kwargs)
+            if self.session.window.several:
+                args, kwargs = self.together.carry(args, kwargs)
         except TrainingStopped:
             raise
         except Exception as error:
@@ -285,7 +286,7 @@ class Guard:
 
     def _drops_alone(self) -> bool:
         symptom = self.session.window.symptom
-        mine = symptom is not None and symptom.place == "loss" and not several()  # no rank leaves out a backward pass alone
+        mine = symptom is not None and symptom.place == "loss" and not self.session.window.several  # no rank leaves out a backward pass alone
         return mine and bool(self.session.optimizers) and not self.session.budget.observes
 
     def _note_backward(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> None:
@@ -302,7 +303,8 @@ class Guard:
             self.noticing.losses(tensors)
         window.backwards += 1
         self.noticing.check_loss(entry)
-        if several() and window.symptom is None:  # before the gradients go out: they carry it to the other ranks
+        window.several = several()
+        if window.several and window.symptom is None:  # before the gradients go out: they carry it to the other ranks
             self.noticing.look_at_state()
             self.noticing.look_at_buffers()
 
@@ -365,7 +367,6 @@ class Guard:
         """The user updates the weights: the last moment to stop it."""
         if self._overrides:
             self.session.guarded(lambda: self._tell_overrides(optimizer))
-        self.session.stepped_at = take_site(2)
         self.stepping = True
         try:
             if args or kwargs.get("closure") is not None:
@@ -395,7 +396,7 @@ class Guard:
                     self._finish(optimizer, False)
                 return False
             self.noticing.look(optimizer)
-            if self.together.begin(optimizer):
+            if session.window.several and self.together.begin(optimizer):
                 norm = self.noticing.norm_of(optimizer)
                 self.together.agree(None if norm is None else float(norm))
             if session.window.alone:
@@ -538,7 +539,7 @@ class Guard:
     # -- steps that are read late -------------------------------------------------------------------------------
 
     def _may_wait(self, optimizer: torch.optim.Optimizer) -> bool:
-        if self.session.window.symptom is not None or not can_wait(optimizer) or several():
+        if self.session.window.symptom is not None or not can_wait(optimizer) or self.session.window.several:
             return False
         if self.noticing.unchecked:
             self.session.guarded(self.noticing.look_at_state)
@@ -573,6 +574,7 @@ class Guard:
         if norm is not None or window.losses:
             context = (dict(self.recorder.tape.entries), optimizer, self.scaling.current if found is not None else None)
             late.arm(window.losses, norm, self.session.step_count, context, found)
+            self.scaling.bad_loss = late.bad_loss if found is not None else None
 
     def _late_values(self, step: int, loss: float, norm: float, context: Any) -> str:
         entries, optimizer, scaler = context

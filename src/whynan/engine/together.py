@@ -71,7 +71,7 @@ class Together:
         """Return the arguments of a backward pass that tells the other ranks of a bad value here."""
         loss = args[0] if args else kwargs.get("tensors")
         given = (args[1] if len(args) > 1 else None) or kwargs.get("grad_tensors")
-        if not isinstance(loss, torch.Tensor) or given is not None or loss.numel() != 1 or self.session.budget.observes or not several():
+        if not isinstance(loss, torch.Tensor) or given is not None or loss.numel() != 1 or self.session.budget.observes:
             return args, kwargs
         if self.session.window.symptom is not None:
             start = torch.full_like(loss, math.nan)
