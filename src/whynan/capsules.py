@@ -1,0 +1,77 @@
+"""Capsules: a diagnosed step on disk, and the same diagnosis from it, elsewhere and without the data set."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from whynan.capsule import pack, unpack
+from whynan.capsule.names import CapsuleError
+from whynan.capsule.read import Capsule, read
+from whynan.capsule.trusted import TrustedCode
+from whynan.diagnosis import Case, diagnose
+from whynan.records import Incident, Symptom
+from whynan.recovery.policy import Policy
+
+LIMIT = pack.LIMIT
+
+
+def write_capsule(case: Case, incident: Incident, directory: Path, limit: int = LIMIT) -> Path | str:
+    """Write the capsule of a case into `directory`; return it, or in one line why there is none.
+
+    Call it right after `diagnose`, while weights, buffers and batch are still those of the failing step.
+
+    Cost: one copy of the step's weights and batch to the disk, at most `limit` bytes; the state of training is left as it is.
+    """
+    places = {"site": case.site, "made_at": case.made_at}
+    return pack.write(
+        pack.Contents(case.step, case.program, incident.to_json(), case.optimizer, case.optimizers, case.scaler, case.history, places), directory, limit
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """A diagnosis made again, and what was not as in the original run."""
+
+    incident: Incident
+    notes: list[str]
+
+
+def replay(folder: Path, trust: bool = False) -> Replayed:
+    """Diagnose the step of a capsule again. Raises `NeedsTrust` where that takes code from the capsule."""
+    from whynan.guard import Guard
+    from whynan.report.journal import Journal
+
+    capsule = read(folder)
+    if not capsule.head.get("replayable"):
+        reasons = capsule.head.get("why_not")
+        raise CapsuleError("this capsule cannot be replayed: " + "; ".join(str(r)[:200] for r in reasons[:3]) if isinstance(reasons, list) else "")
+    guard = Guard(Policy.OBSERVE, journal=Journal(None, quiet=True))
+    with contextlib.ExitStack() as stack:
+        code = stack.enter_context(TrustedCode(capsule.sources, capsule.program["globals"], lambda v: v)) if trust else None
+        loaded = unpack.load(capsule, guard.recorder, code)
+        stack.enter_context(guard)
+        incident = guard.recorder.suspended(diagnose, _case(capsule, loaded))
+    return Replayed(incident, [*loaded.notes, *(code.notes if code is not None else [])])
+
+
+def _case(capsule: Capsule, loaded: unpack.Loaded) -> Case:
+    told = capsule.head["incident"]
+    try:
+        symptom = Symptom(**{k: str(v) for k, v in told["symptom"].items()})
+        step, rank = int(told["step"]), int(told["rank"])
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise CapsuleError(f"{capsule.folder / 'capsule.json'} holds no proper incident") from None
+    return Case(
+        step=step,
+        symptom=symptom,
+        program=loaded.program,
+        optimizers=loaded.optimizers,
+        optimizer=loaded.optimizer,
+        scaler=loaded.scaler,
+        history=loaded.history,
+        site=loaded.places.get("site"),
+        made_at=loaded.places.get("made_at"),
+        rank=rank,
+    )
