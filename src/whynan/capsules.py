@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from whynan.capsule import pack, unpack
 from whynan.capsule.names import CapsuleError
-from whynan.capsule.read import Capsule, read
+from whynan.capsule.read import Capsule
 from whynan.capsule.trusted import TrustedCode
 from whynan.diagnosis import Case, diagnose
 from whynan.records import Incident, Symptom
 from whynan.recovery.policy import Policy
+
+if TYPE_CHECKING:
+    from whynan.report.journal import Journal
 
 LIMIT = pack.LIMIT
 
@@ -30,6 +34,31 @@ def write_capsule(case: Case, incident: Incident, directory: Path, limit: int = 
     )
 
 
+class Shelf:
+    """Keeps the capsules of one run: one for each different incident, each within `limit` bytes; 0 keeps none."""
+
+    def __init__(self, limit: int = LIMIT) -> None:
+        self.limit = limit
+        self.written: list[Path] = []
+        self._failed = False
+
+    def keep(self, case: Case, incident: Incident, journal: Journal) -> None:
+        """Write the capsule of a new kind of incident below the run directory; say once if that fails."""
+        seen = (incident.cause.code, incident.origin.span.file, incident.origin.span.line) in journal.counts
+        home = journal.home() if self.limit and not seen and not self._failed else None
+        if home is None:
+            return
+        try:
+            made = write_capsule(case, incident, home / "capsules" / f"step-{case.step:06d}", self.limit)
+        except Exception as error:  # the diagnosis is worth more than its capsule
+            made = f"{type(error).__name__}: {error}"
+        if isinstance(made, Path):
+            self.written.append(made)
+        else:
+            self._failed = True
+            journal.say(f"whynan: no capsule was written ({made}); the diagnosis is not affected")
+
+
 @dataclass(frozen=True, slots=True)
 class Replayed:
     """A diagnosis made again, and what was not as in the original run."""
@@ -38,12 +67,22 @@ class Replayed:
     notes: list[str]
 
 
-def replay(folder: Path, trust: bool = False) -> Replayed:
+def find(path: Path) -> Path:
+    """Return the capsule at a path: the directory itself, or the newest one of a run directory."""
+    if (path / "capsule.json").is_file():
+        return path
+    for folder in (path / "capsules", path):
+        found = [p.parent for p in folder.glob("*/capsule.json")] if folder.is_dir() else []
+        if found:
+            return max(found, key=lambda p: (p / "capsule.json").stat().st_mtime_ns)
+    raise CapsuleError(f"{path} holds no capsule; give a directory like whynan-runs/<time>/capsules/step-000035")
+
+
+def replay(capsule: Capsule, trust: bool = False) -> Replayed:
     """Diagnose the step of a capsule again. Raises `NeedsTrust` where that takes code from the capsule."""
     from whynan.guard import Guard
     from whynan.report.journal import Journal
 
-    capsule = read(folder)
     if not capsule.head.get("replayable"):
         reasons = capsule.head.get("why_not")
         raise CapsuleError("this capsule cannot be replayed: " + "; ".join(str(r)[:200] for r in reasons[:3]) if isinstance(reasons, list) else "")

@@ -26,9 +26,10 @@ from whynan.capsule.replay import Program
 from whynan.capsule.sites import Site, take_site
 from whynan.capsule.snapshot import Snapshot
 from whynan.capsule.tape import Entry, Outside, Slot, needed_for, tensors_of
+from whynan.capsules import LIMIT, Shelf
 from whynan.diagnosis import Case, diagnose
 from whynan.errors import TrainingStopped
-from whynan.records import Symptom
+from whynan.records import Incident, Symptom
 from whynan.recovery.policy import Budget, Policy
 from whynan.report.journal import Journal
 from whynan.tripwire.checks import gradients, may_break, nonfinite, optimizer_state, scalar_damage, total_norm
@@ -88,10 +89,12 @@ class Guard:
         in_a_row: int = 3,
         in_total: int = 10,
         journal: Journal | None = None,
+        capsule_limit: int = LIMIT,
     ) -> None:
         self.recorder = Recorder()
         self.budget = Budget(policy, in_a_row, in_total)
         self.journal = journal or Journal(None)
+        self.capsules = Shelf(capsule_limit)
         self.step_count = 0
         self.window = Window()
         self.optimizers: list[torch.optim.Optimizer] = []
@@ -565,7 +568,7 @@ class Guard:
         symptom = Symptom(place, "nan" if math.isnan(value) else "inf", "loss" if place == "loss" else "gradient norm")
         ends = {n for n, e in entries.items() if e.kind in ("backward", "clip", "grad", "zero")}
         program = Program(self.recorder, needed_for(entries, ends), self._leaves())
-        incident = diagnose(self._case(symptom, optimizer, None, program, step))
+        incident = self._diagnosed(self._case(symptom, optimizer, None, program, step))
         taken = self.budget.decide(incident.cause.code in HOPELESS)
         self.journal.incident(incident, self.budget.action(taken))
         if taken == "stopped":
@@ -609,7 +612,7 @@ class Guard:
         assert symptom is not None
         self.window.told = True
         case = self._case(symptom, optimizer, scaler)
-        incident = diagnose(case)
+        incident = self._diagnosed(case)
         taken = self.budget.decide(incident.cause.code in HOPELESS)
         self.journal.incident(incident, self.budget.action(taken))
         self._write_metrics(optimizer)
@@ -619,6 +622,11 @@ class Guard:
             for _, state in self.recorder.states.values():
                 state.rewind()
         return taken
+
+    def _diagnosed(self, case: Case) -> Incident:
+        incident = diagnose(case)
+        self.capsules.keep(case, incident, self.journal)
+        return incident
 
     def _same_loss(self, tensors: Any) -> bool:
         slots = [self.recorder.tape.slot_of(t) for t in tensors_of(tensors)]
@@ -642,7 +650,7 @@ class Guard:
         symptom = self.window.symptom
         assert symptom is not None
         self.window.told = True
-        incident = diagnose(self._case(symptom, None, None))
+        incident = self._diagnosed(self._case(symptom, None, None))
         self.budget.total += 1
         self.journal.incident(incident, self.budget.action("observed"))
 
@@ -658,7 +666,7 @@ class Guard:
                 self.recorder.tape.entries[failed.number] = failed
                 self._see(Symptom("exception", type(error).__name__, str(error).splitlines()[0] if str(error) else ""), failed)
                 self.window.told = True
-                incident = diagnose(self._case(self.window.symptom, None, None))  # type: ignore[arg-type]
+                incident = self._diagnosed(self._case(self.window.symptom, None, None))  # type: ignore[arg-type]
                 if incident.cause.code != "WN901":
                     self.journal.incident(incident, self.budget.action("observed"))
         except Exception as internal:

@@ -40,9 +40,10 @@ def _positional(args: list[str]) -> list[str]:
 @click.option("--in-a-row", type=click.IntRange(0), default=3, show_default=True, help="Bad steps in a row before the training is stopped.")
 @click.option("--in-total", type=click.IntRange(0), default=10, show_default=True, help="Bad steps in total before the training is stopped.")
 @click.option("--run-dir", type=click.Path(path_type=Path, file_okay=False), help="Where to write; default whynan-runs/<time>.")
+@click.option("--capsule-size", type=click.FloatRange(0), default=2.0, show_default=True, metavar="GB", help="Most a capsule of a bad step may take; 0 writes none.")
 @click.option("-m", "module", metavar="MODULE", help="Run a module, as python -m does.")
 @click.argument("target", nargs=-1, type=click.UNPROCESSED)
-def run(policy: str, in_a_row: int, in_total: int, run_dir: Path | None, module: str | None, target: tuple[str, ...]) -> Callable[[], int]:
+def run(policy: str, in_a_row: int, in_total: int, run_dir: Path | None, capsule_size: float, module: str | None, target: tuple[str, ...]) -> Callable[[], int]:
     """Run SCRIPT (or -m MODULE) with its ARGS exactly as python would, and watch its training.
 
     The script's arguments, output and exit status are as without whynan; if whynan stops the training it is 3.
@@ -55,7 +56,7 @@ def run(policy: str, in_a_row: int, in_total: int, run_dir: Path | None, module:
     from whynan.recovery.policy import Policy
     from whynan.report.journal import Journal
 
-    guard = Guard(Policy(policy), in_a_row, in_total, Journal(run_dir, files=True))
+    guard = Guard(Policy(policy), in_a_row, in_total, Journal(run_dir, files=True), int(capsule_size * (1 << 30)))
     if module is not None:
         return functools.partial(run_module, guard, module, list(target))
     return functools.partial(run_script, guard, target[0], list(target[1:]))

@@ -43,7 +43,7 @@ class Journal:
 
     # -- files --------------------------------------------------------------------------------------------------
 
-    def _home(self) -> Path | None:
+    def home(self) -> Path | None:
         """Return the run directory, making it on first use."""
         if not self.files or self._broken:
             return None
@@ -73,7 +73,7 @@ class Journal:
             return
         try:
             if self._metrics is None:
-                home = self._home()
+                home = self.home()
                 if home is None:
                     return
                 self._metrics = (home / "metrics.jsonl").open("a", encoding="utf-8", buffering=1 << 16)
@@ -94,7 +94,7 @@ class Journal:
         key = (incident.cause.code, incident.origin.span.file, incident.origin.span.line)
         self.counts[key] = self.counts.get(key, 0) + 1
         self.incidents.append(incident)
-        home = self._home()
+        home = self.home()
         if home is not None:
             try:
                 with (home / "incidents.jsonl").open("a", encoding="utf-8") as file:
@@ -117,7 +117,7 @@ class Journal:
                 self._metrics.close()
         if not self.incidents:
             return
-        home = self._home()
+        home = self.home()
         report: Path | None = None
         if home is not None:
             try:
@@ -163,7 +163,7 @@ class Journal:
             return
         self._failed_once = True
         text = "".join(traceback.format_exception(error))
-        home = self._home()
+        home = self.home()
         where = ""
         if home is not None:
             with contextlib.suppress(OSError):
