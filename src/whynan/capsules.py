@@ -91,8 +91,21 @@ def replay(capsule: Capsule, trust: bool = False) -> Replayed:
         code = stack.enter_context(TrustedCode(capsule.sources, capsule.program["globals"], lambda v: v)) if trust else None
         loaded = unpack.load(capsule, guard.recorder, code)
         stack.enter_context(guard)
+        guard.recorder.suspended(_rehearse, loaded.program, capsule)
         incident = guard.recorder.suspended(diagnose, _case(capsule, loaded))
     return Replayed(incident, [*loaded.notes, *(code.notes if code is not None else [])])
+
+
+def _rehearse(program: unpack.LoadedProgram, capsule: Capsule) -> None:
+    """Play once: a call that fails because the capsule lacks something is said to be that, not diagnosed."""
+    with program.still():
+        run = program.play()
+    if run.error is None or capsule.head["incident"].get("symptom", {}).get("place") == "exception":
+        return
+    lost = capsule.head.get("lost")
+    more = "; not carried: " + ", ".join(str(w)[:120] for w in lost[:3]) if isinstance(lost, list) and lost else ""
+    words = str(run.error).splitlines() or [""]
+    raise CapsuleError(f"call {run.failed_at.number if run.failed_at else '?'} failed on replay: {type(run.error).__name__}: {words[0][:200]}{more}")
 
 
 def _case(capsule: Capsule, loaded: unpack.Loaded) -> Case:

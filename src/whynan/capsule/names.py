@@ -37,7 +37,7 @@ _MODULES = ("torch", "torch.nn", "torch.nn.functional", "torch.linalg", "torch.f
 def _allowed(name: str) -> bool:
     if name.startswith("__"):
         return _DUNDER.fullmatch(name) is not None
-    return name not in _NOT_ALLOWED and (not name.startswith("_") or name.startswith("_foreach_"))
+    return name not in _NOT_ALLOWED and (not name.startswith("_") or name.startswith(("_foreach_", "_amp_")))
 
 
 def _of_namespace(label: str, owner: Any, names: list[str]) -> Iterator[tuple[str, Any]]:

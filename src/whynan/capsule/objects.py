@@ -17,6 +17,7 @@ import pathlib
 import re
 import sys
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -58,6 +59,7 @@ class Encoder:
         known = self._memo.get(id(value))
         if known is not None:
             return known
+        value = _unwatched(value)
         if path:
             self._path.append(path)
         self._depth += 1
@@ -152,6 +154,8 @@ class Encoder:
             return {"is": "method", "self": self.encode(value.__self__), "name": value.__name__}
         if isinstance(value, types.FunctionType):
             return self._function(value)
+        if kind is weakref.ref:
+            return {"is": "weakref", "value": self.encode(value())}
         if kind in _SPECIAL:
             return _SPECIAL[kind](value)
         if kind.__module__ == "numpy":
@@ -159,9 +163,7 @@ class Encoder:
         return self._object(value)
 
     def callable(self, function: Any) -> Json:
-        """Encode something that is called, seeing through what watching itself put around it."""
-        while str(getattr(function, "__module__", "")).startswith("whynan.") and hasattr(function, "__wrapped__"):
-            function = function.__wrapped__
+        """Encode something that is called."""
         if getattr(function, "__name__", "").lstrip("_") == "drop_gradients":
             return {"own": "drop_gradients"}
         return self.encode(function)
@@ -224,6 +226,8 @@ class Encoder:
         kind = type(value)
         if isinstance(value, torch.jit.ScriptModule | torch.jit.ScriptFunction):
             raise Unable("TorchScript")
+        if kind.__module__.startswith("whynan."):
+            raise Unable("an object of whynan")
         if isinstance(value, torch.nn.Module) and hasattr(value, "_orig_mod"):
             return {"is": "same", "value": self.encode(value._orig_mod)}
         if isinstance(value, torch.nn.parallel.DistributedDataParallel):
@@ -265,6 +269,13 @@ class Encoder:
                 continue
             kept[number] = plain
         return self.encode(collections.OrderedDict(kept), key)
+
+
+def _unwatched(value: Any) -> Any:
+    """See through what watching itself put around a function."""
+    while isinstance(value, types.FunctionType) and str(value.__globals__.get("__name__")).startswith("whynan.") and hasattr(value, "__wrapped__"):
+        value = value.__wrapped__
+    return value
 
 
 def _plain(value: Any) -> Any:

@@ -8,6 +8,7 @@ import collections
 import functools
 import logging
 import re
+import weakref
 from collections.abc import Callable
 from pathlib import PurePath
 from types import MethodType
@@ -283,7 +284,7 @@ _KINDS: dict[str, Maker] = {
     "tensor": Decoder._tensor, "object": Decoder._object, "function": Decoder._function, "numpy": Decoder._numpy,
     "numpy dtype": lambda d, n, i: __import__("numpy").dtype(str(n["name"])[:8]), "generator": _generator, "pattern": _pattern,
     "slice": _ends, "range": _ends, "partial": _partial, "method": _method, "path": lambda d, n, i: PurePath(str(n["text"])),
-    "same": lambda d, n, i: d.decode(n["value"]),
+    "weakref": lambda d, n, i: weakref.ref(d.decode(n["value"])), "same": lambda d, n, i: d.decode(n["value"]),
 }  # fmt: skip
 
 

@@ -128,16 +128,17 @@ class Sources:
 
     def function(self, function: FunctionType) -> dict[str, Json] | None:
         """Do the same for a function."""
-        module = sys.modules.get(function.__module__ or "")
+        code, home = function.__code__, function.__globals__.get("__name__", "")  # __module__ and __qualname__ may be those of a wrapped function
+        module = sys.modules.get(home)
+        place: dict[str, Json] = {"name": code.co_qualname, "line": code.co_firstlineno}
         if module is not None and not is_users(module):
-            self._package(module.__name__)
-            return {"package": module.__name__, "name": function.__qualname__} if "<" not in function.__qualname__ else None
-        source = self._take_module(function.__module__) if module is not None else None
-        if source is None or os.path.abspath(function.__code__.co_filename) != os.path.abspath(source.file):
+            self._package(home)
+            return {"package": home, **place}
+        source = self._take_module(home)
+        if source is None or os.path.abspath(code.co_filename) != os.path.abspath(source.file):
             return None
         self._names_in(function)
-        code = function.__code__
-        return {"source": self.number(source), "name": code.co_qualname, "line": code.co_firstlineno}
+        return {"source": self.number(source), **place}
 
     def _take_module(self, name: str) -> Source | None:
         module = sys.modules.get(name)

@@ -75,15 +75,15 @@ class TrustedCode:
     def function(self, node: dict[str, Any]) -> Any:
         """Return a function by its place in a source: its code, the globals of its module, the closure as carried."""
         name = str(node["name"])
-        if "package" in node:
-            return self._walk(self.module(str(node["package"])), name)
-        number = self._number(node["source"])
-        code = find_code(self._compiled(number), name, int(node["line"]))
+        home = self.module(str(node["package"])) if "package" in node else self._module(self._number(node["source"]))
+        if "package" in node and "<" not in name:
+            return self._walk(home, name)
+        code = find_code(_compiled_module(home) if "package" in node else self._compiled(node["source"]), name, int(node["line"]))
         if code is None:
-            raise CapsuleError(f"{self.sources[number].shown} has no function {name}")
+            raise CapsuleError(f"{getattr(home, '__file__', home)} has no function {name} at line {node['line']}; the capsule was made with another version of it")
         cells = {k: self.decode(v) for k, v in node.get("cells", [])}
         closure = tuple(CellType(cells[n]) if n in cells else CellType() for n in code.co_freevars)
-        made = FunctionType(code, vars(self._module(number)), code.co_name, self.decode(node.get("defaults")), closure or None)
+        made = FunctionType(code, vars(home), code.co_name, self.decode(node.get("defaults")), closure or None)
         made.__kwdefaults__ = self.decode(node.get("kwdefaults"))
         return made
 
@@ -214,6 +214,12 @@ def compile_source(source: Text) -> CodeType:
         return compile(source.text, source.shown, "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise CapsuleError(f"{source.path} of the capsule is not Python") from None
+
+
+def _compiled_module(module: ModuleType) -> CodeType:
+    """Compile the source of an installed module, to find functions in it that have no name outside."""
+    file = getattr(module, "__file__", None) or ""
+    return compile("".join(linecache.getlines(file)), file, "exec", dont_inherit=True)
 
 
 def definitions(body: list[ast.stmt]) -> Iterator[ast.stmt]:
