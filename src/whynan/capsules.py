@@ -91,6 +91,7 @@ def replay(capsule: Capsule, trust: bool = False) -> Replayed:
         code = stack.enter_context(TrustedCode(capsule.sources, capsule.program["globals"], lambda v: v)) if trust else None
         loaded = unpack.load(capsule, guard.recorder, code)
         stack.enter_context(guard)
+        guard.attach(*loaded.optimizers)  # a step function's own optimizer step is left out on replay
         guard.recorder.suspended(_rehearse, loaded.program, capsule)
         incident = guard.recorder.suspended(diagnose, _case(capsule, loaded))
     return Replayed(incident, [*loaded.notes, *(code.notes if code is not None else [])])

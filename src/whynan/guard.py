@@ -25,7 +25,7 @@ from whynan.capsule.recorder import Recorder
 from whynan.capsule.replay import Program
 from whynan.capsule.sites import Site, take_site
 from whynan.capsule.snapshot import Snapshot
-from whynan.capsule.tape import Entry, Outside, Slot, needed_for, tensors_of
+from whynan.capsule.tape import Entry, Outside, Slot, dependencies, needed_for, tensors_of
 from whynan.capsules import LIMIT, Shelf
 from whynan.diagnosis import Case, diagnose
 from whynan.errors import TrainingStopped
@@ -694,7 +694,7 @@ class Guard:
     def _entries_for(self, symptom: Symptom) -> list[Entry]:
         tape = self.recorder.tape
         if self._function is not None:
-            return [self._function]
+            return [*tape.needed_for(set(dependencies(self._function))), self._function]
         if self.window.entry < 0:
             return tape.needed_for({-self.window.entry})
         if self.window.entry and symptom.place in ("loss", "exception"):

@@ -57,7 +57,7 @@ def _spoken() -> Iterator[tuple[str, Any]]:
         value = getattr(functional, name)
         if getattr(value, "__module__", "") == "torch.nn.functional" and not isinstance(value, type):
             yield f"torch.nn.functional.{name}", value
-    for label in ("torch.linalg", "torch.fft", "torch.special", "torch.nn.init", "torch._C._nn"):
+    for label in ("torch.linalg", "torch.fft", "torch.special", "torch.nn.init", "torch._C._nn", "torch.sparse"):
         owner = functools.reduce(getattr, label.split(".")[1:], torch)
         yield from _of_namespace(label, owner, dir(owner))
     for label in _SINGLE:

@@ -122,7 +122,7 @@ class Encoder:
         if hooks:
             self.lose("hooks on a tensor")
         self.nodes[index] = body
-        if value.grad is not None and self.tensors.with_gradients:
+        if self.tensors.with_gradients and value.is_leaf and value.grad is not None:
             body["grad"] = self.encode(value.grad)
         return reference
 
@@ -234,7 +234,8 @@ class Encoder:
             return {"is": "same", "value": self.encode(value.module)}
         base = _base_of(kind)
         if base is None:
-            raise Unable(f"a {kind.__name__} of {kind.__module__}")
+            name = getattr(value, "__name__", "")
+            raise Unable(f"a {kind.__name__} of {kind.__module__}{f' named {name}' if isinstance(name, str) and name else ''}")
         body: dict[str, Json] = {"is": "object"}
         parametrized = isinstance(value, torch.nn.Module) and "parametrizations" in value._modules
         body["class"] = self.class_of(kind.__bases__[0] if parametrized else kind)

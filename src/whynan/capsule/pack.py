@@ -81,7 +81,7 @@ def _fill(contents: Contents, folder: Path, limit: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(source.text, encoding="utf-8")
     _write_json(folder / "program.json", program)
-    if kept is not None:
+    if kept is not None and not packer.trouble:
         repro.write(folder, program, contents.incident)
     _write_json(folder / "capsule.json", packer.head(program, dropped, kept is not None, folder))
 

@@ -171,7 +171,10 @@ class Sources:
         self._seen.add(id(function))
         self.alive.append(function)
         space = function.__globals__
-        source = self._take_module(space.get("__name__", ""))
+        module = sys.modules.get(space.get("__name__", ""))
+        if module is None or not is_users(module):
+            return
+        source = self._take_module(module.__name__)
         for name in _global_names(function.__code__):
             if name in space:
                 self._note(source, name, space[name], function.__code__)

@@ -34,11 +34,11 @@ class Step:
             self.code.finish()
             self.leaves = [self.decoder.decode(t) for t in program["leaves"] or []]
             self.roots = [self.decoder.decode(r) for r in program["roots"]]
+            self.state = [getattr(self.decoder.decode(program.get("optimizer")), "state", None)]
         except CapsuleError as error:
             raise SystemExit(f"repro.py: {error}") from None
         self.calls = {call["number"]: call for call in program["entries"]}
         self.caught: dict[tuple[int, int, int], torch.Tensor] = {}
-        self.keep = bool(program.get("undo"))
         torch.set_default_dtype(getattr(torch, program["settings"]["default_dtype"]))
         torch.set_num_threads(program["settings"]["threads"])
 
@@ -88,6 +88,7 @@ class Step:
             found += [(f"gradient of {name}", leaf.grad)] if leaf.grad is not None else []
             found.append((name, leaf))
         found += [(n, b) for root in self.roots for n, b in root.named_buffers()]
+        found += [("optimizer state", t) for t in tensors_of(self.state)]
         bad = [(name, t.detach()) for name, t in found if t.is_floating_point() and not bool(t.detach().to_dense().isfinite().all())]
         incident = self.capsule.head["incident"]
         origin, cause = incident["origin"], incident["cause"]
