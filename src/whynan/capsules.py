@@ -88,6 +88,7 @@ def replay(capsule: Capsule, trust: bool = False) -> Replayed:
         raise CapsuleError("this capsule cannot be replayed: " + "; ".join(str(r)[:200] for r in reasons[:3]) if isinstance(reasons, list) else "")
     guard = Guard(Policy.OBSERVE, journal=Journal(None, quiet=True))
     with contextlib.ExitStack() as stack:
+        stack.enter_context(unpack.settings(capsule.program["settings"]))
         code = stack.enter_context(TrustedCode(capsule.sources, capsule.program["globals"], lambda v: v)) if trust else None
         loaded = unpack.load(capsule, guard.recorder, code)
         stack.enter_context(guard)

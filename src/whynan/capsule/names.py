@@ -110,8 +110,9 @@ def name_of(function: Any) -> str | None:
 
 
 def _plain_name(function: Any) -> str:
-    module = str(getattr(function, "__module__", "")).replace("torch.nn.utils.clip_grad", "torch.nn.utils").replace("torch._functorch.functional_call", "torch.func")
-    return f"{module}.{getattr(function, '__name__', '')}"
+    module = str(getattr(function, "__module__", ""))
+    home = {"torch.nn.utils.clip_grad": "torch.nn.utils", "torch._functorch.functional_call": "torch.func"}.get(module, module)
+    return f"{home}.{getattr(function, '__name__', '')}"
 
 
 def function_named(name: str) -> Callable[..., Any]:

@@ -35,7 +35,7 @@ _OBJECT_NEW = object.__new__
 
 
 class Unable(Exception):
-    """This object cannot be written down; the text says why."""
+    """An object cannot be written down; the text says why."""
 
 
 class Encoder:
@@ -55,7 +55,7 @@ class Encoder:
         """Return JSON that stands for a value; `path` names it in messages."""
         plain = _plain(value)
         if plain is not NotImplemented:
-            return plain
+            return plain  # type: ignore[no-any-return]
         known = self._memo.get(id(value))
         if known is not None:
             return known

@@ -223,7 +223,7 @@ class Packer:
             "schema": SCHEMA, "whynan": __version__, "torch": str(torch.__version__), "python": platform.python_version(), "device": _device(self.tensors),
             "step": self.contents.step, "incident": self.contents.incident, "replayable": not why_not, "why_not": list(why_not),
             "exact": not notes and not self.objects.lost, "notes": list(notes), "lost": list(dict.fromkeys(self.objects.lost)), "dropped": list(dropped),
-            "sources": [s.to_json() for s in self.sources.listed()], "packages": dict(self.sources.packages), "imports": sorted(self.sources.imports),
+            "sources": [s.to_json() for s in self.sources.listed()], "packages": dict(self.sources.packages), "imports": [*sorted(self.sources.imports)],
             "calls": len(self.contents.program.entries), "files": _files(folder),
             "tensors": [] if stored else _statistics(self.tensors),
         }  # fmt: skip

@@ -107,7 +107,7 @@ class Decoder:
             raise CapsuleError(f"the capsule holds an unknown kind of object: {str(kind)[:40]!r}")
         self._open.add(index)
         try:
-            made = maker(self, node, index) if maker is not None else self.extra[kind](node)
+            made = maker(self, node, index) if maker is not None else self.extra[str(kind)](node)
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, binascii.Error) as error:
             raise CapsuleError(f"object {index} of the capsule ({kind}) cannot be made: {_line(error)}") from None
         finally:
@@ -209,7 +209,7 @@ class Decoder:
         if base == "tuple":
             made: Any = tuple.__new__(cls, self.items(node["items"]))
         elif base in ("dict", "list", "set"):
-            made = _BUILTINS[base].__new__(cls)
+            made = {"dict": dict, "list": list, "set": set}[base].__new__(cls)  # type: ignore[attr-defined, call-arg]
         else:
             made = object.__new__(cls)
         self._made[index] = made

@@ -76,7 +76,7 @@ class _Writer:
         call = f"{self._callee(entry)}({', '.join([*args, *kwargs])})"
         if entry["kind"] in ("backward", "derivative"):
             self.losses += (args or [kwargs[0].partition("=")[2]])[:1]
-        if entry["kind"] in ("function", "derivative") or entry is list(self.calls.values())[-1] and not self.losses:
+        if entry["kind"] in ("function", "derivative") or (entry is list(self.calls.values())[-1] and not self.losses):
             self.losses.append(f"v{entry['number']}")
         site = entry["site"]
         where = f"  # {site['shown']}:{site['at'][0]}" if site is not None else ""

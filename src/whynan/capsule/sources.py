@@ -94,10 +94,9 @@ class Sources:
             return None
         source = self.of_file(site.code.co_filename)
         number = self.number(source) if source is not None else None
-        shown = shorten(site.code.co_filename)
-        return {
-            "source": number, "shown": shown, "name": site.code.co_qualname, "first": site.code.co_firstlineno, "lasti": site.lasti, "at": list(positions(site)),
-        }  # fmt: skip
+        code = site.code
+        place: dict[str, Json] = {"source": number, "shown": shorten(code.co_filename), "name": code.co_qualname, "first": code.co_firstlineno}
+        return {**place, "lasti": site.lasti, "at": list(positions(site))}
 
     def module(self, module: ModuleType) -> str:
         """Name a module that an object holds."""
@@ -122,8 +121,8 @@ class Sources:
         if id(cls) not in self._seen:
             self._seen.add(id(cls))
             self.alive.append(cls)
-            for part in _functions_of(cls):
-                self._names_in(part)
+            for method in _functions_of(cls):
+                self._names_in(method)
         return {"source": self.number(source), "name": cls.__qualname__, "line": _first_line(cls)}
 
     def function(self, function: FunctionType) -> dict[str, Json] | None:
@@ -232,9 +231,10 @@ def _users_file(file: str) -> bool:
 def _code_file(module: ModuleType, file: str) -> str:
     """Return the file name as the module's code objects spell it."""
     for value in list(vars(module).values()):
-        code = getattr(value, "__code__", None)
-        if isinstance(value, FunctionType) and value.__module__ == module.__name__ and code is not None and os.path.basename(code.co_filename) == os.path.basename(file):
-            return str(code.co_filename)
+        if isinstance(value, FunctionType) and value.__module__ == module.__name__:
+            named = value.__code__.co_filename
+            if os.path.basename(named) == os.path.basename(file):
+                return named
     return os.path.abspath(file)
 
 

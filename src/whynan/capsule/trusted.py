@@ -80,7 +80,9 @@ class TrustedCode:
             return self._walk(home, name)
         code = find_code(_compiled_module(home) if "package" in node else self._compiled(node["source"]), name, int(node["line"]))
         if code is None:
-            raise CapsuleError(f"{getattr(home, '__file__', home)} has no function {name} at line {node['line']}; the capsule was made with another version of it")
+            raise CapsuleError(
+                f"{getattr(home, '__file__', home)} has no function {name} at line {node['line']}; the capsule was made with another version of it"
+            )
         cells = {k: self.decode(v) for k, v in node.get("cells", [])}
         closure = tuple(CellType(cells[n]) if n in cells else CellType() for n in code.co_freevars)
         made = FunctionType(code, vars(home), code.co_name, self.decode(node.get("defaults")), closure or None)

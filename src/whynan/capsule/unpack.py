@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,13 +66,12 @@ class _Loader:
         if self.code is not None:
             self.code.decode = decode
             self.code.finish()
-        with _settings(document["settings"]):
-            entries = [self._entry(e) for e in document["entries"]]
-            optimizer, scaler = decode(document.get("optimizer")), decode(document.get("scaler"))
-            optimizers = [decode(o) for o in document["optimizers"]] or ([optimizer] if optimizer is not None else [])
-            roots = [decode(r) for r in document["roots"]] or [e.fn for e in entries]
-            given = document.get("leaves")
-            ends = self.decoder.items(given) if given is not None else _leaves(entries, optimizers)
+        entries = [self._entry(e) for e in document["entries"]]
+        optimizer, scaler = decode(document.get("optimizer")), decode(document.get("scaler"))
+        optimizers = [decode(o) for o in document["optimizers"]] or ([optimizer] if optimizer is not None else [])
+        roots = [decode(r) for r in document["roots"]] or [e.fn for e in entries]
+        given = document.get("leaves")
+        ends = self.decoder.items(given) if given is not None else _leaves(entries, optimizers)
         for root in roots:
             if isinstance(root, torch.nn.Module):
                 self.recorder.states[id(root)] = (root, ModuleState(root))
@@ -216,20 +217,20 @@ def _history(rows: Any) -> list[dict[str, float]]:
     return [{str(k): float(v) for k, v in row.items() if isinstance(v, int | float | str)} for row in rows if isinstance(row, dict)]
 
 
-class _settings:  # noqa: N801 (used like a function)
-    """Torch's switches as they were; the number of threads decides the order of sums."""
-
-    def __init__(self, wanted: dict[str, Any]) -> None:
-        self.wanted = wanted
-
-    def __enter__(self) -> None:
-        dtype = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16}
-        torch.set_default_dtype(dtype.get(str(self.wanted.get("default_dtype")), torch.float32))
-        threads = self.wanted.get("threads")
-        if isinstance(threads, int) and 0 < threads <= 256:
-            torch.set_num_threads(threads)
-        if self.wanted.get("matmul") in ("highest", "high", "medium"):
-            torch.set_float32_matmul_precision(str(self.wanted["matmul"]))
-
-    def __exit__(self, *_: object) -> None:
-        return None
+@contextmanager
+def settings(wanted: dict[str, Any]) -> Iterator[None]:
+    """Set torch's switches as they were in the run; the number of threads decides the order of sums."""
+    before = torch.get_default_dtype(), torch.get_num_threads(), torch.get_float32_matmul_precision()
+    dtype = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16}
+    torch.set_default_dtype(dtype.get(str(wanted.get("default_dtype")), torch.float32))
+    threads = wanted.get("threads")
+    if isinstance(threads, int) and 0 < threads <= 256:
+        torch.set_num_threads(threads)
+    if wanted.get("matmul") in ("highest", "high", "medium"):
+        torch.set_float32_matmul_precision(str(wanted["matmul"]))
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before[0])
+        torch.set_num_threads(before[1])
+        torch.set_float32_matmul_precision(before[2])

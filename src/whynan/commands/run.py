@@ -40,7 +40,9 @@ def _positional(args: list[str]) -> list[str]:
 @click.option("--in-a-row", type=click.IntRange(0), default=3, show_default=True, help="Bad steps in a row before the training is stopped.")
 @click.option("--in-total", type=click.IntRange(0), default=10, show_default=True, help="Bad steps in total before the training is stopped.")
 @click.option("--run-dir", type=click.Path(path_type=Path, file_okay=False), help="Where to write; default whynan-runs/<time>.")
-@click.option("--capsule-size", type=click.FloatRange(0), default=2.0, show_default=True, metavar="GB", help="Most a capsule of a bad step may take; 0 writes none.")
+@click.option(
+    "--capsule-size", type=click.FloatRange(0), default=2.0, show_default=True, metavar="GB", help="Most a capsule of a bad step may take; 0 writes none."
+)
 @click.option("-m", "module", metavar="MODULE", help="Run a module, as python -m does.")
 @click.argument("target", nargs=-1, type=click.UNPROCESSED)
 def run(policy: str, in_a_row: int, in_total: int, run_dir: Path | None, capsule_size: float, module: str | None, target: tuple[str, ...]) -> Callable[[], int]:
