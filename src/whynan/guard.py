@@ -25,6 +25,7 @@ from whynan.capsule.recorder import Recorder
 from whynan.capsule.replay import Program
 from whynan.capsule.sites import Site, take_site
 from whynan.capsule.snapshot import Snapshot
+from whynan.capsule.state import take_rng
 from whynan.capsule.tape import Entry, Outside, Slot, dependencies, needed_for, tensors_of
 from whynan.capsules import LIMIT, Shelf
 from whynan.diagnosis import Case, diagnose
@@ -810,6 +811,7 @@ class Guard:
             if not self.recorder.here:
                 return function(*args, **kwargs)
             self._function = self.recorder.note("function", function, args, kwargs)
+            self._function.rng = take_rng(python=True)
             try:
                 return function(*args, **kwargs)
             finally:

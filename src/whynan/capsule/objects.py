@@ -200,6 +200,8 @@ class Encoder:
             cells.update(_cells(getattr(method, "__func__", method)))
         cells.pop("__class__", None)
         reference["cells"] = [[k, self.encode(v, k)] for k, v in cells.items()]
+        plain = {k: v for k, v in vars(cls).items() if not k.startswith("__") and _plain(v) is not NotImplemented}
+        reference["attributes"] = [[k, _plain(v)] for k, v in plain.items()]
 
     def _function(self, value: types.FunctionType) -> Json:
         reference = self.sources.function(value)

@@ -5,6 +5,7 @@ Text only. Nothing of it runs unless whoever replays the capsule says `--trust`.
 
 from __future__ import annotations
 
+import ast
 import dis
 import functools
 import hashlib
@@ -21,6 +22,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from whynan.capsule.sites import Site, is_internal, positions, shorten
+from whynan.capsule.trusted import find_class
 from whynan.records import Json
 
 LIMIT = 4 << 20  # bytes of one source file
@@ -123,6 +125,7 @@ class Sources:
             self.alive.append(cls)
             for method in _functions_of(cls):
                 self._names_in(method)
+            self._names_of_body(source, cls)
         return {"source": self.number(source), "name": cls.__qualname__, "line": _first_line(cls)}
 
     def function(self, function: FunctionType) -> dict[str, Json] | None:
@@ -178,6 +181,14 @@ class Sources:
             if name in space:
                 self._note(source, name, space[name], function.__code__)
 
+    def _names_of_body(self, source: Source, cls: type) -> None:
+        """Note the global variables that the class statement itself reads: bases, decorators, defaults, class attributes."""
+        tree = find_class(_parsed(source.text), cls.__qualname__, _first_line(cls))
+        space = vars(sys.modules[cls.__module__])
+        for node in ast.walk(tree) if tree is not None else ():
+            if isinstance(node, ast.Name) and node.id in space:
+                self._note(source, node.id, space[node.id], _NO_CODE)
+
     def _note(self, source: Source | None, name: str, value: Any, code: CodeType) -> None:
         if isinstance(value, ModuleType):
             if is_users(value):
@@ -212,6 +223,17 @@ class Sources:
             self.packages[top] = importlib.metadata.version((importlib.metadata.packages_distributions().get(top) or [top])[0])
         except (importlib.metadata.PackageNotFoundError, OSError):
             self.packages[top] = ""
+
+
+_NO_CODE = compile("", "", "exec")
+
+
+@functools.lru_cache(maxsize=64)
+def _parsed(text: str) -> ast.Module:
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError):
+        return ast.Module([], [])
 
 
 def is_users(module: ModuleType) -> bool:

@@ -167,10 +167,15 @@ class TrustedCode:
             return self._lost_class(number, name)
         space = {**vars(self._module(number)), **{k: self.decode(v) for k, v in node.get("cells", [])}}
         failure = self._one(number, space, tree)
+        while isinstance(failure, NameError) and failure.name and failure.name not in space:
+            space[failure.name] = None  # a local variable that only the class statement read: a default, or an attribute set below
+            failure = self._one(number, space, tree)
         if failure is not None:
             raise CapsuleError(f"class {name} of {self.sources[number].shown} cannot be defined: {failure}")
         made = space[tree.name]
         made.__qualname__ = name
+        for key, value in node.get("attributes", []):
+            setattr(made, str(key), self.decode(value))
         return made  # type: ignore[no-any-return]
 
     def _lost_class(self, number: int, name: str) -> type:
