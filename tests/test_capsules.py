@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import functools
+import hashlib
 import json
 import os
+import random
 import runpy
 import shutil
 import sys
@@ -288,6 +291,49 @@ def test_model_of_torch_alone_needs_no_trust(box: Sandbox) -> None:
     assert said(done) == told(capsule)
 
 
+def on_a_gpu(value: Any) -> Any:
+    """The same JSON as a step on a GPU would have written it."""
+    if isinstance(value, dict):
+        return {k: "cuda:0" if k == "device" and v == "cpu" else on_a_gpu(v) for k, v in value.items()}
+    return [on_a_gpu(v) for v in value] if isinstance(value, list) else value
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_gpu_step_is_replayed_on_the_cpu_and_says_so(box: Sandbox, sound: Path) -> None:
+    """Where there is no GPU the step is replayed on the CPU; the diagnosis stays, and is said not to be exact."""
+    folder = box.folder / "capsule"
+    shutil.copytree(sound, folder)
+    program = on_a_gpu(json.loads((folder / "program.json").read_text()))
+    program["entries"][0]["autocast"] = [["cuda", True, "bfloat16"]]
+    (folder / "program.json").write_text(json.dumps(program))
+    done = replayed(box, folder)
+    assert done.status == 0, done.err
+    assert said(done)["cause"]["code"] == told(folder)["cause"]["code"]
+    assert not said(done)["origin"]["exact"] and "on the CPU" in said(done)["origin"]["note"]
+    assert "replayed on the CPU" in done.err
+
+
+def test_other_torch_version_is_said(box: Sandbox, sound: Path) -> None:
+    """Another version of torch than that of the run is named."""
+    folder = box.folder / "capsule"
+    shutil.copytree(sound, folder)
+    head = json.loads((folder / "capsule.json").read_text())
+    (folder / "capsule.json").write_text(json.dumps({**head, "torch": "2.9.1"}))
+    done = replayed(box, folder)
+    assert done.status == 0 and "the step ran with 2.9.1" in done.err
+
+
+def test_other_diagnosis_is_status_one(box: Sandbox, sound: Path) -> None:
+    """A replay that does not come to the diagnosis of the run says so and ends with status 1."""
+    folder = box.folder / "capsule"
+    shutil.copytree(sound, folder)
+    head = json.loads((folder / "capsule.json").read_text())
+    head["incident"]["cause"]["code"] = "WN999"
+    (folder / "capsule.json").write_text(json.dumps(head))
+    done = replayed(box, folder)
+    assert done.status == 1 and "which was WN999" in done.err
+
+
 def test_run_directory_gives_its_newest_capsule(box: Sandbox) -> None:
     """PATH may be the run directory; a directory without capsules is one line."""
     done = box.watched(TORCH_ONLY)
@@ -397,7 +443,7 @@ def test_what_cannot_be_carried_is_named(box: Sandbox) -> None:
     """
     capsule = capsule_of(box, source)
     head = json.loads((capsule / "capsule.json").read_text())
-    assert not head["exact"] and "TorchScript" in head["lost"][0]
+    assert "TorchScript" in head["lost"][0]
     done = replayed(box, capsule, "--trust")
     assert done.status == 2 and "TorchScript" in done.err and done.err.count("\n") == 1
 
@@ -458,12 +504,16 @@ def link(head: dict[str, Any], program: dict[str, Any], folder: Path) -> None:
 
 
 def code_of_its_own(head: dict[str, Any], program: dict[str, Any], folder: Path) -> None:
-    import hashlib
-
     text = "import pathlib\npathlib.Path('canary').touch()\nclass Evil: pass\n"
     (folder / "source" / "train.py").write_text(text)
     head["sources"][0].update(runs=True, main=False, module="evil", sha256=hashlib.sha256(text.encode()).hexdigest())
     model_of(program)["class"] = {"source": 0, "name": "Evil", "line": 3}
+
+
+def contain_itself(head: dict[str, Any], program: dict[str, Any], folder: Path) -> None:
+    number = len(program["objects"])
+    program["objects"].append({"is": "tuple", "items": [{"$": number}]})
+    first_call(program).update(args=[{"$": number}])
 
 
 HOSTILE: dict[str, Change] = {
@@ -492,7 +542,7 @@ HOSTILE: dict[str, Change] = {
     "refers past the end": lambda h, p, f: first_call(p).update(args=[{"$": 10**9}]),
     "refers backwards": lambda h, p, f: first_call(p).update(args=[{"$": -1}]),
     "refers to true": lambda h, p, f: first_call(p).update(args=[{"$": True}]),
-    "refers to itself": lambda h, p, f: p["objects"].append({"is": "tuple", "items": [{"$": len(p["objects"])}]}) or first_call(p).update(args=[{"$": len(p["objects"]) - 1}]),
+    "refers to itself": contain_itself,
     "has an unknown object": lambda h, p, f: first_call(p).update(args=[{"pickle": "gASV"}]),
     "has a list for an object": lambda h, p, f: first_call(p).update(args=[[1, 2]]),
     "has no entries": lambda h, p, f: p.update(entries={}),
@@ -533,6 +583,56 @@ def test_hostile_capsule_is_one_line(box: Sandbox, sound: Path, name: str) -> No
     assert done.status == 2, (done.out, done.err)
     assert done.err.startswith("whynan: ") and done.err.count("\n") == 1, done.err
     assert [p for p in sorted(p.name for p in box.folder.iterdir()) if p not in before and not p.startswith("child.")] == []
+
+
+def spots(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Every place in a piece of JSON."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [place for key, item in items for place in ((*path, key), *spots(item, (*path, key)))]
+
+
+ODD = [None, True, -1, 10**20, 1.5, "x", "cuda:0", [], {}, {"$": 0}, {"slot": [1, 0]}, {"torch": "torch.exp"}, {"dtype": "zz"}, {"is": "list"},
+       {"lost": "a"}, {"complex": ["a", "b"]}, {"own": "optimizer_step", "of": {"$": 1}}, {"inner": [1, 2, 3]}, {"bytes": "!!"}]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_damaged_capsule_never_raises(box: Sandbox, sound: Path, seed: int) -> None:
+    """One odd value anywhere in the JSON gives a diagnosis or one line, never an exception of ours."""
+    folder = box.folder / "capsule"
+    shutil.copytree(sound, folder)
+    texts = {name: (folder / name).read_text() for name in ("program.json", "capsule.json")}
+    places = [(name, place) for name, text in texts.items() for place in spots(json.loads(text))]
+    draw = random.Random(seed)
+
+    def work() -> int:
+        from whynan.commands.main import main
+
+        for _ in range(60):
+            name, place = draw.choice(places)
+            document = json.loads(texts[name])
+            functools.reduce(lambda value, key: value[key], place[:-1], document)[place[-1]] = draw.choice(ODD)
+            (folder / name).write_text(json.dumps(document))
+            assert main(["replay", str(folder)]) in (0, 1, 2)
+            (folder / name).write_text(texts[name])
+        return 0
+
+    done = box.in_child(work)
+    assert done.status == 0, done.err
+    assert "Traceback" not in done.err
+
+
+def test_control_characters_do_not_reach_the_terminal(box: Sandbox, sound: Path) -> None:
+    """Text from a capsule is printed without escape sequences."""
+    folder = box.folder / "capsule"
+    shutil.copytree(sound, folder)
+    text = (folder / "source" / "train.py").read_text().replace(".mean()", ".mean()  # \x1b[31m")
+    (folder / "source" / "train.py").write_text(text)
+    head = json.loads((folder / "capsule.json").read_text())
+    head["sources"][0]["sha256"] = hashlib.sha256(text.encode()).hexdigest()
+    (folder / "capsule.json").write_text(json.dumps(head))
+    done = box.forked("replay", str(folder))
+    assert done.status == 0, done.err
+    assert "[31m" in done.out and "\x1b" not in done.out
 
 
 def test_loader_in_a_capsule_is_never_run(box: Sandbox, sound: Path) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from whynan.capsule import pack, unpack
 from whynan.capsule.names import CapsuleError
 from whynan.capsule.read import Capsule
+from whynan.capsule.sites import show_as
 from whynan.capsule.trusted import TrustedCode
 from whynan.diagnosis import Case, diagnose
 from whynan.records import Incident, Symptom
@@ -113,6 +114,8 @@ def _rehearse(program: unpack.LoadedProgram, capsule: Capsule) -> None:
 def _case(capsule: Capsule, loaded: unpack.Loaded) -> Case:
     told = capsule.head["incident"]
     try:
+        for span in (told["origin"], *told["origin"]["from"]):
+            show_as(str(span["file"]))
         symptom = Symptom(**{k: str(v) for k, v in told["symptom"].items()})
         step, rank = int(told["step"]), int(told["rank"])
     except (KeyError, TypeError, ValueError, AttributeError):

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from whynan.capsules import LIMIT
 from whynan.errors import UsageError
 from whynan.guard import Guard
 from whynan.recovery.policy import Policy
@@ -58,6 +59,7 @@ def watch(
     in_total: int = 10,
     run_dir: str | Path | None = None,
     files: bool = True,
+    capsule_limit: int = LIMIT,
 ) -> Watch:
     """Watch training in this thread: models and optimizers given here, and any made later.
 
@@ -80,10 +82,10 @@ def watch(
         chosen = Policy(policy)
     except ValueError:
         raise UsageError(f"unknown policy {policy!r}; choose one of {', '.join(Policy)}") from None
-    for name, value in (("in_a_row", in_a_row), ("in_total", in_total)):
+    for name, value in (("in_a_row", in_a_row), ("in_total", in_total), ("capsule_limit", capsule_limit)):
         if not isinstance(value, int) or value < 0:
             raise UsageError(f"{name} is a whole number from 0 on, not {value!r}")
     journal = Journal(Path(run_dir) if run_dir is not None else None, files=files)
-    guard = Guard(chosen, in_a_row, in_total, journal).open()
+    guard = Guard(chosen, in_a_row, in_total, journal, capsule_limit).open()
     guard.attach(*objects)
     return Watch(guard)

@@ -45,6 +45,7 @@ class Encoder:
         self.tensors, self.sources = tensors, sources
         self.nodes: list[Json] = []
         self.lost: list[str] = []
+        self.doubts: list[str] = []  # what is missing without its use failing
         self._memo: dict[int, Json] = {}
         self._alive: list[object] = []  # an id must not be given away while it is in the memo
         self._equal: dict[object, Json] = {}
@@ -120,7 +121,7 @@ class Encoder:
             body["class"] = self.class_of(type(value))
         hooks = getattr(value, "_backward_hooks", None)
         if hooks:
-            self.lose("hooks on a tensor")
+            self.doubts.append("a hook on a tensor is not carried")
         self.nodes[index] = body
         if self.tensors.with_gradients and value.is_leaf and value.grad is not None:
             body["grad"] = self.encode(value.grad)

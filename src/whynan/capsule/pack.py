@@ -127,7 +127,7 @@ class Packer:
         document["places"] = {name: self.sources.site(site) for name, site in contents.places.items()}
         document["history"] = [dict(row) for row in _finite(contents.history)]
         document["globals"] = self._globals()
-        document["inexact"] = program.inexact()
+        document["inexact"] = "; ".join(dict.fromkeys([*filter(None, [program.inexact()]), *self.objects.doubts]))
         document["objects"] = self.objects.nodes
         return document
 
@@ -222,7 +222,7 @@ class Packer:
         return {
             "schema": SCHEMA, "whynan": __version__, "torch": str(torch.__version__), "python": platform.python_version(), "device": _device(self.tensors),
             "step": self.contents.step, "incident": self.contents.incident, "replayable": not why_not, "why_not": list(why_not),
-            "exact": not notes and not self.objects.lost, "notes": list(notes), "lost": list(dict.fromkeys(self.objects.lost)), "dropped": list(dropped),
+            "exact": not notes and not why_not, "notes": list(notes), "lost": list(dict.fromkeys(self.objects.lost)), "dropped": list(dropped),
             "sources": [s.to_json() for s in self.sources.listed()], "packages": dict(self.sources.packages), "imports": [*sorted(self.sources.imports)],
             "calls": len(self.contents.program.entries), "files": _files(folder),
             "tensors": [] if stored else _statistics(self.tensors),

@@ -25,6 +25,10 @@ _LISTS: dict[str, Callable[[list[Any]], Any]] = {
 _DTYPES = {str(v).removeprefix("torch."): v for v in vars(torch).values() if isinstance(v, torch.dtype)}
 
 
+_MISMADE = (LookupError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError, binascii.Error, re.error)
+_CUDA = re.compile(r"cuda(:\d+)?")
+
+
 class NeedsTrust(CapsuleError):
     """The capsule can only be played by running code that came with it."""
 
@@ -79,6 +83,8 @@ class Decoder:
 
     def decode(self, value: Any) -> Any:
         """Return the object a piece of JSON stands for."""
+        if isinstance(value, str) and _CUDA.fullmatch(value) and not torch.cuda.is_available():
+            return str(self.device(value))  # a device by name: an argument of `to`, an attribute of a model
         if value is None or isinstance(value, bool | int | float | str):
             return value
         if not isinstance(value, dict) or not value:
@@ -87,11 +93,12 @@ class Decoder:
             return self._referred(value["$"])
         key = next(iter(value))
         known = _INLINE.get(key)
-        if known is not None:
-            return known(self, value)
-        if key in self.extra:
-            return self.extra[key](value)
-        raise CapsuleError(f"the capsule holds an unknown kind of object: {key[:40]!r}")
+        if known is None and key not in self.extra:
+            raise CapsuleError(f"the capsule holds an unknown kind of object: {key[:40]!r}")
+        try:
+            return known(self, value) if known is not None else self.extra[key](value)
+        except _MISMADE as error:
+            raise CapsuleError(f"the capsule holds a {key} that is none: {_line(error)}") from None
 
     def _referred(self, index: Any) -> Any:
         if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < len(self.nodes):
@@ -108,7 +115,7 @@ class Decoder:
         self._open.add(index)
         try:
             made = maker(self, node, index) if maker is not None else self.extra[str(kind)](node)
-        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, binascii.Error) as error:
+        except _MISMADE as error:
             raise CapsuleError(f"object {index} of the capsule ({kind}) cannot be made: {_line(error)}") from None
         finally:
             self._open.discard(index)

@@ -63,8 +63,7 @@ class Step:
         with ExitStack() as stack:
             stack.enter_context(torch.set_grad_enabled(call["grad"]))
             for device, on, dtype in call["autocast"]:
-                if device == "cpu" or torch.cuda.is_available():
-                    stack.enter_context(torch.autocast(device, dtype=getattr(torch, dtype), enabled=on))
+                stack.enter_context(torch.autocast(self.decoder.decode(device), dtype=getattr(torch, dtype), enabled=on))
             if call["wanted"]:
                 stack.enter_context(_Catcher(self, number, {tuple(w) for w in call["wanted"]}))
             yield

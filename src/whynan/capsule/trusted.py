@@ -141,7 +141,7 @@ class TrustedCode:
             if isinstance(failure, ImportError):
                 missing = (failure.name or "").partition(".")[0]
                 raise CapsuleError(f"{source.shown}:{statement.lineno} needs the package {missing!r}, which is not installed here; pip install it")
-            if failure is not None:
+            if failure is not None and not isinstance(statement, ast.Assign | ast.AnnAssign):
                 self.notes.append(f"{source.shown}:{statement.lineno} was left out: {type(failure).__name__}: {failure}")
 
     def _one(self, number: int, space: dict[str, Any], statement: ast.stmt) -> Exception | None:
@@ -235,7 +235,8 @@ def definitions(body: list[ast.stmt]) -> Iterator[ast.stmt]:
         if isinstance(statement, ast.Import | ast.ImportFrom | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield statement
         elif isinstance(statement, ast.Assign | ast.AnnAssign):
-            if statement.value is None or _is_simple(statement.value):
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            if all(isinstance(t, ast.Name | ast.Tuple) for t in targets) and (statement.value is None or _is_simple(statement.value)):
                 yield statement
         elif isinstance(statement, ast.Try):
             yield from _trimmed(statement, ("body", "orelse", "finalbody"))

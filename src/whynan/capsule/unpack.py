@@ -123,7 +123,7 @@ class _Loader:
             kwargs={str(k): get(v) for k, v in node["kwargs"].items()},
             site=self.places.site(node["site"]),
             grad_enabled=bool(node["grad"]),
-            autocast=tuple((str(d), bool(on), get({"dtype": t})) for d, on, t in node["autocast"] if d == "cpu" or torch.cuda.is_available()),
+            autocast=tuple((str(get(d)), bool(on), get({"dtype": t})) for d, on, t in node["autocast"]),
             rng=self._rng(node["rng"]),
             wanted={(int(a), int(b)) for a, b in node["wanted"]},
             outputs=int(node["outputs"]),

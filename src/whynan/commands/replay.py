@@ -40,7 +40,12 @@ def replay(path: Path, trust: bool, form: str) -> int:
             click.echo("\n".join(_plan(capsule)))
             raise UsageError(f"this capsule needs code that came with it; if you trust where it came from: whynan replay --trust {path}") from None
     except CapsuleError as error:
-        raise UsageError(str(error)) from None
+        raise UsageError(_printable(str(error))) from None
+    except UsageError:
+        raise
+    except Exception as error:  # whatever is in it: a capsule is somebody else's file
+        words = str(error).splitlines() or [""]
+        raise UsageError(_printable(f"{path} is damaged, or not a capsule of this version: {type(error).__name__}: {words[0][:200]}")) from None
     return _tell(made, capsule.head["incident"], form)
 
 
@@ -83,9 +88,10 @@ def _tell(made: Any, told: dict[str, Any], form: str) -> int:
     from whynan.report import terminal
 
     incident: Incident = made.incident
-    click.echo(dumps(incident.to_json()) if form == "json" else terminal.diagnosis(incident))
+    text = dumps(incident.to_json()) if form == "json" else terminal.diagnosis(incident)
+    click.echo("\n".join(_printable(line) for line in text.split("\n")))
     for note in made.notes:
-        click.echo(f"whynan: {note}", err=True)
+        click.echo(_printable(f"whynan: {note}"), err=True)
     span = incident.origin.span
     before, after = _verdict(told), (incident.cause.code, span.file, span.line)
     if before == after:
@@ -99,4 +105,5 @@ def _verdict(told: dict[str, Any]) -> tuple[str, str, int]:
     cause, origin = told.get("cause"), told.get("origin")
     if not isinstance(cause, dict) or not isinstance(origin, dict):
         raise UsageError("the capsule holds no proper incident")
-    return str(cause.get("code")), str(origin.get("file")), int(origin.get("line") or 0)
+    line = origin.get("line")
+    return str(cause.get("code")), str(origin.get("file")), line if isinstance(line, int) else 0
