@@ -176,6 +176,7 @@ class Decoder:
             made = torch.nn.Buffer(made)
         elif grad:
             made.requires_grad_()
+            made = made if node.get("leaf", True) else made.clone()  # what code unseen by the tape made is no parameter
         self._made[index] = made
         if node.get("unwritten"):
             self.unwritten.append(made)

@@ -43,6 +43,7 @@ class Tensors:
 
         node: dict[str, Json] = {"is": "tensor", "shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch."), "device": str(tensor.device)}
         node["requires_grad"] = bool(tensor.requires_grad)
+        node["leaf"] = bool(tensor.is_leaf)
         node["kind"] = type(tensor).__name__ if type(tensor) in (torch.nn.Parameter, torch.nn.Buffer) else "Tensor"
         if torch.nn.parameter.is_lazy(tensor):
             raise Unable("a lazy parameter without values")
