@@ -448,6 +448,33 @@ def test_what_cannot_be_carried_is_named(box: Sandbox) -> None:
     assert done.status == 2 and "TorchScript" in done.err and done.err.count("\n") == 1
 
 
+def test_environment_is_never_written(box: Sandbox) -> None:
+    """A program that keeps the environment in a global variable or an attribute does not get it into its capsule."""
+    source = """
+        import os
+        from os import environ
+        import torch
+        from torch import nn
+
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.part, self.env = nn.Linear(2, 2), environ
+
+            def forward(self, x):
+                return torch.log(self.part(x) * 0) if environ.get("HOME") else x
+
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(torch.ones(3, 2)).mean().backward()
+        optimizer.step()
+    """
+    capsule = capsule_of(box, source, before=lambda: os.environ.update(API_TOKEN="s3cr3t-value"))
+    assert all(b"s3cr3t-value" not in path.read_bytes() for path in capsule.rglob("*") if path.is_file())
+    assert any("secrets" in line for line in json.loads((capsule / "capsule.json").read_text())["lost"])
+    assert replayed(box, capsule, "--trust").status == 0
+
+
 # -- hostile capsules -------------------------------------------------------------------------------------------
 
 Change = Callable[[dict[str, Any], dict[str, Any], Path], None]

@@ -13,6 +13,7 @@ import functools
 import inspect
 import logging
 import math
+import os
 import pathlib
 import re
 import sys
@@ -231,6 +232,8 @@ class Encoder:
             raise Unable("TorchScript")
         if kind.__module__.startswith("whynan."):
             raise Unable("an object of whynan")
+        if isinstance(value, type(os.environ)):
+            raise Unable("the environment, which may hold secrets")
         if isinstance(value, torch.nn.Module) and hasattr(value, "_orig_mod"):
             return {"is": "same", "value": self.encode(value._orig_mod)}
         if isinstance(value, torch.nn.parallel.DistributedDataParallel):
