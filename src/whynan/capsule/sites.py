@@ -20,6 +20,7 @@ from whynan.records import NOWHERE, Span
 _TORCH_ROOT: Final = os.path.dirname(torch.__file__) + os.sep
 _OWN_ROOT: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _STDLIB_ROOT: Final = os.path.dirname(os.__file__) + os.sep
+_shown: dict[str, str] = {}  # path inside an installed package: its full path where a capsule was written
 _internal: dict[str, bool] = {}  # by file name: hashing a code object hashes all its constants
 
 
@@ -96,8 +97,21 @@ def resolve(site: Site | None, label: str = "") -> Span:
     )
 
 
+def show_as(file: str) -> None:
+    """Show a file of an installed package under the path it had on another machine."""
+    tail = _installed_tail(file)
+    if tail:
+        _shown[tail] = file
+
+
+def _installed_tail(file: str) -> str:
+    return file.replace("\\", "/").partition("-packages/")[2]
+
+
 def shorten(file: str) -> str:
     """Make a path relative to the working directory where it lies below it."""
+    if _shown and (tail := _installed_tail(file)) in _shown:
+        return _shown[tail]
     try:
         relative = os.path.relpath(file)
     except (ValueError, OSError):  # another drive, a working directory that is gone

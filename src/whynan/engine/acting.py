@@ -11,7 +11,8 @@ import torch
 from whynan.capsule.replay import Program
 from whynan.capsule.sites import take_site
 from whynan.capsule.snapshot import Snapshot
-from whynan.capsule.tape import Entry, Slot, Tape, needed_for, tensors_of
+from whynan.capsule.tape import Entry, Slot, Tape, dependencies, needed_for, tensors_of
+from whynan.capsules import Shelf
 from whynan.diagnosis import Case, diagnose
 from whynan.engine.recovering import Recovering
 from whynan.engine.session import Session, Window
@@ -26,8 +27,9 @@ HOPELESS = ("WN601", "WN602", "WN603", "WN608")  # state is damaged: skipping ca
 class Acting:
     """Carries out what the policy says about a bad step."""
 
-    def __init__(self, session: Session, followers: Followers, recovering: Recovering, together: Together) -> None:
+    def __init__(self, session: Session, followers: Followers, recovering: Recovering, together: Together, capsules: Shelf) -> None:
         self.session = session
+        self.capsules = capsules
         self.together = together
         self.followers = followers
         self.recovering = recovering
@@ -38,7 +40,7 @@ class Acting:
         symptom = session.window.symptom
         assert symptom is not None
         session.window.told = True
-        taken = self.close(self.together.diagnose(lambda: self.case(symptom, optimizer, scaler)))
+        taken = self.close(self.together.diagnose(lambda: self.case(symptom, optimizer, scaler), self.diagnosed))
         self.write_metrics(optimizer)
         session.window.taken = taken
         if taken == "skipped":
@@ -46,6 +48,12 @@ class Acting:
         elif taken == "rolled back":
             self.recovering.roll_back()
         return taken
+
+    def diagnosed(self, case: Case) -> Incident:
+        """Diagnose, and write the capsule while the failing state is still there."""
+        incident = diagnose(case)
+        self.capsules.keep(case, incident, self.session.journal)
+        return incident
 
     def drop(self) -> None:
         """Leave no trace of this step's forward passes."""
@@ -58,7 +66,7 @@ class Acting:
         session, window = self.session, self.session.window
         symptom = window.symptom
         assert symptom is not None
-        taken = self.close(diagnose(self.case(symptom, session.optimizers[-1], None)))
+        taken = self.close(self.diagnosed(self.case(symptom, session.optimizers[-1], None)))
         if taken != "skipped":
             return False  # a rollback is made at the step
         for _, state in session.recorder.states.values():
@@ -85,7 +93,7 @@ class Acting:
         symptom = session.window.symptom
         assert symptom is not None
         session.window.told = True
-        incident = diagnose(self.case(symptom, None, None))
+        incident = self.diagnosed(self.case(symptom, None, None))
         session.budget.total += 1
         session.journal.incident(incident, session.budget.action("observed"))
 
@@ -114,7 +122,7 @@ class Acting:
             symptom = Symptom("exception", type(error).__name__, str(error).splitlines()[0] if str(error) else "")
             session.see(symptom, failed)
             session.window.told = True
-            incident = diagnose(self.case(symptom, None, None))
+            incident = self.diagnosed(self.case(symptom, None, None))
             if incident.cause.code != "WN901":
                 session.journal.incident(incident, session.budget.action("observed"))
 
@@ -123,7 +131,7 @@ class Acting:
         ends = {n for n, e in entries.items() if e.kind in ("backward", "clip", "grad", "zero")}
         program = Program(self.session.recorder, needed_for(entries, ends), self.session.leaves())
         self.followers.take_back()
-        taken = self.close(diagnose(self.case(symptom, optimizer, scaler, program, step)))
+        taken = self.close(self.diagnosed(self.case(symptom, optimizer, scaler, program, step)))
         if taken == "rolled back":
             self.recovering.roll_back()
         return taken
@@ -173,7 +181,7 @@ class Acting:
         session = self.session
         tape, entry = session.recorder.tape, session.window.entry
         if session.function is not None:
-            return [session.function]
+            return [*tape.needed_for(set(dependencies(session.function))), session.function]
         if entry < 0:
             return tape.needed_for({-entry})
         if entry and symptom.place in ("loss", "exception"):

@@ -21,7 +21,9 @@ from whynan.capsule.intercept import Interception
 from whynan.capsule.recorder import Recorder
 from whynan.capsule.sites import take_site
 from whynan.capsule.snapshot import Snapshot
+from whynan.capsule.state import take_rng
 from whynan.capsule.tape import tensors_of
+from whynan.capsules import Shelf
 from whynan.causes import rates
 from whynan.engine.acting import Acting
 from whynan.engine.clipping import Clipping
@@ -74,7 +76,7 @@ class Guard:
         self.noticing = Noticing(self.session)
         self.recovering = Recovering(self.session, self.options, self.followers)
         self.together = Together(self.session, self.options.rank_timeout)
-        self.acting = Acting(self.session, self.followers, self.recovering, self.together)
+        self.acting = Acting(self.session, self.followers, self.recovering, self.together, Shelf(self.options.capsule_limit))
         self.scaling = Scaling(self.session, self.noticing, self.acting, self.together, self._finish)
         self.clipping = Clipping(self.session)
         self.foreseeing = Foreseeing(self.session, self.options)
@@ -609,6 +611,7 @@ class Guard:
             if not self.recorder.here:
                 return function(*args, **kwargs)
             self.session.function = self.recorder.note("function", function, args, kwargs)
+            self.session.function.rng = take_rng(python=True)
             try:
                 return function(*args, **kwargs)
             finally:

@@ -16,7 +16,7 @@ import torch
 
 from whynan.capsule.alone import is_sharded, whole
 from whynan.capsule.replay import Program
-from whynan.diagnosis import Case, diagnose
+from whynan.diagnosis import Case
 from whynan.engine.session import Session, parameters_of
 from whynan.records import NOWHERE, Cause, Confidence, Incident, Origin, Phase, Symptom
 from whynan.recovery.ranks import RankLost, Ranks, several
@@ -109,7 +109,7 @@ class Together:
 
     # -- one incident for all -----------------------------------------------------------------------------------
 
-    def diagnose(self, make: Callable[[], Case]) -> Incident:
+    def diagnose(self, make: Callable[[], Case], diagnose: Callable[[Case], Incident]) -> Incident:
         """Diagnose on every rank where the bad value can be born, and return the one incident of the job."""
         if self.ranks is None or self.session.window.alone:
             return diagnose(make())

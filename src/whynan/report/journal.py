@@ -48,7 +48,7 @@ class Journal:
 
     # -- files --------------------------------------------------------------------------------------------------
 
-    def _home(self) -> Path | None:
+    def home(self) -> Path | None:
         """Return the run directory, making it on first use."""
         if not self.files or self._broken:
             return None
@@ -65,7 +65,7 @@ class Journal:
 
     def place(self) -> str | None:
         """Return the run directory for the other ranks, making it."""
-        home = self._home()
+        home = self.home()
         return None if home is None else str(home)
 
     def join(self, rank: int, place: str | None) -> None:
@@ -89,7 +89,7 @@ class Journal:
             return
         try:
             if self._metrics is None:
-                home = self._home()
+                home = self.home()
                 if home is None:
                     return
                 self._metrics = (home / "metrics.jsonl").open("a", encoding="utf-8", buffering=1 << 16)
@@ -113,7 +113,7 @@ class Journal:
         if shared and self.rank:
             return
         self._own += 1
-        home = self._home()
+        home = self.home()
         if home is not None:
             self._append(home, incident)
         if self.counts[key] == 1:
@@ -122,7 +122,7 @@ class Journal:
 
     def received(self, incident: Incident) -> None:
         """Write down that this rank merely received a bad value, in a file of its own."""
-        home = self._home()
+        home = self.home()
         if home is not None:
             own = home if self.rank else home / "ranks" / "rank-0"
             self._append(own, incident)
@@ -142,7 +142,7 @@ class Journal:
         notice = replace(notice, time=notice.time or datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
         key = (str(notice.kind), notice.name)
         self.notices[key] = self.notices.get(key, 0) + aloud
-        home = self._home()
+        home = self.home()
         if home is not None:
             try:
                 with (home / "warnings.jsonl").open("a", encoding="utf-8") as file:
@@ -168,7 +168,7 @@ class Journal:
             self.say(terminal.warnings_line(self.notices, _short_path(where)))
         if not self._own:
             return
-        home = self._home()
+        home = self.home()
         report: Path | None = None
         if home is not None:
             try:
@@ -214,7 +214,7 @@ class Journal:
             return
         self._failed_once = True
         text = "".join(traceback.format_exception(error))
-        home = self._home()
+        home = self.home()
         where = ""
         if home is not None:
             with contextlib.suppress(OSError):

@@ -205,7 +205,8 @@ def farewell(incidents: list[Incident], counts: dict[tuple[str, str, int], int],
         say("whynan: observed only; nothing was changed")
     if report is not None:
         say(f"whynan: wrote {report}")
-    say(f"        whynan explain {first.cause.code}")
+    replay = f"      whynan replay {report.parent}" if report is not None and (report.parent / "capsules").is_dir() else ""
+    say(f"        whynan explain {first.cause.code}{replay}")
 
 
 def warnings_line(notices: dict[tuple[str, str], int], file: Path | None) -> str:
