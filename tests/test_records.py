@@ -262,7 +262,7 @@ def test_metrics_of_a_run(box: Sandbox) -> None:
     """metrics.jsonl has one line per optimizer step with its loss, gradient norm and the learning rate it was taken with."""
     done = box.watched(RUN)
     assert [row["step"] for row in done.metrics] == [0, 1, 2, 3, 4]
-    assert [row["lr"] for row in done.metrics] == [0.25, 0.125, 0.0625, 0.03125, 0.015625]
+    assert [row["lr"] for row in done.metrics] == [0.25, 0.125, 0.125, 0.0625, 0.0625]  # a skipped step does not move the scheduler
     printed = [line.split()[1] for line in done.out.splitlines()]
     assert [str(row["loss"]) for row in done.metrics] == printed
     healthy = [row for row in done.metrics if row["step"] not in (1, 3)]

@@ -34,6 +34,7 @@ class Case:
     site: Site | None = None
     made_at: Site | None = None
     rank: int = 0
+    note: str = ""  # what makes every replay of it inexact
 
 
 def diagnose(case: Case) -> Incident:
@@ -57,7 +58,7 @@ def diagnose(case: Case) -> Incident:
         history=case.history,
         site=case.site,
         compiled=any(is_compiled(e.fn) for e in case.program.entries),
-        trouble=trouble or case.program.inexact(),
+        trouble=trouble or case.note or case.program.inexact(),
         made_at=case.made_at,
     )
     origin, cause, remedies, experiments = judge(scene)

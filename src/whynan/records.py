@@ -6,6 +6,7 @@
                  └─ Cause ───┤
                     Remedy ──┤
                     Action ──┘
+                    Notice ───────────► warnings.jsonl
 
 Every record turns into JSON that contains no bare NaN: non-finite numbers are written as strings.
 """
@@ -217,6 +218,36 @@ class Incident:
             "experiments": [jsonable(e) for e in self.experiments],
             "action": jsonable(self.action),
         }
+
+
+class NoticeKind(StrEnum):
+    """What an early warning is about."""
+
+    SPIKE = "spike"
+    HEADROOM = "headroom"
+    LIMIT = "limit"
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """An early warning: every value is still finite, and one of them is not where it should be."""
+
+    kind: NoticeKind
+    step: int
+    name: str
+    value: float | None
+    text: str
+    rank: int = 0
+    time: str = ""
+    severe: bool = True  # worth a line at once; a mild spike is only written down
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the object that `warnings.jsonl` holds.
+
+        >>> Notice(NoticeKind.LIMIT, 7, "alpha", 1.5, "alpha is 1.5").to_json()["kind"]
+        'limit'
+        """
+        return {"schema": SCHEMA, **{f.name: jsonable(getattr(self, f.name)) for f in fields(self)}}
 
 
 def _span_json(span: Span) -> dict[str, Json]:

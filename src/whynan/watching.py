@@ -12,16 +12,20 @@ import torch
 from whynan.engine.guard import Guard
 from whynan.engine.options import Options
 from whynan.errors import UsageError
+from whynan.recovery.keeper import Keeper, Saved
+from whynan.recovery.reading import Loaded
 from whynan.report.journal import Journal
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 
 class Watch:
     """What `watch` returns: `step`, `close`, and the incidents so far. Also a `with` block."""
 
-    def __init__(self, guard: Guard) -> None:
+    def __init__(self, guard: Guard, keep: int) -> None:
         self._guard = guard
+        self._keeper = Keeper(keep, say=guard.journal.say)
 
     @property
     def incidents(self) -> list[Any]:
@@ -41,6 +45,26 @@ class Watch:
         """
         return self._guard.step_function(function)
 
+    def save(self, path: str | Path, state: Any = None, /, **parts: Any) -> Saved:
+        """Write a checkpoint that is checked, checksummed and renamed into place; a bad one never replaces a good one.
+
+        Give one object, as to `torch.save`, or named parts: `guard.save("ckpt/", model=model, optimizer=optimizer, step=100)`.
+        The result is false, with a reason, if nothing was written.
+        """
+        return self._suspended(self._keeper.save, path, state, **parts)
+
+    def save_sharded(self, path: str | Path, state: Any = None, /, **parts: Any) -> Saved:
+        """Do the same as a `torch.distributed.checkpoint` directory; all ranks call it."""
+        return self._suspended(self._keeper.save_sharded, path, state, **parts)
+
+    def load(self, path: str | Path, /, *, exact: bool = False, **parts: Any) -> Loaded:
+        """Load the newest healthy checkpoint of a file, a directory or a pattern into the given parts; say what was passed over."""
+        return self._suspended(self._keeper.load, path, exact=exact, **parts)
+
+    def _suspended(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        result: T = self._guard.recorder.suspended(call, *args, **kwargs)  # nothing in it is a step
+        return result
+
     def close(self) -> None:
         """End watching; torch is left as it was."""
         self._guard.close()
@@ -52,7 +76,9 @@ class Watch:
         self._guard.__exit__(kind, error, trace)
 
 
-def watch(*objects: Any, run_dir: str | Path | None = None, files: bool = True, averages: Iterable[torch.nn.Module] = (), **options: Any) -> Watch:
+def watch(
+    *objects: Any, run_dir: str | Path | None = None, files: bool = True, averages: Iterable[torch.nn.Module] = (), keep: int = 3, **options: Any
+) -> Watch:
     """Watch training in this thread: models and optimizers given here, and any made later.
 
     >>> import torch, whynan
@@ -76,9 +102,13 @@ def watch(*objects: Any, run_dir: str | Path | None = None, files: bool = True, 
     rewind_data          a rollback takes a StatefulDataLoader back to the snapshot's batch (True)
     lr_after_rollback    factor on every learning rate after a rollback (1.0)
     clip_after_rollback  largest gradient norm from then on (none)
+    spike                what to do with a finite loss or gradient norm far outside what it was: warn, skip, rollback, stop, off (warn)
+    capsule_limit        bytes of the tensors in a capsule; 0 writes none (2 GB)
+    rank_timeout         seconds to wait for the other ranks when a step is bad (600)
+    track                named values with limits: {"*.alpha": {"below": 1.0}} warns when an alpha reaches 1.0
 
     `averages` are copies of the weights that your loop moves by hand (EMA): a dropped step leaves them alone. torch's
-    own AveragedModel is known without it.
+    own AveragedModel is known without it. `keep` is how many good checkpoints `guard.save` keeps of a series.
 
     Cost: 1-4 microseconds for each torch call outside modules, one pass over the gradients where they are not clipped.
     """
@@ -94,4 +124,4 @@ def watch(*objects: Any, run_dir: str | Path | None = None, files: bool = True, 
     guard.recovering.averages = list(averages)
     guard.open()
     guard.attach(*objects)
-    return Watch(guard)
+    return Watch(guard, keep)

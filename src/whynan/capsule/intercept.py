@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch.compiler import is_compiling
 
+from whynan.capsule.collectives import watch_collectives
 from whynan.capsule.following import watch_followers, watch_scaler
 from whynan.capsule.loaders import watch_loaders
 from whynan.capsule.recorder import Recorder
@@ -34,7 +35,8 @@ class Doors(Protocol):
     def step(self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> Any: ...
     def zeroed(self, call: Callable[..., Any], owner: Any, args: Any, kwargs: dict[str, Any]) -> None: ...
     def optimizer_made(self, optimizer: torch.optim.Optimizer) -> None: ...
-    def loaded(self, owner: Any) -> None: ...
+    def loading(self, owner: Any) -> object: ...
+    def loaded(self, owner: Any, before: object = None) -> None: ...
     def scaled(self, scaler: Any, loss: Any) -> None: ...
     def scaler_step(self, call: Callable[..., Any], scaler: Any, optimizer: Any, args: Any, kwargs: dict[str, Any]) -> Any: ...
     def scaler_update(self, call: Callable[..., Any], scaler: Any, args: Any, kwargs: dict[str, Any]) -> Any: ...
@@ -57,10 +59,12 @@ class Interception:
         self._module_calls(recorder)
         self._gradients()
         self._optimizers()
+        self._schedulers()
         watch_scaler(self)
         watch_followers(self)
         self._opaque_calls(recorder)
         watch_loaders(self)
+        watch_collectives(self)
         self._hooks(recorder)
 
     def remove(self) -> None:
@@ -146,8 +150,9 @@ class Interception:
 
         @functools.wraps(load)
         def load_state_dict(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+            before = doors.loading(self)
             result = recorder.suspended(load, self, *args, **kwargs)
-            doors.loaded(self)
+            doors.loaded(self, before)
             return result
 
         self.replace(cls, "_patch_step_function", _patch_step_function)
@@ -170,6 +175,12 @@ class Interception:
 
         self.replace(torch.nn.Module, "zero_grad", module_zero_grad)
         self.replace(torch.nn.Module, "load_state_dict", module_load_state)
+
+    def _schedulers(self) -> None:
+        """A loaded scheduler brings its own base rates; several classes have a loader of their own."""
+        base = torch.optim.lr_scheduler.LRScheduler
+        for cls in [c for c in vars(torch.optim.lr_scheduler).values() if isinstance(c, type) and issubclass(c, base) and "load_state_dict" in vars(c)]:
+            self.replace(cls, "load_state_dict", _loader(vars(cls)["load_state_dict"], self.doors))
 
     def watch_step_of(self, cls: type[torch.optim.Optimizer]) -> None:
         """Wrap the `step` of an optimizer class, once."""
@@ -307,6 +318,17 @@ class Interception:
                     if not isinstance(hook, WatchedHook):
                         hooks[key] = WatchedHook(hook, self.doors.recorder)
                         self._rehook.append((hooks, key, hook))
+
+
+def _loader(original: Callable[..., Any], doors: Doors) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def load_state_dict(self: Any, *args: Any, **kwargs: Any) -> Any:
+        before = doors.loading(self)
+        result = original(self, *args, **kwargs)
+        doors.loaded(self, before)
+        return result
+
+    return load_state_dict
 
 
 def _hook_registrar(original: Callable[..., Any], recorder: Recorder, rehook: list[tuple[Any, int, Any]]) -> Callable[..., Any]:

@@ -16,6 +16,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 
+from whynan.capsule.collectives import Received
 from whynan.capsule.sites import take_site
 from whynan.capsule.state import ModuleState, PythonDraws, take_rng
 from whynan.capsule.tape import CONTAINERS, LEAVES, Entry, Inner, Outside, Rebuild, Slot, Tape, tensors_of
@@ -98,6 +99,7 @@ class Recorder(TorchFunctionMode):
         self.replayed: Callable[[Any], None] | None = None  # told of the losses a replayed step function goes back from
         self.stepped: list[torch.optim.Optimizer] = []  # whose step a replayed step function has come to: their gradients are its result
         self.failed: Entry | None = None
+        self.received = Received()
         self.seen_probe: Callable[[torch.Tensor, object], None] = lambda tensor, result: None
         self.seen_write: Callable[[torch.Tensor], bool] = lambda tensor: True
         self.seen_root: Callable[[torch.nn.Module], None] = lambda root: None
@@ -362,6 +364,7 @@ class Recorder(TorchFunctionMode):
             state.over()
         self._begun.clear()
         self._again.clear()
+        self.received.clear()
         self.failed = None
 
     def next_micro_batch(self) -> None:

@@ -113,6 +113,7 @@ class Program:
     def play(self, listener: Listener | None = None) -> Run:
         """Run all entries once. Call inside `still()`."""
         run = Run()
+        self.recorder.received.rewind()
         for entry in self.entries:
             stepwise = entry.kind == "function"
             self.recorder.replayed = (lambda tensors: run.losses.extend(tensors_of(tensors))) if stepwise else None

@@ -29,7 +29,7 @@ class ModuleState:
         self._attributes: list[tuple[torch.nn.Module, dict[str, Any]]] = []
         self._holders: list[torch.nn.Module] = []
         self._held: list[_Mutable] = []
-        self._modules = list(root.modules())
+        self._modules = _own_modules(root)
         self._busy = self._modules
         self._calls = 0
         self._begun = False  # called since the state was last taken or put back
@@ -68,7 +68,7 @@ class ModuleState:
     def _resnapshot(self) -> None:
         root = self._root()
         assert root is not None
-        self._modules = list(root.modules())
+        self._modules = _own_modules(root)
         self._homes = [(m, n, b) for m in self._modules for n, b in m._buffers.items() if b is not None]
         with torch.no_grad():
             self._copies = {id(b): (b, b.detach().clone(), b._version) for _, _, b in self._homes if not b.is_inference()}
@@ -131,11 +131,18 @@ def _differs(now: dict[str, Any], before: dict[str, Any]) -> bool:
     return len(now) != len(before) or any(now.get(k) is not v for k, v in before.items())
 
 
+def _own_modules(root: torch.nn.Module) -> list[torch.nn.Module]:
+    """Return the modules below a root without data-parallel wrappers, whose attributes say what the loop is doing."""
+    return [m for m in root.modules() if not type(m).__module__.startswith("torch.nn.parallel")]
+
+
 def _put_back(module: torch.nn.Module, attributes: dict[str, Any]) -> None:
     current = module.__dict__
+    training = {k: current[k] for k in ("training",) if k in current}  # set by the loop, not by a forward pass
     for key in [k for k in current if k not in attributes]:
         del current[key]
     current.update(attributes)
+    current.update(training)
 
 
 class Stasis:

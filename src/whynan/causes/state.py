@@ -480,22 +480,22 @@ def _rounds_to_zero(value: float, dtype: str) -> bool:
 
 def _try_values(scene: Scene, tensor: Any, title: str, value: float = 0.0) -> list[Remedy]:
     """Replay the step with the bad values of a weight or buffer replaced by a finite number: nothing else is wrong with it."""
-    import torch
+    from torch.autograd import _unsafe_preserve_version_counter  # type: ignore[attr-defined]
 
     lab = scene.lab
     assert lab is not None
 
     class Replaced:
         def __enter__(self) -> None:
-            # the program's own backward pass may still be to come and has saved this tensor
-            self.version = torch.autograd._unsafe_preserve_version_counter(tensor)  # type: ignore[attr-defined]
-            self.version.__enter__()
+            # whether the weight was ever written, and a backward pass still to come, go by the version counter
+            self.versions = _unsafe_preserve_version_counter(tensor)
+            self.versions.__enter__()
             self.before = tensor.detach().clone()
             tensor.detach()[~self.before.isfinite()] = value
 
         def __exit__(self, *_: object) -> None:
             tensor.detach().copy_(self.before)
-            self.version.__exit__()
+            self.versions.__exit__()
 
     outcome = lab.run(around=Replaced())
     scene.tried(f"the bad values set to {number(value)}", outcome.effect() if outcome.finite else "still not finite")
@@ -654,12 +654,14 @@ def learning_rate_overridden(scene: Scene) -> Finding | None:
     those as well.
 
     How sure
-    Proven when the rate the script gave and the rate after loading are both known and differ.
-    That this rate also caused the damage is suspected: resuming with the saved rate is often
-    right.
+    Proven: whynan reads the base rates before and after a load, and reports the two numbers at
+    the first step that still uses the loaded one. That this rate also causes damage is not
+    said: resuming with the saved rate is often right.
 
     Not this when
-    The rate is the configured one and too high all the same (WN605), or the loaded moments are
-    bad (WN603).
+    The same base rate comes back with a decayed current one (a normal resume), or a lower rate
+    without a base rate beside it (taken for a decayed one), or the script sets the rate again
+    before the first step. The rate is the configured one and too high all the same (WN605), or
+    the loaded moments are bad (WN603).
     """
-    return None
+    return None  # no step fails by it: `rates` watches the loads and makes the incident

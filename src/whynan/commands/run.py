@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,20 @@ from typing import Any
 import click
 
 from whynan.errors import UsageError
+
+
+def _limits(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, dict[str, float]] | None:
+    """Read `NAME<NUMBER` and `NAME>NUMBER`."""
+    track: dict[str, dict[str, float]] = {}
+    for word in given:
+        found = re.fullmatch(r"(.+?)([<>])(.+)", word)
+        name, sign, number = found.groups() if found is not None else ("", "", "")
+        try:
+            track.setdefault(name.strip(), {})["below" if sign == "<" else "above"] = float(number)
+        except ValueError:
+            raise UsageError(f"--track {word!r}: write NAME<NUMBER or NAME>NUMBER, for example '*.alpha<1'") from None
+    return track or None
+
 
 _FLAGS = ("--wall-steps", "--drop-alone", "--rewind-data", "--skip-batches")
 
@@ -49,10 +64,15 @@ def _positional(args: list[str]) -> list[str]:
 @click.option("--rewind-data/--skip-batches", default=True, help="After a rollback draw the batches since again (StatefulDataLoader), or not.")
 @click.option("--lr-after-rollback", type=float, default=1.0, show_default=True, help="Factor on every learning rate after a rollback.")
 @click.option("--clip-after-rollback", type=float, help="Largest gradient norm after a rollback.")
+@click.option("--spike", default="warn", show_default=True, help="A finite loss or norm far outside what it was: warn, skip, rollback, stop, off.")
+@click.option("--track", multiple=True, metavar="NAME<LIMIT", callback=_limits, help="A value to track: '*.alpha<1' warns when one reaches 1.")
 @click.option("--run-dir", type=click.Path(path_type=Path, file_okay=False), help="Where to write; default whynan-runs/<time>.")
+@click.option(
+    "--capsule-size", type=click.FloatRange(0), default=2.0, show_default=True, metavar="GB", help="Most a capsule of a bad step may take; 0 writes none."
+)
 @click.option("-m", "module", metavar="MODULE", help="Run a module, as python -m does.")
 @click.argument("target", nargs=-1, type=click.UNPROCESSED)
-def run(run_dir: Path | None, module: str | None, target: tuple[str, ...], **options: Any) -> Callable[[], int]:
+def run(run_dir: Path | None, module: str | None, target: tuple[str, ...], capsule_size: float, **options: Any) -> Callable[[], int]:
     """Run SCRIPT (or -m MODULE) with its ARGS exactly as python would, and watch its training.
 
     The script's arguments, output and exit status are as without whynan; if whynan stops the training it is 3.
@@ -65,7 +85,7 @@ def run(run_dir: Path | None, module: str | None, target: tuple[str, ...], **opt
     from whynan.launch import run_module, run_script
     from whynan.report.journal import Journal
 
-    guard = Guard(Options(**options), Journal(run_dir, files=True))
+    guard = Guard(Options(capsule_limit=int(capsule_size * (1 << 30)), **options), Journal(run_dir, files=True))
     if module is not None:
         return functools.partial(run_module, guard, module, list(target))
     return functools.partial(run_script, guard, target[0], list(target[1:]))

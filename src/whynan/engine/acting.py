@@ -9,14 +9,18 @@ from typing import Any
 import torch
 
 from whynan.capsule.replay import Program
+from whynan.capsule.sites import take_site
 from whynan.capsule.snapshot import Snapshot
-from whynan.capsule.tape import Entry, Slot, Tape, needed_for, tensors_of
+from whynan.capsule.tape import Entry, Slot, Tape, dependencies, needed_for, tensors_of
+from whynan.capsules import Shelf
 from whynan.diagnosis import Case, diagnose
 from whynan.engine.recovering import Recovering
 from whynan.engine.session import Session, Window, parameters_of
+from whynan.engine.together import Together
 from whynan.errors import TrainingStopped
 from whynan.records import Incident, Symptom
 from whynan.recovery.followers import Followers
+from whynan.recovery.ranks import rank_here
 
 HOPELESS = ("WN601", "WN602", "WN603", "WN608")  # state is damaged: skipping cannot help
 
@@ -24,8 +28,10 @@ HOPELESS = ("WN601", "WN602", "WN603", "WN608")  # state is damaged: skipping ca
 class Acting:
     """Carries out what the policy says about a bad step."""
 
-    def __init__(self, session: Session, followers: Followers, recovering: Recovering) -> None:
+    def __init__(self, session: Session, followers: Followers, recovering: Recovering, together: Together, capsules: Shelf) -> None:
         self.session = session
+        self.capsules = capsules
+        self.together = together
         self.followers = followers
         self.recovering = recovering
         self._places: list[tuple[torch.Tensor, torch.Tensor | None]] = []  # gradients put in place of dropped ones
@@ -47,11 +53,17 @@ class Acting:
 
     def _decide(self, symptom: Symptom, optimizer: Any, scaler: Any) -> str:
         try:
-            return self.close(diagnose(self.case(symptom, optimizer, scaler)))
+            return self.close(self.together.diagnose(lambda: self.case(symptom, optimizer, scaler), self.diagnosed))
         except TrainingStopped:
             self.session.window.told = True
             self.drop()  # what the program saves on its way out is the state before the bad step
             raise
+
+    def diagnosed(self, case: Case) -> Incident:
+        """Diagnose, and write the capsule while the failing state is still there."""
+        incident = diagnose(case)
+        self.capsules.keep(case, incident, self.session.journal)
+        return incident
 
     def drop(self) -> None:
         """Leave no trace of this step's forward passes."""
@@ -104,7 +116,7 @@ class Acting:
         session = self.session
         hopeless = incident.cause.code in HOPELESS or incident.symptom.name == "scale"  # which no update of the scaler mends
         taken = session.budget.decide(hopeless, self.recovering.possible)
-        session.journal.incident(incident, session.budget.action(taken))
+        session.journal.incident(incident, session.budget.action(taken), shared=True)
         if taken == "stopped":
             session.stop(f"stopped at step {incident.step}: {incident.cause.title}")
         return taken
@@ -115,7 +127,7 @@ class Acting:
         symptom = session.window.symptom
         assert symptom is not None
         session.window.told = True
-        incident = diagnose(self.case(symptom, None, scaler))
+        incident = self.diagnosed(self.case(symptom, None, scaler))
         session.budget.total += 1
         session.journal.incident(incident, session.budget.action("observed"))
 
@@ -144,7 +156,7 @@ class Acting:
             symptom = Symptom("exception", type(error).__name__, str(error).splitlines()[0] if str(error) else "")
             session.see(symptom, failed)
             session.window.told = True
-            incident = diagnose(self.case(symptom, None, None))
+            incident = self.diagnosed(self.case(symptom, None, None))
             if incident.cause.code != "WN901":
                 session.journal.incident(incident, session.budget.action("observed"))
 
@@ -153,7 +165,7 @@ class Acting:
         ends = {n for n, e in entries.items() if e.kind in ("backward", "clip", "grad", "zero")}
         program = Program(self.session.recorder, needed_for(entries, ends), self.session.leaves())
         self.followers.take_back()
-        taken = self.close(diagnose(self.case(symptom, optimizer, scaler, program, step)))
+        taken = self.close(self.diagnosed(self.case(symptom, optimizer, scaler, program, step)))
         if taken == "rolled back":
             self.recovering.roll_back()
         return taken
@@ -191,8 +203,9 @@ class Acting:
             optimizer=optimizer,
             scaler=scaler,
             history=session.journal.history(),
-            site=session.stepped_at,
+            site=take_site(2),
             made_at=session.made_at.get(id(optimizer)),
+            rank=rank_here(),
         )
 
     def _undo(self, entries: list[Entry], optimizer: Any) -> Callable[[], Snapshot] | None:
@@ -202,7 +215,7 @@ class Acting:
         session = self.session
         tape, entry = session.recorder.tape, session.window.entry
         if session.function is not None:
-            return [session.function]
+            return [*tape.needed_for(set(dependencies(session.function))), session.function]
         if entry < 0:
             return tape.needed_for({-entry})
         if entry and symptom.place in ("loss", "exception"):

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from whynan.capsule.snapshot import local
 from whynan.capsule.tape import Entry
 from whynan.engine.session import Session
 from whynan.records import Symptom
@@ -48,7 +49,7 @@ class Clipping:
         if entry is not None:
             self.session.recorder.tape.add(entry, norm)
         if isinstance(norm, torch.Tensor) and (window.norm is None or not window.clipped):
-            window.norm = norm.detach()
+            window.norm = local(norm.detach())
             window.clipped = frozenset(map(id, parameters))
         if names and window.symptom is None and not window.scaled:
             more = f"{len(names)} tensors" if len(names) > 1 else ""

@@ -21,18 +21,24 @@ from whynan.capsule.intercept import Interception
 from whynan.capsule.recorder import Recorder
 from whynan.capsule.sites import take_site
 from whynan.capsule.snapshot import Snapshot
+from whynan.capsule.state import take_rng
 from whynan.capsule.tape import tensors_of
+from whynan.capsules import Shelf
+from whynan.causes import rates
 from whynan.engine.acting import Acting
 from whynan.engine.clipping import Clipping
+from whynan.engine.foreseeing import Foreseeing
 from whynan.engine.noticing import Noticing
 from whynan.engine.options import Options
 from whynan.engine.recovering import Recovering
 from whynan.engine.scaling import Scaling
 from whynan.engine.session import Session, parameters_of, shape_of, symptom_of
 from whynan.engine.sharing import Sharing
+from whynan.engine.together import Together
 from whynan.errors import TrainingStopped
 from whynan.records import Symptom
 from whynan.recovery.followers import Followers
+from whynan.recovery.ranks import several
 from whynan.report.journal import Journal
 from whynan.tripwire.checks import may_break, nonfinite, optimizer_state
 from whynan.tripwire.late import LateFlag, can_wait, is_bad, late_symptom
@@ -70,10 +76,12 @@ class Guard:
         self.followers = Followers(self.options.wall_steps)
         self.noticing = Noticing(self.session)
         self.recovering = Recovering(self.session, self.options, self.followers)
-        self.acting = Acting(self.session, self.followers, self.recovering)
+        self.together = Together(self.session, self.options.rank_timeout)
+        self.acting = Acting(self.session, self.followers, self.recovering, self.together, Shelf(self.options.capsule_limit))
         self.sharing = Sharing(self.session)
-        self.scaling = Scaling(self.session, self.acting, self.sharing, self._finish)
+        self.scaling = Scaling(self.session, self.noticing, self.acting, self.together, self.sharing, self._finish)
         self.clipping = Clipping(self.session)
+        self.foreseeing = Foreseeing(self.session, self.options)
         self.stepping = False  # an optimizer's own step is running
         self._late: LateFlag | None = None
         self._interception = Interception(self)
@@ -82,6 +90,7 @@ class Guard:
         self._in_backward = False
         self._stepped_inside: torch.optim.Optimizer | None = None
         self._told_of_threads = False
+        self._overrides = rates.Overrides()
 
     @property
     def stopped(self) -> str:
@@ -120,6 +129,7 @@ class Guard:
         atexit.unregister(self.close)
         try:
             self._settle_late()
+            self._tell_overrides()
             if self.session.window.symptom is None:
                 self.session.window.symptom = self.scaling.never_stepped()
             if self.session.window.symptom is not None and not self.session.window.told:
@@ -130,6 +140,7 @@ class Guard:
             self._internal_error(error)
         if self.recorder.before_call is not None:
             self.session.guarded(self.recorder.before_call)
+        self.session.guarded(lambda: self.foreseeing.state(wait=True))
         self.recorder.stop()
         self._interception.remove()
         try:
@@ -184,9 +195,20 @@ class Guard:
         self.noticing.unchecked.append(optimizer)
         self.recorder.tape.clear()
 
-    def loaded(self, owner: Any) -> None:
+    def loading(self, owner: Any) -> object:
+        """State is about to be loaded: remember the rates the script gave."""
+        return self.session.guarded(lambda: rates.before_load(owner))
+
+    def loaded(self, owner: Any, before: object = None) -> None:
         """State was loaded: look at it before the next step."""
-        self.noticing.unchecked.append(owner)
+        if isinstance(owner, torch.nn.Module | torch.optim.Optimizer):
+            self.noticing.unchecked.append(owner)
+        if isinstance(before, rates.Rates):
+            self.session.guarded(lambda: self._overrides.loaded(owner, before, take_site(2)))
+
+    def _tell_overrides(self, optimizer: torch.optim.Optimizer | None = None) -> None:
+        for override in self._overrides.due(optimizer):
+            self.journal.incident(rates.incident(override, self.session.step_count), self.session.budget.action("observed"), shared=True)
 
     def zeroed(self, call: Callable[..., Any], owner: Any, args: Any, kwargs: dict[str, Any]) -> None:
         """Gradients are dropped; a pending symptom that was never stepped on is told now."""
@@ -252,6 +274,8 @@ class Guard:
             self._note_backward(call, args, kwargs)
             if self.options.drop_alone and self._drops_alone() and self.acting.drop_micro_batch():
                 return None
+            if self.session.window.several:
+                args, kwargs = self.together.carry(args, kwargs)
         except TrainingStopped:
             raise
         except Exception as error:
@@ -273,8 +297,8 @@ class Guard:
     def _drops_alone(self) -> bool:
         window, session = self.session.window, self.session
         bad = window.symptom is not None and window.symptom.place == "loss" and not window.decided
-        # a closure hands its loss to the optimizer: there the whole evaluation is bad
-        return bad and bool(session.optimizers) and not session.budget.observes and not self.stepping
+        mine = bad and not window.several and not self.stepping  # no rank leaves out a backward pass alone; a closure hands its loss on
+        return mine and bool(session.optimizers) and not session.budget.observes
 
     def _note_backward(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> None:
         tensors = args[0] if args else kwargs.get("tensors")
@@ -292,6 +316,10 @@ class Guard:
         window.noted = False
         window.backwards += 1
         self.noticing.check_loss(entry)
+        window.several = several()
+        if window.several and window.symptom is None:  # before the gradients go out: they carry it to the other ranks
+            self.noticing.look_at_state()
+            self.noticing.look_at_buffers()
 
     def grad(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         """`torch.autograd.grad`: recorded as a call; in programs without optimizers its outputs are the gradients."""
@@ -350,7 +378,8 @@ class Guard:
 
     def step(self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> Any:
         """The user updates the weights: the last moment to stop it."""
-        self.session.stepped_at = take_site(2)
+        if self._overrides:
+            self.session.guarded(lambda: self._tell_overrides(optimizer))
         self.stepping = True
         try:
             if args or kwargs.get("closure") is not None:
@@ -381,8 +410,14 @@ class Guard:
             self.noticing.look(optimizer)
             if session.window.symptom is None:
                 self._look_at_partners(optimizer)
-            if session.window.symptom is None:
+            if session.window.several and self.together.begin(optimizer):
+                norm = self.noticing.norm_of(optimizer)
+                self.together.agree(None if norm is None else float(norm))
+            if session.window.alone:
+                self.acting.report()
                 return True
+            if session.window.symptom is None:
+                return in_closure or not self._spike(optimizer, self.foreseeing.before_update(optimizer))
             if session.window.told:
                 return session.budget.observes
             taken = self.acting.act(optimizer)
@@ -414,6 +449,20 @@ class Guard:
         symptom = self.sharing.symptom(optimizer)
         if symptom is not None and not (self.session.window.scaled and self.scaling.overflows_alone(optimizer)):
             self.session.see(symptom)
+
+    def _spike(self, optimizer: torch.optim.Optimizer, taken: str) -> bool:
+        """Do what was asked for about a spike; return whether this update is left out."""
+        if taken == "stopped":
+            self.session.stop(f"stopped at step {self.session.step_count}: a spike of the loss or the gradient norm")
+        if taken == "rolled back" and self.recovering.possible:
+            self.recovering.roll_back()
+            self.session.window.taken = taken
+        elif taken == "skipped":
+            self.acting.drop()
+        else:
+            return False
+        self._finish(optimizer, False)
+        return True
 
     def _stop_again(self) -> None:
         if self.session.stopped:
@@ -487,17 +536,28 @@ class Guard:
         if session.guarded(self._left_out):
             self._finish(optimizer, False)
             return None
-        session.guarded(lambda: self._look_beside_gradients(optimizer))
-        if session.window.symptom is not None and not session.window.told and self.acting.act(optimizer) != "observed":
-            self._finish(optimizer, False)
-            return None
-        if float(found) and session.guarded(lambda: self.scaling.blames(optimizer)):
+        if session.guarded(lambda: self._drops_scaled(optimizer, bool(found))):
             self._finish(optimizer, False)  # not even by the kernel: it would make state for a first step that never was
             return None
         result = call(optimizer, *args, **kwargs)
         if float(found) == 0:  # else skipped by the kernel: the scaler's door counts it
             self._finish(optimizer, True)
         return result
+
+    def _drops_scaled(self, optimizer: torch.optim.Optimizer, found: bool) -> bool:
+        """Whether a step under a scaler is left out; `found` is the scaler's answer about the gradients, the same on all ranks."""
+        window = self.session.window
+        if not window.several:  # ranks have looked before they went back, so that the gradients carry it
+            self._look_beside_gradients(optimizer)
+        if found:
+            return self.scaling.blames(optimizer)
+        if window.symptom is None or window.told:
+            return False
+        if window.several:
+            window.alone = True  # the gradients did not carry it: the others go on, so must we
+            self.acting.report()
+            return False
+        return self.acting.act(optimizer) != "observed"
 
     def step_elsewhere(self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> Any:
         """An optimizer steps where nothing is recorded: in a hook of the backward pass, or in another thread."""
@@ -544,12 +604,13 @@ class Guard:
         if optimizer is not None:
             self.sharing.finished(optimizer, dropped)
         self.recovering.finished(applied)
+        self.foreseeing.state()
         session.next_step()
 
     # -- steps that are read late -------------------------------------------------------------------------------
 
     def _may_wait(self, optimizer: torch.optim.Optimizer) -> bool:
-        if self.session.window.symptom is not None or not can_wait(optimizer):
+        if self.session.window.symptom is not None or not can_wait(optimizer) or self.session.window.several:
             return False
         if self.noticing.unchecked:
             self.session.guarded(self.noticing.look_at_state)
@@ -590,6 +651,7 @@ class Guard:
         if norm is not None or window.losses:
             context = (dict(self.recorder.tape.entries), optimizer, self.scaling.current if found is not None else None)
             late.arm(window.losses, norm, self.session.step_count, context, found)
+            self.scaling.bad_loss = late.bad_loss if found is not None else None
 
     def _late_values(self, step: int, loss: float, norm: float, context: Any) -> str:
         entries, optimizer, scaler = context
@@ -598,9 +660,17 @@ class Guard:
         if not is_bad(loss, norm):
             self.session.budget.healthy()
             self.scaling.settled()
-            return ""
+            return self._late_spike(self.foreseeing.late(step, loss, norm if scaler is None else None, optimizer))
         symptom = late_symptom(loss, norm) if scaler is None else self.scaling.late(step, loss, entries, optimizer, scaler)
         return "" if symptom is None else self.acting.late(step, symptom, entries, optimizer, scaler)
+
+    def _late_spike(self, taken: str) -> str:
+        if taken == "stopped":
+            self.session.stop(f"stopped at step {self.session.step_count}: a spike of the loss or the gradient norm")
+        if taken == "rolled back" and self.recovering.possible:
+            self.recovering.roll_back()
+            return taken
+        return ""
 
     def _settle_late(self) -> None:
         if self._late is not None:
@@ -616,6 +686,7 @@ class Guard:
             if not self.recorder.here:
                 return function(*args, **kwargs)
             self.session.function = self.recorder.note("function", function, args, kwargs)
+            self.session.function.rng = take_rng(python=True)
             try:
                 return function(*args, **kwargs)
             finally:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from whynan.capsule.pack import LIMIT
 from whynan.errors import UsageError
 from whynan.recovery.policy import Budget, parse
+from whynan.recovery.spikes import SpikePolicy
+from whynan.tripwire.tracking import limits_of
 
 SNAPSHOTS = ("host", "device", "off")
 
@@ -25,17 +28,25 @@ class Options:
     rewind_data: bool = True  # a rollback takes a loader that can back to the snapshot's batch
     lr_after_rollback: float = 1.0  # factor
     clip_after_rollback: float | None = None  # largest gradient norm from then on
+    spike: str = "warn"  # what to do with a finite loss or gradient norm far outside what it was
+    rank_timeout: float = 600.0  # seconds to wait for the other ranks when a step is bad
+    capsule_limit: int = LIMIT  # bytes of the tensors in a capsule; 0 writes none
+    track: Mapping[str, Mapping[str, float]] | None = None  # named values with limits
 
     def __post_init__(self) -> None:
         for name in ("in_a_row", "in_total"):
             _whole(name, getattr(self, name), 0)
         _whole("snapshot_every", self.snapshot_every, 1)
+        _whole("capsule_limit", self.capsule_limit, 0)
         if self.snapshots not in SNAPSHOTS:
             raise UsageError(f"snapshots is one of {', '.join(SNAPSHOTS)}, not {self.snapshots!r}")
-        for name in ("lr_after_rollback", "clip_after_rollback"):
+        for name in ("lr_after_rollback", "clip_after_rollback", "rank_timeout"):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, int | float) and 0 < value < float("inf")):
                 raise UsageError(f"{name} is a number above 0, not {value!r}")
+        if self.spike not in list(SpikePolicy):
+            raise UsageError(f"spike is one of {', '.join(SpikePolicy)}, not {self.spike!r}")
+        limits_of(self.track)
         self.budget()
 
     def budget(self) -> Budget:

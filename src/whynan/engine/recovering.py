@@ -26,7 +26,7 @@ class Recovering:
         self.averages: list[torch.nn.Module] = []  # copies the user told us of and moves by hand
         self.last: LastGood | None = None
         self._rewound: list[tuple[Any, Any]] = []  # loaders to set back, with their position
-        self._wanted = session.budget.includes(Policy.ROLLBACK) and options.snapshots != "off"
+        self._wanted = (session.budget.includes(Policy.ROLLBACK) or options.spike == "rollback") and options.snapshots != "off"
         self._redoing = False
         self._told = False
 

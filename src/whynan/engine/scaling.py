@@ -10,12 +10,13 @@ from typing import Any
 import torch
 
 from whynan.capsule.replay import Program
-from whynan.capsule.sites import take_site
 from whynan.capsule.tape import Entry, needed_for
 from whynan.diagnosis import diagnose
 from whynan.engine.acting import Acting
+from whynan.engine.noticing import Noticing
 from whynan.engine.session import Session, parameters_of, symptom_of
 from whynan.engine.sharing import Sharing
+from whynan.engine.together import Together, finite
 from whynan.records import Symptom
 from whynan.tripwire.checks import nonfinite
 from whynan.tripwire.late import late_symptom
@@ -28,8 +29,8 @@ FOR_EVER = 100  # overflows in a row that no sane first scale takes to settle
 class Scaling:
     """Follows the gradient scalers of a run."""
 
-    def __init__(self, session: Session, acting: Acting, sharing: Sharing, finish: Callable[[Any, bool], None]) -> None:
-        self.session, self.acting, self.sharing, self.finish = session, acting, sharing, finish
+    def __init__(self, session: Session, noticing: Noticing, acting: Acting, together: Together, sharing: Sharing, finish: Callable[[Any, bool], None]) -> None:
+        self.session, self.noticing, self.acting, self.together, self.sharing, self.finish = session, noticing, acting, together, sharing, finish
         self.overflows = 0  # in a row
         self.counted = 0  # in all
         self._collapsed = False
@@ -37,6 +38,7 @@ class Scaling:
         self._before: tuple[Any, torch.Tensor, torch.Tensor] | None = None  # scaler, scale, growth tracker before the last update
         self._put_back = False
         self.current: Any = None  # the scaler whose step is running
+        self.bad_loss: torch.Tensor | None = None  # of the step read late, on the device
 
     def step(self, call: Callable[..., Any], scaler: Any, optimizer: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """`scaler.step(optimizer)`."""
@@ -48,7 +50,6 @@ class Scaling:
             return None
         if session.window.symptom is None:
             session.window.norm, session.window.clipped = None, frozenset(id(p) for p in parameters_of(optimizer))
-        session.stepped_at = take_site(2)
         self.current = scaler
         steps, applied = session.step_count, session.applied
         result = session.recorder.suspended(_Resuming(session, call), scaler, optimizer, *args, **kwargs)
@@ -68,9 +69,9 @@ class Scaling:
     def blames(self, optimizer: Any) -> bool:
         """Look into a step that the scaler skips; return whether it is dropped as bad, scale and all."""
         window, scaler = self.session.window, self.current
-        if window.symptom is None and not window.counted:
+        if not window.counted:
             window.counted = True
-            self._count(scaler, optimizer)
+            self._look(scaler, optimizer)
         if window.symptom is None or window.told:
             return False
         collapse = window.symptom.place == "scaler"
@@ -79,6 +80,15 @@ class Scaling:
         if dropped:
             self._held.add(id(optimizer))
         return dropped
+
+    def _look(self, scaler: Any, optimizer: Any) -> None:
+        window = self.session.window
+        if window.symptom is None and window.loss is None:
+            self.noticing.look_at_losses()  # the scaler has waited for the device already
+        if window.symptom is None:
+            self._count(scaler, optimizer)
+        if self.together.begin(optimizer) and self.together.any(window.symptom is not None) and window.symptom is None:
+            self.session.see(Symptom("gradient", "nan", "gradient"))
 
     def _count(self, scaler: Any, optimizer: Any) -> None:
         """Tell an overflow of the scale from a fault of the program: the fault stays when the scale is 1."""
@@ -122,7 +132,7 @@ class Scaling:
             before = scale.clone()
             scale.fill_(1.0)
             try:
-                return not _finite(case.program) and diagnose(case).cause.code not in OF_THE_SCALE
+                return not finite(case.program) and diagnose(case).cause.code not in OF_THE_SCALE
             finally:
                 scale.copy_(before)
 
@@ -143,9 +153,15 @@ class Scaling:
             for key in found & held:
                 for value in states[key]["found_inf_per_device"].values():
                     value.fill_(0.0)
-        if self.session.recorder.running and scaler._scale is not None and scaler._scale.is_cuda:
-            self._before = (scaler, scaler._scale.clone(), scaler._growth_tracker.clone())
-        return call(scaler, *args, **kwargs)
+        bad, self.bad_loss = self.bad_loss, None
+        if bad is None or args or kwargs:
+            return call(scaler, *args, **kwargs)
+        before = scaler._scale.clone(), scaler._growth_tracker.clone()
+        result = call(scaler)
+        for live, old in zip((scaler._scale, scaler._growth_tracker), before, strict=True):
+            live.copy_(torch.where(bad, old, live))  # chosen on the device: the host does not know the loss yet
+        self._before = (scaler, *before)
+        return result
 
     # -- fused on the device: read late -------------------------------------------------------------------------
 
@@ -153,7 +169,9 @@ class Scaling:
         """The kernel skipped a scaled step: say whether that was a fault, which also leaves the scale as it was before."""
         self.overflows += 1
         self.counted += 1
-        if not math.isfinite(loss) or self._bad_without_scale(scaler, optimizer, entries, step):
+        if not math.isfinite(loss):
+            return late_symptom(loss, math.nan)
+        if self._bad_without_scale(scaler, optimizer, entries, step):
             self._put_back = True
             return late_symptom(loss, math.nan)
         if self._collapses(scaler):
@@ -164,13 +182,6 @@ class Scaling:
     def settled(self) -> None:
         """A scaled step was made."""
         self.overflows, self._collapsed = 0, False
-
-
-def _finite(program: Program) -> bool:
-    """Replay once and look at the gradients."""
-    with program.still():
-        run = program.play()
-        return run.error is None and not nonfinite(("", p.grad) for p in program.leaves if p.grad is not None)
 
 
 class _Resuming:

@@ -40,6 +40,8 @@ class Window:
     decided: str = ""  # what is to be done about it when the step comes
     noted: bool = False  # the loss of the coming backward pass is known from the scaler
     scaled: bool = False  # a gradient scaler is at work: its overflows are its own business
+    several: bool = False  # a process group of several ranks is up
+    alone: bool = False  # of several ranks only this one has it, and the others will not know
     late: bool = False  # its values are read when the next step comes
 
 
@@ -56,7 +58,6 @@ class Session:
         self.applied = 0  # updates that were really made
         self.window_start = 0  # the tape's number where this step began
         self.function: Entry | None = None  # what to replay instead of the tape: a step function, an optimizer's step
-        self.stepped_at: Site | None = None
         self.made_at: dict[int, Site | None] = {}
         self.stopped = ""
         self.broken: Callable[[BaseException], None] = lambda error: None

@@ -13,17 +13,18 @@ import traceback
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
 from whynan import __version__
-from whynan.records import Action, Incident, dumps
+from whynan.records import Action, Incident, Notice, dumps
 from whynan.recovery.policy import Budget
 from whynan.report import markdown, terminal
 
 ISSUES = "the issue tracker of whynan"
 _FLUSH_EVERY = 64
+_QUIET_STEPS = 1000  # an early warning about one thing is spoken once in so many steps; all are written
 
 
 class Journal:
@@ -35,16 +36,20 @@ class Journal:
         self.quiet = quiet
         self.incidents: list[Incident] = []
         self.counts: dict[tuple[str, str, int], int] = {}
+        self.notices: dict[tuple[str, str], int] = {}
+        self._spoken: dict[tuple[str, str], int] = {}
         self._history: deque[dict[str, float]] = deque(maxlen=200)
         self._metrics: IO[str] | None = None
         self._written = 0
         self._broken = False
         self._failed_once = False
         self.closed = False
+        self.rank = 0  # among ranks that keep one journal together
+        self._own = 0  # incidents that this process tells
 
     # -- files --------------------------------------------------------------------------------------------------
 
-    def _home(self) -> Path | None:
+    def home(self) -> Path | None:
         """Return the run directory, making it on first use."""
         if not self.files or self._broken:
             return None
@@ -58,6 +63,17 @@ class Journal:
             self._give_up(error)
             return None
         return self.directory
+
+    def place(self) -> str | None:
+        """Return the run directory for the other ranks, making it."""
+        home = self.home()
+        return None if home is None else str(home)
+
+    def join(self, rank: int, place: str | None) -> None:
+        """Keep one journal with other ranks: the first writes it, the others keep files of their own below it."""
+        self.rank = rank
+        if rank and place is not None:
+            self.directory = Path(place) / "ranks" / f"rank-{rank}"
 
     def _give_up(self, error: OSError) -> None:
         self._broken = True
@@ -74,7 +90,7 @@ class Journal:
             return
         try:
             if self._metrics is None:
-                home = self._home()
+                home = self.home()
                 if home is None:
                     return
                 self._metrics = (home / "metrics.jsonl").open("a", encoding="utf-8", buffering=1 << 16)
@@ -89,24 +105,56 @@ class Journal:
         """Return the metrics of the last steps."""
         return list(self._history)
 
-    def incident(self, incident: Incident, action: Action) -> None:
-        """Close an incident: write it, flush it, tell it."""
+    def incident(self, incident: Incident, action: Action, shared: bool = False) -> None:
+        """Close an incident: write it, flush it, tell it. One that all ranks share is told by the first of them."""
         incident = replace(incident, action=action)
         key = (incident.cause.code, incident.origin.span.file, incident.origin.span.line)
         self.counts[key] = self.counts.get(key, 0) + 1
         self.incidents.append(incident)
-        home = self._home()
+        if shared and self.rank:
+            return
+        self._own += 1
+        home = self.home()
         if home is not None:
-            try:
-                with (home / "incidents.jsonl").open("a", encoding="utf-8") as file:
-                    file.write(dumps(incident.to_json()) + "\n")
-                if self._metrics is not None:
-                    self._metrics.flush()
-            except OSError as error:
-                self._give_up(error)
+            self._append(home, incident)
         if self.counts[key] == 1:
             with self._voice():
                 terminal.show(incident)
+
+    def received(self, incident: Incident) -> None:
+        """Write down that this rank merely received a bad value, in a file of its own."""
+        home = self.home()
+        if home is not None:
+            own = home if self.rank else home / "ranks" / "rank-0"
+            self._append(own, incident)
+
+    def _append(self, home: Path, incident: Incident) -> None:
+        try:
+            home.mkdir(parents=True, exist_ok=True)
+            with (home / "incidents.jsonl").open("a", encoding="utf-8") as file:
+                file.write(dumps(incident.to_json()) + "\n")
+            if self._metrics is not None:
+                self._metrics.flush()
+        except OSError as error:
+            self._give_up(error)
+
+    def warning(self, notice: Notice, aloud: bool = True) -> None:
+        """Write an early warning; say it, unless it is mild or the same was said in the last thousand steps."""
+        notice = replace(notice, time=notice.time or datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
+        key = (str(notice.kind), notice.name)
+        self.notices[key] = self.notices.get(key, 0) + aloud
+        home = self.home()
+        if home is not None:
+            try:
+                with (home / "warnings.jsonl").open("a", encoding="utf-8") as file:
+                    file.write(dumps(notice.to_json()) + "\n")
+            except OSError as error:
+                self._give_up(error)
+        if not aloud:
+            return
+        if key not in self._spoken or notice.step - self._spoken[key] >= _QUIET_STEPS:
+            self._spoken[key] = notice.step
+            self.say(f"whynan: warning: {notice.text}")
 
     def close(self, steps: int, budget: Budget) -> None:
         """Finish the files and say how it ended."""
@@ -116,9 +164,12 @@ class Journal:
         if self._metrics is not None:
             with contextlib.suppress(OSError):
                 self._metrics.close()
-        if not self.incidents:
+        if any(self.notices.values()):
+            where = self.directory / "warnings.jsonl" if self.directory is not None and self.files and not self._broken else None
+            self.say(terminal.warnings_line(self.notices, _short_path(where)))
+        if not self._own:
             return
-        home = self._home()
+        home = self.home()
         report: Path | None = None
         if home is not None:
             try:
@@ -142,9 +193,9 @@ class Journal:
 
     # -- voice --------------------------------------------------------------------------------------------------
 
-    def say(self, text: str) -> None:
-        """Say one line on stderr."""
-        if not self.quiet:
+    def say(self, text: str, always: bool = False) -> None:
+        """Say one line on stderr; of several ranks only the first speaks, unless it is about this rank alone."""
+        if not self.quiet and (always or not self.rank):
             with self._voice():
                 print(text, file=sys.stderr)
 
@@ -166,7 +217,7 @@ class Journal:
             return
         self._failed_once = True
         text = "".join(traceback.format_exception(error))
-        home = self._home()
+        home = self.home()
         where = ""
         if home is not None:
             with contextlib.suppress(OSError):

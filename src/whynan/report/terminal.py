@@ -205,7 +205,20 @@ def farewell(incidents: list[Incident], counts: dict[tuple[str, str, int], int],
         say("whynan: observed only; nothing was changed")
     if report is not None:
         say(f"whynan: wrote {report}")
-    say(f"        whynan explain {first.cause.code}")
+    replay = f"      whynan replay {report.parent}" if report is not None and (report.parent / "capsules").is_dir() else ""
+    say(f"        whynan explain {first.cause.code}{replay}")
+
+
+def warnings_line(notices: dict[tuple[str, str], int], file: Path | None) -> str:
+    """Count the early warnings of a run in one line.
+
+    >>> warnings_line({("spike", "loss"): 3, ("limit", "alpha"): 1}, None)
+    'whynan: 4 early warnings: spike of loss 3, limit of alpha 1'
+    """
+    total = sum(notices.values())
+    most = sorted(notices.items(), key=lambda item: -item[1])
+    words = [f"{kind} of {name} {times}" for (kind, name), times in most[:4]] + (["…"] if len(most) > 4 else [])
+    return f"whynan: {total} early warning{'s' if total > 1 else ''}: {', '.join(words)}" + (f"; {file}" if file is not None else "")
 
 
 def say(text: str) -> None:

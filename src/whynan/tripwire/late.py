@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
@@ -44,6 +45,7 @@ class LateFlag:
     def __init__(self) -> None:
         self._pending: Reading | None = None
         self.flag: torch.Tensor | None = None
+        self.bad_loss: torch.Tensor | None = None
 
     @property
     def pending(self) -> bool:
@@ -57,6 +59,7 @@ class LateFlag:
         device = norm.device if norm is not None else losses[-1].device
         loss = torch.stack([x.float().sum() for x in losses]).sum() if losses else torch.zeros((), device=device)
         total = norm.float() if norm is not None else torch.zeros((), device=device)
+        self.bad_loss = ~torch.isfinite(loss)
         both = torch.stack([loss.to(device), total.reshape(())])
         self.flag = (~torch.isfinite(both).all()).float()
         host = torch.empty(2, pin_memory=True)
@@ -85,3 +88,57 @@ def late_symptom(loss: float, norm: float) -> Symptom:
 def is_bad(loss: float, norm: float) -> bool:
     """Whether a reading trips."""
     return not (math.isfinite(loss) and math.isfinite(norm))
+
+
+_Letter: TypeAlias = tuple[torch.Tensor, torch.cuda.Event | None, list[object]]  # values, when they are there, labels
+
+
+class LateNumbers:
+    """A few numbers on their way to the host, with what they are numbers of.
+
+    Numbers on the CPU are there at once. Those on a CUDA device are there when the device has come to them; they are
+    asked for, never waited for. Other devices cannot copy in the background: reading them waits.
+    Cost: one stack and one asynchronous copy per device.
+    """
+
+    def __init__(self) -> None:
+        self._sent: list[_Letter] = []
+
+    @property
+    def under_way(self) -> bool:
+        """Whether numbers were sent that nobody has taken yet."""
+        return bool(self._sent)
+
+    def send(self, numbers: list[tuple[object, torch.Tensor]]) -> None:
+        """Send numbers, each with a label."""
+        groups: dict[torch.device, list[tuple[object, torch.Tensor]]] = {}
+        for label, value in numbers:
+            groups.setdefault(value.device, []).append((label, value))
+        for device, group in groups.items():
+            values = torch.stack([value.detach().reshape(()).float() for _, value in group])
+            self._sent.append((*_to_host(values, device), [label for label, _ in group]))
+
+    def take(self, wait: bool = False) -> list[tuple[object, float]]:
+        """Return what has arrived; with `wait`, all of it."""
+        found: list[tuple[object, float]] = []
+        left: list[_Letter] = []
+        for values, arrived, labels in self._sent:
+            if arrived is not None and wait:
+                arrived.synchronize()
+            if arrived is None or arrived.query():
+                found += zip(labels, values.tolist(), strict=True)
+            else:
+                left.append((values, arrived, labels))
+        self._sent = left
+        return found
+
+
+def _to_host(values: torch.Tensor, device: torch.device) -> tuple[torch.Tensor, torch.cuda.Event | None]:
+    if device.type != "cuda":
+        return values.cpu(), None
+    with torch.cuda.device(device):
+        host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+        host.copy_(values, non_blocking=True)
+        arrived = torch.cuda.Event()
+        arrived.record()
+    return host, arrived

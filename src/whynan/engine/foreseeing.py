@@ -1,0 +1,55 @@
+"""Early warning in the loop: feed it the numbers of a step, pass on what it says, act on a spike where that was asked for."""
+
+from __future__ import annotations
+
+import torch
+
+from whynan.engine.options import Options
+from whynan.engine.session import Session
+from whynan.records import Notice
+from whynan.recovery.spikes import SpikePolicy, on_spike
+from whynan.tripwire.early import EarlyWarning, has_spike
+
+
+class Foreseeing:
+    """Looks at loss, gradient norm and tracked values while everything is finite."""
+
+    def __init__(self, session: Session, options: Options) -> None:
+        self.session = session
+        self.policy = SpikePolicy(options.spike)
+        self.early = EarlyWarning(options.track, spikes=self.policy is not SpikePolicy.OFF)
+
+    def before_update(self, optimizer: torch.optim.Optimizer) -> str:
+        """Look at the numbers of a finite step; return what is to be done, nothing as a rule."""
+        session, window = self.session, self.session.window
+        norm = None if window.scaled or window.norm is None or _far(window.norm) else float(window.norm)
+        loss_dtype = window.losses[-1].dtype if window.losses else None
+        norm_dtype = window.norm.dtype if isinstance(window.norm, torch.Tensor) else None
+        notices = self.early.numbers(session.step_count, window.loss, norm, self._curve(optimizer), loss_dtype, norm_dtype)
+        return self._pass_on(notices, before_update=True) if notices else ""
+
+    def late(self, step: int, loss: float, norm: float | None, optimizer: torch.optim.Optimizer) -> str:
+        """Look at numbers that arrived one step late."""
+        notices = self.early.numbers(step, loss, norm, self._curve(optimizer))
+        return self._pass_on(notices, before_update=False) if notices else ""
+
+    def state(self, wait: bool = False) -> None:
+        """Look at weights and tracked values."""
+        session = self.session
+        for notice in self.early.state(session.step_count, session.recorder.roots(), session.optimizers, wait):
+            session.journal.warning(notice)
+
+    def _curve(self, optimizer: torch.optim.Optimizer) -> str:
+        optimizers = self.session.optimizers
+        if len(optimizers) < 2:
+            return ""
+        return f"optimizer {next((n for n, o in enumerate(optimizers) if o is optimizer), 0)}"
+
+    def _pass_on(self, notices: list[Notice], before_update: bool) -> str:
+        for notice in notices:
+            self.session.journal.warning(notice, aloud=notice.severe or self.policy is not SpikePolicy.WARN)
+        return on_spike(self.policy, before_update) if has_spike(notices) else ""
+
+
+def _far(value: torch.Tensor | float) -> bool:
+    return isinstance(value, torch.Tensor) and value.device.type != "cpu"
