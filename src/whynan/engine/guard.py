@@ -88,6 +88,7 @@ class Guard:
         self._in_backward = False
         self._stepped_inside: torch.optim.Optimizer | None = None
         self._told_of_threads = False
+        self._several = False  # asked now and then: a process group is up before the first step
         self._overrides = rates.Overrides()
 
     @property
@@ -135,6 +136,7 @@ class Guard:
             self._internal_error(error)
         if self.recorder.before_call is not None:
             self.session.guarded(self.recorder.before_call)
+        self.session.guarded(self.foreseeing.settle)
         self.session.guarded(lambda: self.foreseeing.state(wait=True))
         self.recorder.stop()
         self._interception.remove()
@@ -305,7 +307,9 @@ class Guard:
             self.noticing.losses(tensors)
         window.backwards += 1
         self.noticing.check_loss(entry)
-        window.several = several()
+        if session.step_count % 64 < 2:
+            self._several = several()
+        window.several = self._several
         if window.several and window.symptom is None:  # before the gradients go out: they carry it to the other ranks
             self.noticing.look_at_state()
             self.noticing.look_at_buffers()
@@ -408,6 +412,7 @@ class Guard:
                 return in_closure or not self._spike(optimizer, self.foreseeing.before_update(optimizer))
             if session.window.told:
                 return session.budget.observes
+            self.foreseeing.settle()
             taken = self.acting.act(optimizer)
         except TrainingStopped:
             raise
