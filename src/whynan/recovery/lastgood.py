@@ -46,10 +46,10 @@ def _statistics(module: torch.nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
 class LastGood:
     """One snapshot of everything, on the device or on the host."""
 
-    def __init__(self, state: Everything, applied: int, on_host: bool) -> None:
+    def __init__(self, state: Everything, applied: int, on_host: bool, ahead: set[int] | None = None) -> None:
         self.applied = applied  # updates made so far
         self.since = 0  # optimizer steps begun since
-        self.bad: set[int] = set()  # which of them were dropped: their batches come again if the data is rewound
+        self.bad = ahead or set()  # which of them were dropped, or will be: their batches come again if the data is rewound
         self.restored = False
         self._optimizers = [Snapshot(o, on_host) for o in state.optimizers]
         known = {id(p) for s in self._optimizers for p, _ in s.parameters}
