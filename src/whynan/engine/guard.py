@@ -216,7 +216,8 @@ class Guard:
         window = self.session.window
         if window.symptom is not None and not window.told and window.backwards:
             self.acting.turned_away()
-        if self.recorder.tape.entries:
+        newest = next(reversed(self.recorder.tape.entries), 0)
+        if newest > self.session.window_start:  # else the step has not begun: a replay starts without gradients anyway
             tensors = owner.parameters() if isinstance(owner, torch.nn.Module) else parameters_of(owner)
             entry = self.recorder.note("zero", functools.partial(_drop_gradients, list(tensors)))
             self.recorder.tape.add(entry, None)
