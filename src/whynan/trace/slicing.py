@@ -20,6 +20,11 @@ _CARRY = ("view", "_unsafe_view", "reshape", "expand", "transpose", "permute", "
           "triu", "tril", "_log_softmax", "add_", "mul_", "unbind", "split", "lift_fresh", "unfold", "flatten", "repeat")  # fmt: skip
 
 
+# operations that hand on a part of the batch as it is
+HAND_ON = ("lift_fresh", "slice", "select", "index", "view", "unsqueeze", "squeeze", "_to_copy", "detach", "alias", "t", "transpose",
+            "expand", "clone", "reshape", "permute", "split", "unbind", "index_select")  # fmt: skip
+
+
 @dataclass(slots=True)
 class Slice:
     """What a slice found: births in order of execution, the way from the first birth to the symptom, and sources."""
@@ -72,6 +77,18 @@ def slice_back(graph: Graph, starts: list[int]) -> Slice:
     elif found.leaves:
         found.leaves.sort(key=lambda leaf: leaf.first_use)
     return found
+
+
+def real_use(ops: list[Op], index: int) -> int:
+    """Follow a tensor through slices, casts and views to the first operation that computes with it."""
+    for _ in range(20):
+        if index >= len(ops) or base(ops[index]) not in HAND_ON or ops[index].in_module:
+            return index
+        following = next((op.index for op in ops[index + 1 :] if any(s.maker == index and s.damage for s in op.sources)), None)
+        if following is None:
+            return index
+        index = following
+    return index
 
 
 def _tolerates(op: Op, graph: Graph, source: Source) -> bool:
