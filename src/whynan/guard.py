@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import torch
 
 from whynan.capsule.intercept import Interception
+from whynan.capsule.raised import entry_behind
 from whynan.capsule.recorder import Recorder
 from whynan.capsule.replay import Program
 from whynan.capsule.sites import Site, take_site
@@ -648,13 +649,13 @@ class Guard:
 
     def failed_with(self, error: BaseException) -> None:
         """The user's program raised: say why if the failing call is one of ours to explain."""
-        window, failed = self.window, self.recorder.failed
+        window = self.window
         if isinstance(error, TrainingStopped | SystemExit | KeyboardInterrupt) or not self._open or not self.recorder.running:
             return
         try:
             if window.symptom is not None and not window.told:
                 self._report()
-            elif failed is not None and isinstance(error, IndexError | RuntimeError | ValueError):
+            elif (failed := entry_behind(error, self.recorder)) is not None:
                 self.recorder.tape.entries[failed.number] = failed
                 self._see(Symptom("exception", type(error).__name__, str(error).splitlines()[0] if str(error) else ""), failed)
                 self.window.told = True

@@ -44,7 +44,7 @@ def fully_masked_softmax(scene: Scene) -> Finding | None:
 
     What happened
     A mask removed all entries of a row: a sample that is padding only, a query with no key to
-    attend to, a state without a legal action. The softmax, log_softmax, logsumexp or attention
+    attend to, a state without a legal action. The softmax, log_softmax, logsumexp, logaddexp or attention
     over that row has nothing left to distribute.
 
     Why the result is non-finite
@@ -82,6 +82,8 @@ def fully_masked_softmax(scene: Scene) -> Finding | None:
     own class is masked (WN405).
     """
     view = _forward_view(scene)
+    if view is not None and view.name.startswith("logaddexp"):
+        return _nothing_to_add(scene, view)
     if view is None or not (view.name in _SOFTMAXES or view.name.startswith(_ATTENTION)):
         return None
     scores = view.input("self") if view.name in _SOFTMAXES else view.input("attn_bias")
@@ -108,6 +110,20 @@ def fully_masked_softmax(scene: Scene) -> Finding | None:
     fixes.append(Fix("drop samples in which nothing may be attended to, where the mask is made"))
     label = f"every entry of {'this row' if total == 1 else f'{count} of {total} rows'} is -inf: {name} is {'-inf' if name == 'logsumexp' else '0/0'}"
     return Finding(label, evidence, fixes, written_spans(birth, "the -inf came from here"), rows=_first_rows(dead))
+
+
+def _nothing_to_add(scene: Scene, view: View) -> Finding | None:
+    """Explain a logaddexp, a logsumexp over two: with both at -inf there is nothing to add, and its slope is 0/0."""
+    left, right = view.input(0), view.input(1 if len(view.op.sources) > 1 else 0)
+    if left is None or right is None or scene.birth is None:
+        return None
+    dead = (left == float("-inf")) & (right == float("-inf"))
+    if not int(dead.sum()):
+        return None
+    fixes = [Fix("use a large finite number instead of -inf", "torch.logaddexp({0}.clamp_min(-1e30), {1}.clamp_min(-1e30))")]
+    evidence = [f"{int(dead.sum())} of {dead.numel()} pairs are both -inf" + (f" ({rows(dead)})" if dead.dim() and rows(dead) else "")]
+    label = "both sides are -inf: there is nothing to add, and the slope is 0/0"
+    return Finding(label, evidence, fixes, written_spans(scene.birth, "the -inf came from here"))
 
 
 def _first_rows(dead: Any) -> list[int]:

@@ -12,7 +12,7 @@ from whynan.capsule.sites import Site, resolve
 from whynan.capsule.tape import Outside
 from whynan.causes import patterns
 from whynan.causes.catalogue import Finding, Rule, Scene, first_match
-from whynan.causes.fixes import Fix, source_name
+from whynan.causes.fixes import Fix, guarded, source_name
 from whynan.causes.lab import Lab, Outcome, without_rows
 from whynan.causes.several import Verdict, decide
 from whynan.causes.source import Expression, expression_at, sites_of_node
@@ -142,6 +142,8 @@ def _try(scene: Scene, finding: Finding, fix: Fix, expression: Expression | None
     runtime = _runtime_name(scene, fix, expression)
     if runtime != source_name(expression.name):
         expression = expression.as_plain_call()
+    if not _fits(scene, fix, runtime):
+        return Remedy(fix.title, "", fix.safe)
     change = fix.text(expression)
     diff = expression.diff(*change) if change is not None else ""
     name = runtime
@@ -158,6 +160,14 @@ def _try(scene: Scene, finding: Finding, fix: Fix, expression: Expression | None
     if not good and scene.symptom.place == "exception" and not outcome.error:
         good = outcome.finite
     return Remedy(fix.title, diff, fix.safe, "proven" if good else "failed", words)
+
+
+def _fits(scene: Scene, fix: Fix, runtime: str) -> bool:
+    """A change written for an elementary operation says nothing of a function that contains one (a cosine is no quotient)."""
+    view = scene.birth.forward if scene.birth is not None else None
+    if view is None or fix.keyword or fix.inner or not guarded(view.name, "float32"):
+        return True
+    return runtime in (source_name(view.name), "") or not view.op.call or source_name(view.op.call.rsplit(".", 1)[-1]) != runtime
 
 
 def _finite_loss(scene: Scene) -> float | None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.nn.modules import module as module_hooks
 
+from whynan.capsule.raised import blamed
 from whynan.capsule.replay import Program, Run
 from whynan.records import Phase
 from whynan.trace.birth import Birth, ancestors
@@ -42,18 +43,34 @@ def locate(program: Program, targets: Targets, roles: dict[int, tuple[str, str]]
     first = _trace(program, targets, roles or {})
     error = first.run.error
     graph = first.tracer.graph
-    if not first.starts:
-        failing = next((op for op in reversed(graph.ops) if op.error is not None), None)
-        if error is None or failing is None:
+    starts = first.starts
+    if not starts:
+        failing = next((op for op in reversed(graph.ops) if op.error is not None), None) if error is not None else None
+        starts = _behind(first.tracer, failing, error)
+        if not starts and failing is not None:
+            birth = Birth(graph, Slice(births=[failing]), failing, None, _phase(graph, failing), error=error)
+            birth = _observe(program, targets, roles or {}, birth)
+            birth.inputs.setdefault(failing.index, first.tracer.refused)
+            return birth
+        if not starts:
             used = next((leaf for leaf in graph.leaves if storage_key(leaf.tensor) in suspects), None)
             return None if used is None else Birth(graph, Slice(), None, used, _leaf_phase(used), losses=scalars(first.run))
-        return _observe(program, targets, roles or {}, Birth(graph, Slice(births=[failing]), failing, None, _phase(graph, failing), error=error))
-    found = slice_back(graph, first.starts)
+    found = slice_back(graph, starts)
     birth = birth_in(graph, found)
     birth.losses = scalars(first.run)
     reason = program.inexact() or first.tracer.broken
     birth.exact, birth.note = not reason, reason
     return _observe(program, targets, roles or {}, birth)
+
+
+def _behind(tracer: Tracer, failing: Op | None, error: BaseException | None) -> list[int]:
+    """An exception over values that were not finite is a symptom: return what made the values it complains about."""
+    if failing is not None:
+        return [s.maker for s in failing.sources if s.damage.nan and s.colour is Colour.DAMAGE]
+    if error is None:
+        return []
+    with tracer.blind():
+        return list(dict.fromkeys(tracer.maker_of(t) for t in blamed(error)))
 
 
 def birth_in(graph: Graph, found: Slice) -> Birth:

@@ -14,6 +14,8 @@ from whynan.trace.graph import Colour, Graph, Leaf, Op, Source
 # operations that accept -inf as a number: log-probabilities, masks
 _ACCEPT_NEGINF = ("_softmax", "_log_softmax", "logsumexp", "_safe_softmax", "logaddexp", "sigmoid", "exp", "_scaled_dot_product",
                   "max", "amax", "_ctc_loss")  # fmt: skip
+# operations that give -inf only where there is nothing else
+_REDUCE_NEGINF = ("logaddexp", "logaddexp2", "logsumexp", "logcumsumexp")
 # operations that leave an infinity where it is
 _CARRY = ("view", "_unsafe_view", "reshape", "expand", "transpose", "permute", "t", "clone", "detach", "alias", "unsqueeze", "squeeze",
           "slice", "select", "add", "sub", "mul", "div", "neg", "_to_copy", "copy_", "cat", "stack", "masked_fill", "masked_fill_", "where",
@@ -123,6 +125,9 @@ def _entry_of_infinity(graph: Graph, op: Op, found: Slice, after: dict[int, int]
             break
         after.setdefault(bad[0].maker, chain[-1].index)
         chain.append(graph.ops[bad[0].maker])
+    reducing = [o for o in chain if base(o) in _REDUCE_NEGINF]
+    if reducing:
+        return reducing[-1]
     letting_in = [o for o in chain if base(o) not in _CARRY]
     return letting_in[-1] if letting_in and letting_in[-1] is not chain[-1] else (letting_in[0] if letting_in else chain[-1])
 

@@ -63,6 +63,7 @@ class Tracer(TorchDispatchMode):
         self.entry: Entry | None = None
         self.modules: list[str] = []
         self.broken = ""
+        self.refused: dict[str, torch.Tensor] = {}  # arguments of a call that failed before any operation ran
         self._writers: dict[int, tuple[object, int]] = {}  # storage: weak reference, op index or -1 - leaf index
         self._last_node = 0
         self._blind = False
@@ -94,6 +95,17 @@ class Tracer(TorchDispatchMode):
             yield
         finally:
             self._blind = False
+
+    def call_failed(self, name: str, args: Any, error: BaseException) -> None:
+        """A function of torch refused its arguments before any operation ran: write it down as the operation that failed."""
+        if self.light or any(op.error is error for op in self.graph.ops[-200:]):
+            return
+        site = live_site(_FLOOR, 3) or (self.entry.site if self.entry else None)
+        sources = [self._source(f"arg{i}", t, site) for i, t in enumerate(args) if isinstance(t, torch.Tensor)]
+        module = self.modules[-1].strip("\0") if self.modules else ""
+        op = Op(len(self.graph.ops), f"torch.{name.rsplit('.', 1)[-1]}", sources, {}, site, module, False, -1, name, -1, "", bool(self.modules), error=error)
+        self.graph.ops.append(op)
+        self.refused = {s.name: t.detach() for s, t in zip(sources, [t for t in args if isinstance(t, torch.Tensor)], strict=True)}
 
     def maker_of(self, tensor: torch.Tensor) -> int:
         """Return what last wrote a tensor: an operation's index, or -1 - the index of a leaf."""
@@ -248,7 +260,8 @@ class Tracer(TorchDispatchMode):
         if not self._writing() or not op.name.split(".")[1].endswith("_") or written[0].requires_grad:
             return False
         made = [self._origin(s) for s in op.sources if s.colour is Colour.DAMAGE]
-        if not made or any(not isinstance(m, Leaf) or m.role != "constant" for m in made):
+        number = any(isinstance(v, float) and v != v for v in op.scalars.values())
+        if not (made or number) or any(not isinstance(m, Leaf) or m.role != "constant" for m in made):
             return False
         site = self.entry.site if self.entry is not None else None
         whole = written[0] if written[0]._base is None else written[0]._base
@@ -338,6 +351,10 @@ class CallTracker(TorchFunctionMode):
         outer, self.name = self.name, _readable(func)
         try:
             return func(*args, **(kwargs or {}))
+        except Exception as error:
+            if self.tracer is not None:
+                self.tracer.call_failed(self.name, args, error)
+            raise
         finally:
             self.name = outer
 
