@@ -72,7 +72,7 @@ def test_the_number_behind_an_exception_is_found(box: Sandbox, name: str) -> Non
     done = box.watched(HEAD + body + TAIL)
     line = next(n for n, text in enumerate((HEAD + body).splitlines(), 1) if "# here" in text)
     assert done.status == 1
-    assert "Traceback" in done.err and "whynan itself" not in done.err
+    assert "Traceback" in done.err and "internal error" not in done.err
     assert [(i["step"], i["cause"]["code"], i["origin"]["line"], i["symptom"]["place"]) for i in done.incidents] == [(4, code, line, "exception")]
 
 
@@ -132,7 +132,7 @@ def test_other_exceptions_are_none_of_our_business(box: Sandbox, name: str) -> N
     """An exception that is the program's own, or that has nothing to do with numbers, brings no incident and ends it as before."""
     done = box.watched(HEAD + SILENT[name] + TAIL)
     assert (done.status, done.incidents) == (1, [])
-    assert "error[WN" not in done.err and "whynan itself" not in done.err
+    assert "error[WN" not in done.err and "internal error" not in done.err
 
 
 def test_a_caught_exception_is_silent(box: Sandbox) -> None:

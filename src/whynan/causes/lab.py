@@ -50,6 +50,9 @@ class Outcome:
         return ", ".join(words) or ("everything finite" if self.finite else "not finite")
 
 
+NO_MEMORY = Outcome(None, None, False, "MemoryError: there was too little memory for another replay")
+
+
 class Lab:
     """Runs variations of one failing step."""
 
@@ -64,9 +67,14 @@ class Lab:
         """Replay the step once, with `swap` in place of the torch function called at `sites`."""
         mode = Swapper(swap, sites) if swap is not None else contextlib.nullcontext()
         patterns.forget()
-        with self.program.still(), around or contextlib.nullcontext(), mode:
-            run = self.program.play(mode if isinstance(mode, Swapper) else None)
-            outcome = self._outcome(run)
+        try:
+            with self.program.still(), around or contextlib.nullcontext(), mode:
+                run = self.program.play(mode if isinstance(mode, Swapper) else None)
+                outcome = self._outcome(run)
+        except MemoryError:
+            outcome = NO_MEMORY
+        finally:
+            patterns.forget()  # what was remembered are the tensors of this replay
         self.hit = mode.hits if isinstance(mode, Swapper) else 0
         return outcome
 

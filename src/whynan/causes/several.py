@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import torch
-
 from whynan.capsule.sites import Site, resolve
 from whynan.causes.catalogue import Finding, Rule, Scene
 from whynan.causes.source import Expression
@@ -56,7 +54,7 @@ def decide(first: Verdict, explain: Callable[[Scene], Verdict]) -> Verdict:
         return first
     try:
         return _decide(first, birth, explain)
-    except (MemoryError, torch.OutOfMemoryError):
+    except MemoryError:
         return first
 
 

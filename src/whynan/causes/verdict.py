@@ -6,14 +6,12 @@ import ast
 import math
 from typing import Any
 
-import torch
-
 from whynan.capsule.sites import Site, resolve
 from whynan.capsule.tape import Outside
 from whynan.causes import patterns
 from whynan.causes.catalogue import Finding, Rule, Scene, first_match
 from whynan.causes.fixes import Fix, guarded, source_name
-from whynan.causes.lab import Lab, Outcome, without_rows
+from whynan.causes.lab import NO_MEMORY, Lab, Outcome, without_rows
 from whynan.causes.several import Verdict, decide
 from whynan.causes.source import Expression, expression_at, sites_of_node
 from whynan.records import NOWHERE, Cause, Confidence, Experiment, Origin, Phase, Remedy, TensorStats
@@ -119,7 +117,7 @@ def _remedies(scene: Scene, finding: Finding, expression: Expression | None, sit
             tried.append(Remedy(fix.title))
             continue
         remedy = _try(scene, finding, fix, expression, site)
-        if fix.template and remedy.result == "not tried":
+        if fix.template and remedy.result == "not tried" and not remedy.effect:
             continue  # it does not fit this source
         tried.append(remedy)
         if remedy.result == "proven":
@@ -149,10 +147,10 @@ def _try(scene: Scene, finding: Finding, fix: Fix, expression: Expression | None
     name = runtime
     try:
         outcome = lab.run(fix.swap(expression, name), frozenset([site]) if site is not None else frozenset())
-    except (MemoryError, torch.OutOfMemoryError):
-        return Remedy(fix.title, diff, fix.safe, "not tried", "there was too little memory for another replay")
     except Exception as error:
         return Remedy(fix.title, "", fix.safe, "failed", f"{type(error).__name__}: {error}")
+    if outcome is NO_MEMORY:
+        return Remedy(fix.title, diff, fix.safe, "not tried", "there was too little memory for another replay")
     if not lab.hit:
         return Remedy(fix.title, "", fix.safe)
     good, words = lab.judge(outcome, finding.empty, _finite_loss(scene))

@@ -76,6 +76,7 @@ class Tracer(TorchDispatchMode):
 
     def __exit__(self, *details: Any) -> None:
         self.calls.__exit__(*details)  # type: ignore[no-untyped-call]
+        self.calls.tracer = None  # a cycle would hold the tensors of the replay until the next garbage collection
         super().__exit__(*details)  # type: ignore[no-untyped-call]
 
     def entering(self, entry: Entry) -> None:
