@@ -8,7 +8,7 @@ from whynan.causes.catalogue import Finding, Scene, rule
 from whynan.causes.facts import LIMITS, biggest, lineage
 from whynan.causes.fixes import Fix, guarded
 from whynan.causes.reductions import _forward_view
-from whynan.records import Phase, number
+from whynan.records import number
 
 if TYPE_CHECKING:
     from whynan.trace.birth import View
@@ -231,7 +231,7 @@ def exp_overflow(scene: Scene) -> Finding | None:
     """
     view = _forward_view(scene)
     birth = scene.birth
-    if view is None or birth is None or birth.phase is Phase.BACKWARD or view.name not in _EXPONENTIALS:
+    if view is None or birth is None or birth.derivative or view.name not in _EXPONENTIALS:
         return None
     argument = view.input(0)
     dtype = view.op.dtype
@@ -313,7 +313,7 @@ def half_overflow(scene: Scene) -> Finding | None:
     birth = scene.birth
     if birth is not None and birth.error is not None and "without overflow" in str(birth.error) and view is not None:
         return _refused(view)
-    if view is None or birth is None or birth.phase is Phase.BACKWARD or view.op.dtype != "float16":
+    if view is None or birth is None or birth.derivative or view.op.dtype != "float16":
         return None
     wide = overflowed(view)
     if wide is None:
@@ -397,7 +397,7 @@ def float_overflow(scene: Scene) -> Finding | None:
     """
     view = _forward_view(scene)
     birth = scene.birth
-    if view is None or birth is None or birth.phase is Phase.BACKWARD or view.op.dtype not in ("float32", "bfloat16", "float64"):
+    if view is None or birth is None or birth.derivative or view.op.dtype not in ("float32", "bfloat16", "float64"):
         return None
     if any(s.damage for s in view.op.sources) or not birth.op or (birth.op.damage.nan and view.name in ("sub", "div", "log", "sqrt")):
         return None

@@ -93,6 +93,11 @@ class Birth:
     error: BaseException | None = None
 
     @property
+    def derivative(self) -> bool:
+        """Whether autograd's own arithmetic made it; a backward pass written by the user is code like any other."""
+        return self.phase is Phase.BACKWARD and not (self.op is not None and self.op.live)
+
+    @property
     def view(self) -> View | None:
         """The operation of the birth."""
         return None if self.op is None else View(self.op, self)

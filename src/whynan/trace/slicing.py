@@ -128,6 +128,9 @@ def _entry_of_infinity(graph: Graph, op: Op, found: Slice, after: dict[int, int]
     reducing = [o for o in chain if base(o) in _REDUCE_NEGINF]
     if reducing:
         return reducing[-1]
+    picking = [o for o in chain if base(o) in ("select", "slice", "unbind", "split")]
+    if picking and all(base(o) in _CARRY for o in chain):
+        return picking[0]  # the masked entry itself was picked, and carried from there
     letting_in = [o for o in chain if base(o) not in _CARRY]
     return letting_in[-1] if letting_in and letting_in[-1] is not chain[-1] else (letting_in[0] if letting_in else chain[-1])
 
