@@ -45,7 +45,7 @@ def locate(program: Program, targets: Targets, roles: dict[int, tuple[str, str]]
     graph = first.tracer.graph
     starts = first.starts
     if not starts:
-        failing = next((op for op in reversed(graph.ops) if op.error is not None), None) if error is not None else None
+        failing = first.tracer.failing(error)
         starts = _behind(first.tracer, failing, error)
         if not starts and failing is not None:
             birth = Birth(graph, Slice(births=[failing]), failing, None, _phase(graph, failing), error=error)

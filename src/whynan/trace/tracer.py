@@ -63,7 +63,8 @@ class Tracer(TorchDispatchMode):
         self.entry: Entry | None = None
         self.modules: list[str] = []
         self.broken = ""
-        self.refused: dict[str, torch.Tensor] = {}  # arguments of a call that failed before any operation ran
+        self.refused: dict[str, torch.Tensor] = {}  # arguments of the last call that raised
+        self._refusal: tuple[Op, BaseException] | None = None
         self._writers: dict[int, tuple[object, int]] = {}  # storage: weak reference, op index or -1 - leaf index
         self._last_node = 0
         self._blind = False
@@ -98,15 +99,24 @@ class Tracer(TorchDispatchMode):
             self._blind = False
 
     def call_failed(self, name: str, args: Any, error: BaseException) -> None:
-        """A function of torch refused its arguments before any operation ran: write it down as the operation that failed."""
-        if self.light or any(op.error is error for op in self.graph.ops[-200:]):
+        """A function of torch refused its arguments: keep the innermost one, in case no operation ran that stands for it."""
+        if self.light or (self._refusal is not None and self._refusal[1] is error):
             return
         site = live_site(_FLOOR, 3) or (self.entry.site if self.entry else None)
-        sources = [self._source(f"arg{i}", t, site) for i, t in enumerate(args) if isinstance(t, torch.Tensor)]
         module = self.modules[-1].strip("\0") if self.modules else ""
-        op = Op(len(self.graph.ops), f"torch.{name.rsplit('.', 1)[-1]}", sources, {}, site, module, False, -1, name, -1, "", bool(self.modules), error=error)
+        self._refusal = (Op(-1, f"torch.{name.rsplit('.', 1)[-1]}", [], {}, site, module, False, -1, name, -1, "", bool(self.modules), error=error), error)
+        self.refused = {f"arg{i}": t for i, t in enumerate(args) if isinstance(t, torch.Tensor)}
+
+    def failing(self, error: BaseException | None) -> Op | None:
+        """Return the operation that raised, or the call that refused its arguments before any operation ran."""
+        found = next((op for op in reversed(self.graph.ops) if op.error is error), None) if error is not None else None
+        if found is not None or self._refusal is None or self._refusal[1] is not error:
+            return found
+        op = self._refusal[0]
+        op.index = len(self.graph.ops)
+        op.sources = [self._source(name, tensor, op.site) for name, tensor in self.refused.items()]
         self.graph.ops.append(op)
-        self.refused = {s.name: t.detach() for s, t in zip(sources, [t for t in args if isinstance(t, torch.Tensor)], strict=True)}
+        return op
 
     def maker_of(self, tensor: torch.Tensor) -> int:
         """Return what last wrote a tensor: an operation's index, or -1 - the index of a leaf."""
