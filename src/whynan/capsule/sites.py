@@ -41,6 +41,11 @@ def is_internal(code: CodeType) -> bool:
     return known
 
 
+def is_torch(code: CodeType) -> bool:
+    """Whether a code object belongs to torch itself."""
+    return code.co_filename.startswith(_TORCH_ROOT)
+
+
 def take_site(depth: int = 1) -> Site | None:
     """Return the innermost frame outside torch, or None when there is none."""
     frame: FrameType | None = sys._getframe(depth)
