@@ -146,7 +146,7 @@ class Expecting:
         if taken == "stopped":
             return False
         if taken == "rolled back":
-            self.script.events = list(self.kept[1])
+            self.applied, self.script.events = self.kept[0], list(self.kept[1])
         elif self.case.alone and self.case.accumulate > 1:
             self.make(("step", number, self.case.micro))
         elif self.case.wall_steps and self.case.rhythm == "step":

@@ -42,12 +42,19 @@ def is_internal(code: CodeType) -> bool:
     return known
 
 
+def is_torch(code: CodeType) -> bool:
+    """Whether a code object belongs to torch itself."""
+    return code.co_filename.startswith(_TORCH_ROOT)
+
+
 def take_site(depth: int = 1) -> Site | None:
     """Return the innermost frame outside torch, or None when there is none."""
     frame: FrameType | None = sys._getframe(depth)
+    known = _internal.get
     while frame is not None:
         code = frame.f_code
-        if not is_internal(code):
+        internal = known(code.co_filename)
+        if not (is_internal(code) if internal is None else internal):
             return Site(code, frame.f_lasti)
         frame = frame.f_back
     return None

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from whynan.capsule.raised import entry_behind
 from whynan.capsule.replay import Program
 from whynan.capsule.sites import take_site
 from whynan.capsule.snapshot import Snapshot
@@ -148,10 +149,10 @@ class Acting:
 
     def failed_with(self, error: BaseException) -> None:
         """The program raised: say why if the failing call is one of ours to explain."""
-        session, failed = self.session, self.session.recorder.failed
+        session = self.session
         if session.window.symptom is not None and not session.window.told:
             self.report()
-        elif failed is not None and isinstance(error, IndexError | RuntimeError | ValueError):
+        elif (failed := entry_behind(error, session.recorder)) is not None:
             session.recorder.tape.entries[failed.number] = failed
             symptom = Symptom("exception", type(error).__name__, str(error).splitlines()[0] if str(error) else "")
             session.see(symptom, failed)

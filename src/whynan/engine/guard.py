@@ -90,6 +90,7 @@ class Guard:
         self._in_backward = False
         self._stepped_inside: torch.optim.Optimizer | None = None
         self._told_of_threads = False
+        self._several = False  # asked now and then: a process group is up before the first step
         self._overrides = rates.Overrides()
 
     @property
@@ -140,6 +141,7 @@ class Guard:
             self._internal_error(error)
         if self.recorder.before_call is not None:
             self.session.guarded(self.recorder.before_call)
+        self.session.guarded(self.foreseeing.settle)
         self.session.guarded(lambda: self.foreseeing.state(wait=True))
         self.recorder.stop()
         self._interception.remove()
@@ -219,7 +221,8 @@ class Guard:
         window = self.session.window
         if window.symptom is not None and not window.told and window.backwards:
             self.acting.turned_away()
-        if self.recorder.tape.entries:
+        newest = next(reversed(self.recorder.tape.entries), 0)
+        if newest > self.session.window_start:  # else the step has not begun: a replay starts without gradients anyway
             tensors = owner.parameters() if isinstance(owner, torch.nn.Module) else parameters_of(owner)
             entry = self.recorder.note("zero", functools.partial(_drop_gradients, list(tensors)))
             self.recorder.tape.add(entry, None)
@@ -316,7 +319,9 @@ class Guard:
         window.noted = False
         window.backwards += 1
         self.noticing.check_loss(entry)
-        window.several = several()
+        if session.step_count % 64 < 2:
+            self._several = several()
+        window.several = self._several
         if window.several and window.symptom is None:  # before the gradients go out: they carry it to the other ranks
             self.noticing.look_at_state()
             self.noticing.look_at_buffers()
@@ -420,6 +425,7 @@ class Guard:
                 return in_closure or not self._spike(optimizer, self.foreseeing.before_update(optimizer))
             if session.window.told:
                 return session.budget.observes
+            self.foreseeing.settle()
             taken = self.acting.act(optimizer)
         except TrainingStopped:
             raise
@@ -432,8 +438,7 @@ class Guard:
 
     def _left_out(self) -> bool:
         """Whether this step falls away without a new incident: with a partner's, met again after a rollback, all its micro-batches dropped."""
-        if self.sharing.to_drop():
-            self.session.window.taken = "skipped"
+        if self.sharing.drops():
             return True
         if self.recovering.met_before() or (self.session.window.dropped and not self.session.window.backwards):
             self.acting.drop()
@@ -602,8 +607,8 @@ class Guard:
         if applied or dropped:
             self.followers.stepped(optimizer, applied)
         if optimizer is not None:
-            self.sharing.finished(optimizer, dropped)
-        self.recovering.finished(applied)
+            self.sharing.finished(optimizer, window.taken if dropped else "")
+        self.recovering.finished(applied, window.taken == "rolled back")
         self.foreseeing.state()
         session.next_step()
 
@@ -618,7 +623,7 @@ class Guard:
 
     def _nobody_waits(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether nothing else must be kept from moving before the next backward pass."""
-        alone = not self.followers.averages and not self.recovering.averages and not self.sharing.partners(optimizer) and not self.sharing.to_drop()
+        alone = not self.followers.averages and not self.recovering.averages and not self.sharing.partners(optimizer) and not self.sharing.drops()
         return alone and _has_state(optimizer) and not self.noticing.busy_buffers()
 
     def _step_late(self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any], found: Any = None) -> Any:

@@ -57,13 +57,13 @@ class Recovering:
         if self.last is not None and self.last.since == 0 and not self.session.window.backwards:
             self.renew()
 
-    def finished(self, applied: bool) -> None:
+    def finished(self, applied: bool, rolled_back: bool) -> None:
         """A step is over; take a snapshot before the next batch if one is due."""
         last = self.last
-        if last is None:
-            return
+        if last is None or rolled_back:
+            return  # the step that was rolled back is noted by `LastGood` itself
         if not applied:
-            last.dropped.add(last.since)
+            last.bad.add(last.since)
         last.since += 1
         if applied and self.session.applied - last.applied >= self.options.snapshot_every:
             self.renew()
@@ -76,8 +76,9 @@ class Recovering:
         session.recorder.before_draw = None
         if session.guarded(lambda: state.damaged(self.last)) is not False:
             return
-        self.last = session.guarded(lambda: LastGood(state, session.applied, self.options.snapshots == "host"))
-        self._redoing = False
+        ahead = {step - self.last.since for step in self.last.bad if step >= self.last.since} if self.last is not None and self._redoing else set()
+        self.last = session.guarded(lambda: LastGood(state, session.applied, self.options.snapshots == "host", ahead))
+        self._redoing = bool(ahead)
         if self.last is not None and not self._told:
             self._told = True
             size = _megabytes(self.last.nbytes)
@@ -93,6 +94,7 @@ class Recovering:
         """Put the last good state back."""
         assert self.last is not None
         self._rewound = self.last.restore(self.options.rewind_data)
+        self.session.applied = self.last.applied
         self._redoing = bool(self._rewound)
         self._lower_rates(self.options.lr_after_rollback)
         self.hold_averages()
@@ -118,7 +120,7 @@ class Recovering:
 
     def met_before(self) -> bool:
         """Whether this step's batch was dropped before the rollback and comes again now."""
-        return self._redoing and self.last is not None and self.last.since in self.last.dropped
+        return self._redoing and self.last is not None and self.last.since in self.last.bad
 
     def clip(self, optimizer: torch.optim.Optimizer) -> None:
         """Clip tighter after a rollback, where the user asked for it."""

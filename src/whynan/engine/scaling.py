@@ -34,6 +34,7 @@ class Scaling:
         self.overflows = 0  # in a row
         self.counted = 0  # in all
         self._collapsed = False
+        self._ever = False  # a scaled step was made
         self._held: set[int] = set()  # optimizers whose step we dropped: the scale must not move for them
         self._before: tuple[Any, torch.Tensor, torch.Tensor] | None = None  # scaler, scale, growth tracker before the last update
         self._put_back = False
@@ -43,9 +44,8 @@ class Scaling:
     def step(self, call: Callable[..., Any], scaler: Any, optimizer: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """`scaler.step(optimizer)`."""
         session = self.session
-        if self.sharing.to_drop():
+        if self.sharing.drops():
             self._held.add(id(optimizer))
-            session.window.taken = "skipped"
             self.finish(optimizer, False)
             return None
         if session.window.symptom is None:
@@ -54,7 +54,7 @@ class Scaling:
         steps, applied = session.step_count, session.applied
         result = session.recorder.suspended(_Resuming(session, call), scaler, optimizer, *args, **kwargs)
         if session.applied > applied:
-            self.overflows, self._collapsed = 0, False
+            self.settled()
         elif session.step_count > steps:
             self._held.add(id(optimizer))
         else:
@@ -116,7 +116,7 @@ class Scaling:
 
     def never_stepped(self) -> Symptom | None:
         """At the end: a run in which a scaler skipped every step has not trained."""
-        if self.session.applied or self._collapsed or self.counted < IN_A_ROW:
+        if self._ever or self._collapsed or self.counted < IN_A_ROW:
             return None
         return Symptom("scaler", "inf", "gradient", f"all {self.counted} steps skipped")
 
@@ -181,7 +181,7 @@ class Scaling:
 
     def settled(self) -> None:
         """A scaled step was made."""
-        self.overflows, self._collapsed = 0, False
+        self.overflows, self._collapsed, self._ever = 0, False, True
 
 
 class _Resuming:

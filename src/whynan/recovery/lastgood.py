@@ -38,7 +38,9 @@ class Everything:
             return True
         if any(s._scale is not None and not bool(s._scale.isfinite()) for s in self.scalers):
             return True
-        return any(before is not None or isinstance(part, _NormBase) for key, part in _bad_buffers(self.modules) if before is None or key not in before.bad)
+        return any(
+            before is not None or isinstance(part, _NormBase) for key, part in _bad_buffers(self.modules) if before is None or key not in before.bad_buffers
+        )
 
 
 def _bad_buffers(modules: list[torch.nn.Module]) -> Iterator[tuple[Buffer, torch.nn.Module]]:
@@ -56,10 +58,10 @@ def _plain(module: torch.nn.Module) -> dict[str, Any]:
 class LastGood:
     """One snapshot of everything, on the device or on the host."""
 
-    def __init__(self, state: Everything, applied: int, on_host: bool) -> None:
+    def __init__(self, state: Everything, applied: int, on_host: bool, ahead: set[int] | None = None) -> None:
         self.applied = applied  # updates made so far
         self.since = 0  # optimizer steps begun since
-        self.dropped: set[int] = set()  # which of them were dropped: their batches come again if the data is rewound
+        self.bad = ahead or set()  # which of them were dropped, or will be: their batches come again if the data is rewound
         self.restored = False
         self._on_host = on_host
         self._optimizers = [Snapshot(o, on_host) for o in state.optimizers]
@@ -68,7 +70,7 @@ class LastGood:
         self._parts: list[tuple[torch.nn.Module, dict[str, Any], dict[str, Any]]] = []
         self._groups: list[Moved] = []
         self._scalers: list[tuple[Any, Any]] = []
-        self.bad = {key for key, _ in _bad_buffers(state.modules)}
+        self.bad_buffers = {key for key, _ in _bad_buffers(state.modules)}
         for thing in (*state.modules, *state.schedulers, *state.optimizers, *state.scalers):
             self.add(thing)
         self._loaders = [(loader, loader.state_dict()) for loader in state.loaders]
@@ -109,7 +111,7 @@ class LastGood:
         for scaler, saved in self._scalers:
             scaler.load_state_dict(saved)
         put_rng(self._rng)
-        self.dropped.add(self.since)
+        self.bad.add(self.since)
         self.since = 0
         self.restored = True
         return self._loaders if rewind_data else []

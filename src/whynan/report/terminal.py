@@ -121,7 +121,7 @@ def _notes(incident: Incident) -> list[str]:
         notes.append("samples of the batch: " + ", ".join(map(str, origin.samples)))
     elif origin.samples:
         notes.append(f"{len(origin.samples)} samples of the batch, the first {', '.join(map(str, origin.samples[:8]))}")
-    if not origin.exact and origin.note:
+    if not origin.exact and origin.note and not any(origin.note in e for e in notes):
         notes.append(f"not exact: {origin.note}; for an exact answer put the step in a function marked @guard.step")
     return notes
 
