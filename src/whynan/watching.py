@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,9 +23,9 @@ T = TypeVar("T")
 class Watch:
     """What `watch` returns: `step`, `save`, `load`, `close`, and the incidents so far. Also a `with` block."""
 
-    def __init__(self, guard: Guard, keep: int) -> None:
+    def __init__(self, guard: Guard, keep: int = 3, allow: Sequence[str] = ()) -> None:
         self._guard = guard
-        self._keeper = Keeper(keep, say=guard.journal.say)
+        self._keeper = Keeper(keep, allow, say=guard.journal.say)
 
     @property
     def incidents(self) -> list[Any]:
@@ -90,7 +90,13 @@ class Watch:
 
 
 def watch(
-    *objects: Any, run_dir: str | Path | None = None, files: bool = True, averages: Iterable[torch.nn.Module] = (), keep: int = 3, **options: Any
+    *objects: Any,
+    run_dir: str | Path | None = None,
+    files: bool = True,
+    averages: Iterable[torch.nn.Module] = (),
+    keep: int = 3,
+    allow: Sequence[str] = (),
+    **options: Any,
 ) -> Watch:
     """Watch training in this thread: models and optimizers given here, and any made later.
 
@@ -124,7 +130,7 @@ def watch(
     A training that is stopped raises `whynan.TrainingStopped`. Files go to `run_dir`, or `whynan-runs/<time>`; with `files=False`
     nothing is written. `averages` are copies of the weights that your loop moves by hand (EMA): a dropped step leaves
     them alone. torch's own AveragedModel is known without it. `keep` is how many good checkpoints `guard.save` keeps of a
-    series; 0 removes none.
+    series; 0 removes none. `allow` names tensors (patterns) whose infinities are meant and may be saved.
 
     Cost: 1-4 microseconds for each torch call outside modules, one pass over the gradients where they are not clipped.
     """
@@ -140,4 +146,4 @@ def watch(
     guard.recovering.averages = list(averages)
     guard.open()
     guard.attach(*objects)
-    return Watch(guard, keep)
+    return Watch(guard, keep, allow)

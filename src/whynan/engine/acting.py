@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -83,7 +84,10 @@ class Acting:
         """Decide about an incident, write it, and stop where that is the decision."""
         session = self.session
         taken = session.budget.decide(incident.cause.code in HOPELESS, self.recovering.possible)
-        session.journal.incident(incident, session.budget.action(taken), shared=True)
+        action = session.budget.action(taken)
+        session.journal.incident(incident, action, shared=True)
+        if self.together.received is not None:
+            session.journal.received(replace(self.together.received, action=action))
         if taken == "stopped":
             session.stop(f"stopped at step {incident.step}: {incident.cause.title}")
         return taken

@@ -434,6 +434,7 @@ class Guard:
             self.acting.drop()
         else:
             return False
+        self.journal.say(f"whynan: step {self.session.step_count} {taken}: a spike of the loss or the gradient norm")
         self._finish(optimizer, False)
         return True
 
@@ -583,6 +584,7 @@ class Guard:
             context = (dict(self.recorder.tape.entries), optimizer, self.scaling.current if found is not None else None)
             late.arm(window.losses, norm, self.session.step_count, context, found)
             self.scaling.bad_loss = late.bad_loss if found is not None else None
+            self.scaling.waits = found is not None
 
     def _late_values(self, step: int, loss: float, norm: float, context: Any) -> str:
         entries, optimizer, scaler = context
