@@ -538,7 +538,8 @@ class Guard:
         if not window.told and not window.late:
             if applied:
                 session.budget.healthy()
-            self.acting.write_metrics(optimizer)
+            if optimizer is not None:  # else written when the gradients were made
+                self.acting.write_metrics(optimizer)
         session.applied += applied
         self.followers.stepped(optimizer, applied)
         self.recovering.finished(applied)
