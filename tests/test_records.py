@@ -268,3 +268,20 @@ def test_metrics_of_a_run(box: Sandbox) -> None:
     healthy = [row for row in done.metrics if row["step"] not in (1, 3)]
     assert all(row["grad_norm"] > 0 for row in healthy)
     assert done.metrics[3]["grad_norm"] == "nan"
+
+
+def test_metrics_without_an_optimizer(box: Sandbox) -> None:
+    """A program that updates its weights by hand gets one line per step too."""
+    done = box.watched(
+        """
+import torch
+weight = torch.ones(3, requires_grad=True)
+for step in range(4):
+    loss = (weight * torch.arange(3.0)).square().sum()
+    loss.backward()
+    with torch.no_grad():
+        weight -= 0.01 * weight.grad
+    weight.grad = None
+"""
+    )
+    assert [row["step"] for row in done.metrics] == [0, 1, 2, 3]

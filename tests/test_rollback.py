@@ -123,6 +123,34 @@ def test_damaged_weights_are_rolled_back() -> None:
     assert all(torch.isfinite(p).all() for p in model.parameters())
 
 
+class Averaging(nn.Module):
+    """Binds its running average anew in every forward pass, as many written-by-hand layers do, and counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+        self.register_buffer("average", torch.zeros(()))
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.average = 0.9 * self.average + 0.1 * x.mean()
+        self.calls += 1
+        return self.layer(x)
+
+
+def test_buffers_bound_anew_and_plain_attributes_go_back() -> None:
+    """A buffer that the forward pass replaces, and a counter on the module, are those of the snapshot."""
+    data = batches(8, bad=(5,))
+    ends = []
+    for policy, drawn in (("observe", data[:4] + data[6:]), ("rollback", data)):
+        torch.manual_seed(0)
+        model = Averaging()
+        with whynan.watch(model, optimizer := torch.optim.SGD(model.parameters(), lr=0.1), files=False, policy=policy, snapshot_every=4):
+            train(model, optimizer, drawn)
+        ends.append((model.average, model.calls, model.layer.weight.detach()))
+    assert same(ends[0], ends[1])
+
+
 def test_rates_are_lowered_only_when_asked_for() -> None:
     """lr_after_rollback scales the rates and the schedulers' base rates; by default they are the snapshot's."""
     for factor, expected in ((1.0, 1e-2), (0.5, 5e-3)):

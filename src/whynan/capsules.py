@@ -71,7 +71,7 @@ def find(path: Path) -> Path:
     """Return the capsule at a path: the directory itself, or the newest one of a run directory."""
     if (path / "capsule.json").is_file():
         return path
-    for folder in (path / "capsules", path):
+    for folder in (path / "capsules", path, *path.glob("ranks/*/capsules")):
         found = [p.parent for p in folder.glob("*/capsule.json")] if folder.is_dir() else []
         if found:
             return max(found, key=lambda p: (p / "capsule.json").stat().st_mtime_ns)

@@ -30,6 +30,7 @@ _is_grad_enabled = torch.is_grad_enabled
 _autocast_on = torch._C._is_any_autocast_enabled
 
 
+_PLAIN = frozenset({int, float, bool, str, type(None)})
 _EMPTY = (torch.empty, torch.empty_like, torch.Tensor.new_empty)
 _JOINS = (torch.cat, torch.stack, torch.concat, torch.vstack, torch.hstack, torch.Tensor.clone, torch.Tensor.to)
 
@@ -226,8 +227,8 @@ class Recorder(TorchFunctionMode):
             number=self.tape.number(),
             kind=kind,
             fn=fn,
-            args=tuple([self._keep(a) for a in args]),
-            kwargs={k: self._keep(v) for k, v in kwargs.items()} if kwargs else {},
+            args=tuple([a if type(a) in _PLAIN else self._keep(a) for a in args]),
+            kwargs={k: v if type(v) in _PLAIN else self._keep(v) for k, v in kwargs.items()} if kwargs else {},
             reads=self._reads,
             site=take_site(2),
             grad_enabled=_is_grad_enabled(),

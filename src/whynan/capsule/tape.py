@@ -141,7 +141,7 @@ class Tape:
             self._make_room()
         self.entries[entry.number] = entry
         index = 0
-        for tensor in tensors_of(result):
+        for tensor in (result,) if isinstance(result, torch.Tensor) else () if result is None else tensors_of(result):
             ref = weakref.ref(tensor)
             entry.refs.append(ref)
             self._slots[id(tensor)] = (ref, Slot(entry.number, index))
@@ -222,12 +222,14 @@ class Tape:
         keep: set[int] = set()
         for number in reversed(self.entries):
             entry = self.entries[number]
-            alive = entry.needs_grad and any(_alive(ref) for ref in entry.refs)
-            if (alive or number in keep) and entry.kind != "backward":
+            if entry.kind != "backward" and (number in keep or (entry.needs_grad and _alive(entry.refs))):
                 keep.add(number)
                 keep.update(dependencies(entry))
-        self.entries = {n: e for n, e in self.entries.items() if n in keep}
-        self._slots = {i: (ref, slot) for i, (ref, slot) in self._slots.items() if slot.entry in keep}
+        if keep:
+            self.entries = {n: e for n, e in self.entries.items() if n in keep}
+            self._slots = {i: (ref, slot) for i, (ref, slot) in self._slots.items() if slot.entry in keep}
+        else:
+            self.entries, self._slots = {}, {}
         self._outside.clear()
         self._memory.clear()
         # what is kept may still be written to
@@ -271,9 +273,12 @@ def needed_for(entries: dict[int, Entry], numbers: set[int]) -> list[Entry]:
     return [e for n, e in entries.items() if n in keep]
 
 
-def _alive(ref: weakref.ref[torch.Tensor]) -> bool:
-    tensor = ref()
-    return tensor is not None and tensor.grad_fn is not None
+def _alive(refs: list[weakref.ref[torch.Tensor]]) -> bool:
+    for ref in refs:
+        tensor = ref()
+        if tensor is not None and tensor.grad_fn is not None:
+            return True
+    return False
 
 
 def memory_of(tensor: torch.Tensor) -> int:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from whynan.capsule.read import Capsule
 
 
-@click.command()
+@click.command(short_help="Diagnose a saved step again.")
 @click.option("--trust", is_flag=True, help="Run the definitions in the source files the capsule carries, and import the packages it names.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True, help="How to print the diagnosis.")
 @click.argument("path", type=click.Path(path_type=Path))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -117,7 +118,10 @@ class Acting:
         session = self.session
         hopeless = incident.cause.code in HOPELESS or incident.symptom.name == "scale"  # which no update of the scaler mends
         taken = session.budget.decide(hopeless, self.recovering.possible)
-        session.journal.incident(incident, session.budget.action(taken), shared=True)
+        action = session.budget.action(taken)
+        session.journal.incident(incident, action, shared=True)
+        if self.together.received is not None:
+            session.journal.received(replace(self.together.received, action=action))
         if taken == "stopped":
             session.stop(f"stopped at step {incident.step}: {incident.cause.title}")
         return taken

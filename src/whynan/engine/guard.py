@@ -466,6 +466,7 @@ class Guard:
             self.acting.drop()
         else:
             return False
+        self.journal.say(f"whynan: step {self.session.step_count} {taken}: a spike of the loss or the gradient norm")
         self._finish(optimizer, False)
         return True
 
@@ -601,7 +602,8 @@ class Guard:
         if not window.told and not window.late:
             if applied:
                 session.budget.healthy()
-            self.acting.write_metrics(optimizer)
+            if optimizer is not None:  # else written when the gradients were made
+                self.acting.write_metrics(optimizer)
         session.applied += applied
         dropped = not applied and window.taken not in ("", "observed")  # a scaler's own skip is not ours to follow up
         if applied or dropped:
@@ -657,6 +659,7 @@ class Guard:
             context = (dict(self.recorder.tape.entries), optimizer, self.scaling.current if found is not None else None)
             late.arm(window.losses, norm, self.session.step_count, context, found)
             self.scaling.bad_loss = late.bad_loss if found is not None else None
+            self.scaling.waits = found is not None
 
     def _late_values(self, step: int, loss: float, norm: float, context: Any) -> str:
         entries, optimizer, scaler = context

@@ -63,7 +63,10 @@ class Noticing:
 
     def look_at_losses(self) -> None:
         """Read the losses of this step from the device."""
-        damage = _worst(self.session.window.losses)
+        window = self.session.window
+        damage = _worst(window.losses)
+        if not damage and window.losses and window.losses[-1].numel() == 1 and not window.losses[-1].is_complex():
+            window.loss = float(window.losses[-1])
         if damage:
             self.session.see(Symptom("loss", damage.kind, "loss"))
 
@@ -77,6 +80,8 @@ class Noticing:
 
     def _look_at_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         norm = self.norm_of(optimizer)
+        if isinstance(norm, torch.Tensor):
+            norm = self.session.window.norm = float(norm)
         if norm is not None and not math.isfinite(norm):
             bad = nonfinite(self.session.named_gradients(optimizer))
             if bad:

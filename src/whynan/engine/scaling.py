@@ -39,6 +39,7 @@ class Scaling:
         self._before: tuple[Any, torch.Tensor, torch.Tensor] | None = None  # scaler, scale, growth tracker before the last update
         self._put_back = False
         self.current: Any = None  # the scaler whose step is running
+        self.waits = False  # its optimizer skips by a flag on the device
         self.bad_loss: torch.Tensor | None = None  # of the step read late, on the device
 
     def step(self, call: Callable[..., Any], scaler: Any, optimizer: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -53,7 +54,9 @@ class Scaling:
         self.current = scaler
         steps, applied = session.step_count, session.applied
         result = session.recorder.suspended(_Resuming(session, call), scaler, optimizer, *args, **kwargs)
-        if session.applied > applied:
+        if self.waits:
+            self.waits = False  # whether the step was made is known when its flag is read
+        elif session.applied > applied:
             self.settled()
         elif session.step_count > steps:
             self._held.add(id(optimizer))

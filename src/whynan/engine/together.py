@@ -32,6 +32,7 @@ class Together:
         self.ranks: Ranks | None = None
         self.sharded = False
         self._looked = False
+        self.received: Incident | None = None  # what this rank writes down of an incident born on another
 
     def begin(self, optimizer: torch.optim.Optimizer) -> bool:
         """At a step: join the others if the model is data parallel; return whether there are others."""
@@ -111,6 +112,7 @@ class Together:
 
     def diagnose(self, make: Callable[[], Case], diagnose: Callable[[Case], Incident]) -> Incident:
         """Diagnose on every rank where the bad value can be born, and return the one incident of the job."""
+        self.received = None
         if self.ranks is None or self.session.window.alone:
             return diagnose(make())
         roots = self.session.recorder.roots()
@@ -134,7 +136,7 @@ class Together:
         return case.symptom.place not in ("gradient", "scaler") or not finite(case.program)
 
     def _note_received(self, incident: Incident, born: list[int]) -> None:
-        """On a rank that merely received it: write that down in its own file."""
+        """On a rank that merely received it: keep what goes into its own file."""
         assert self.ranks is not None
         if self.ranks.rank in born or not born:
             return
@@ -143,7 +145,7 @@ class Together:
         cause = Cause("WN801", "another-rank", "value that came in from another rank", Confidence.PROVEN,
                       (f"this rank's own loss and gradients were finite; rank {incident.rank} made the value{where} ({incident.cause.code})",))  # fmt: skip
         origin = Origin(Phase.BACKWARD, NOWHERE, exact=False, note=f"born on rank {incident.rank}{where}")
-        self.session.journal.received(replace(incident, rank=self.ranks.rank, origin=origin, cause=cause, remedies=(), experiments=()))
+        self.received = replace(incident, rank=self.ranks.rank, origin=origin, cause=cause, remedies=(), experiments=())
 
 
 def finite(program: Program) -> bool:

@@ -14,11 +14,10 @@ import torch
 from torch.nn.modules.batchnorm import _NormBase
 
 from whynan.capsule.snapshot import Snapshot, copied, local, nbytes
-from whynan.capsule.state import put_rng, take_rng
+from whynan.capsule.state import own_modules, put_back, put_rng, take_rng
 from whynan.recovery.followers import Moved
 from whynan.tripwire.checks import nonfinite, optimizer_state
 
-_BASE_KEYS = frozenset(torch.nn.Module().__dict__)
 Buffer = tuple[int, str]  # the module it belongs to, its name
 
 
@@ -50,11 +49,6 @@ def _bad_buffers(modules: list[torch.nn.Module]) -> Iterator[tuple[Buffer, torch
             yield from (((id(part), name), part) for name, _, _ in nonfinite((n, b) for n, b in part._buffers.items() if b is not None))
 
 
-def _plain(module: torch.nn.Module) -> dict[str, Any]:
-    """Return what a module counts in plain attributes."""
-    return {k: v for k, v in vars(module).items() if k not in _BASE_KEYS and isinstance(v, int | float | str | None)}
-
-
 class LastGood:
     """One snapshot of everything, on the device or on the host."""
 
@@ -67,7 +61,7 @@ class LastGood:
         self._optimizers = [Snapshot(o, on_host) for o in state.optimizers]
         self._known = {id(p) for s in self._optimizers for p, _ in s.parameters}
         self._tensors: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._parts: list[tuple[torch.nn.Module, dict[str, Any], dict[str, Any]]] = []
+        self._attributes: list[tuple[torch.nn.Module, dict[str, Any], dict[str, Any]]] = []
         self._groups: list[Moved] = []
         self._scalers: list[tuple[Any, Any]] = []
         self.bad_buffers = {key for key, _ in _bad_buffers(state.modules)}
@@ -85,7 +79,7 @@ class LastGood:
             tensors = {id(t): t for t in (*thing.parameters(), *thing.buffers()) if id(t) not in self._known}
             self._known.update(tensors)
             self._tensors += [(t, copied(t, self._on_host)) for t in tensors.values()]
-            self._parts += [(part, dict(part._buffers), _plain(part)) for part in thing.modules()]
+            self._attributes += [(m, m.__dict__.copy(), dict(m._buffers)) for m in own_modules(thing)]  # a forward pass may bind a buffer anew
         elif isinstance(thing, torch.amp.GradScaler):
             self._scalers.append((thing, thing.state_dict()))
         else:
@@ -100,12 +94,12 @@ class LastGood:
         """Put everything back in place; return the loaders with the position they were at, if they are to be rewound."""
         for snapshot in self._optimizers:
             snapshot.restore()
+        for module, attributes, buffers in self._attributes:
+            put_back(module, attributes)
+            module._buffers.update(buffers)
         with torch.no_grad():
             for tensor, copy in self._tensors:
                 local(tensor).copy_(copy)
-        for part, buffers, attributes in self._parts:
-            part._buffers.update(buffers)
-            vars(part).update(attributes)
         for moved in self._groups:
             moved.restore()
         for scaler, saved in self._scalers:

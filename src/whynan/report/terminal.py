@@ -205,7 +205,7 @@ def farewell(incidents: list[Incident], counts: dict[tuple[str, str, int], int],
         say("whynan: observed only; nothing was changed")
     if report is not None:
         say(f"whynan: wrote {report}")
-    replay = f"      whynan replay {report.parent}" if report is not None and (report.parent / "capsules").is_dir() else ""
+    replay = f"      whynan replay {report.parent}" if report is not None and next(report.parent.glob("**/capsules"), None) is not None else ""
     say(f"        whynan explain {first.cause.code}{replay}")
 
 

@@ -23,6 +23,8 @@ def can_wait(optimizer: torch.optim.Optimizer) -> bool:
     """Whether the update can be skipped on the device (`found_inf`), so that the host may look later."""
     if type(optimizer) not in _SKIPS_ON_DEVICE or hasattr(optimizer, "found_inf"):
         return False
+    if not optimizer.param_groups[0].get("fused"):
+        return False
     return all(group.get("fused") and all(p.is_cuda for p in group["params"]) for group in optimizer.param_groups)
 
 
