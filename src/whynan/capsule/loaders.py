@@ -24,13 +24,16 @@ def watch_loaders(interception: Interception) -> None:
     @functools.wraps(following)
     def __next__(self: Any) -> Any:
         if recorder.here:
-            if recorder.before_draw is not None:
-                recorder.suspended(recorder.before_draw)
-            loader: Any = owners.get(self)
-            position = doors.draw_again(loader) if loader is not None else None
-            if position is not None:
-                loader.load_state_dict(position)
-                instead[self] = iter(loader)
+            try:
+                if recorder.before_draw is not None:
+                    recorder.suspended(recorder.before_draw)
+                loader: Any = owners.get(self)
+                position = doors.draw_again(loader) if loader is not None else None
+                if position is not None:
+                    loader.load_state_dict(position)
+                    instead[self] = iter(loader)
+            except Exception as error:
+                recorder.faulty(error)
         if self in instead:
             return next(instead[self])
         return recorder.suspended(following, self)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from whynan.capsule.collectives import Received
@@ -30,6 +31,7 @@ _is_grad_enabled = torch.is_grad_enabled
 _autocast_on = torch._C._is_any_autocast_enabled
 
 
+FORGET = 64  # steps after which a module that is not called any more is let go
 _PLAIN = frozenset({int, float, bool, str, type(None)})
 _EMPTY = (torch.empty, torch.empty_like, torch.Tensor.new_empty)
 _JOINS = (torch.cat, torch.stack, torch.concat, torch.vstack, torch.hstack, torch.Tensor.clone, torch.Tensor.to)
@@ -113,7 +115,8 @@ class Recorder(TorchFunctionMode):
         self._unwritten: dict[int, Any] = {}  # storage made by torch.empty: weak reference that keeps the number from reuse
         self._begun: set[int] = set()  # roots whose state was taken
         self._again: set[int] = set()  # and those that had an earlier micro-batch in this step
-        self._drawing: dict[int, PythonDraws] = {}
+        self._called: dict[int, int] = {}  # by root: the step of its last call
+        self._rolls = 0
 
     def start(self) -> None:
         """Begin to record in this thread."""
@@ -155,7 +158,10 @@ class Recorder(TorchFunctionMode):
         if sort is Sort.PROBE:
             result = func(*args, **(kwargs or {}))
             if args and isinstance(args[0], torch.Tensor) and args[0].requires_grad:
-                self.seen_probe(args[0], result)
+                try:
+                    self.seen_probe(args[0], result)
+                except Exception as error:
+                    self.faulty(error)
             return result
         return self._loose_call(func, sort, args, kwargs or {})
 
@@ -211,6 +217,8 @@ class Recorder(TorchFunctionMode):
         return key in self._unwritten and (tensor._version == 0 or key in self._partly)
 
     def _note_write(self, func: Callable[..., Any], target: torch.Tensor) -> None:
+        if is_lazy(target):
+            return
         storage = target.untyped_storage()
         key = storage._cdata
         if key in self._unwritten:
@@ -303,11 +311,10 @@ class Recorder(TorchFunctionMode):
 
     def _draws(self, module: Any) -> PythonDraws:
         """Whether a module is known to draw from Python's generator, counting this call."""
-        known = self._drawing.get(id(module))
-        if known is None:
-            known = self._drawing[id(module)] = PythonDraws()
-        known.calls += 1
-        return known
+        known = self.states.get(id(module))
+        draws = known[1].draws if known is not None else PythonDraws()
+        draws.calls += 1
+        return draws
 
     def _begin_state(self, root: torch.nn.Module) -> None:
         key = id(root)
@@ -319,6 +326,7 @@ class Recorder(TorchFunctionMode):
             self.seen_root(root)
             self.states[key] = (root, ModuleState(root))
         self.states[key][1].begin(again=key in self._again)
+        self._called[key] = self._rolls
 
     def suspended(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run something with the mode off the stack."""
@@ -349,7 +357,10 @@ class Recorder(TorchFunctionMode):
             if _depth() and _at(_depth() - 1) is self:
                 _pop()
             self.inside = outer
-            self.tape.drop_unless_trained(first)
+            try:
+                self.tape.drop_unless_trained(first)
+            except Exception as error:
+                self.faulty(error)
 
     def left_out(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> Any:
         """Stand in for an optimizer's step during a replay: nothing is updated, a closure is evaluated once."""
@@ -365,8 +376,25 @@ class Recorder(TorchFunctionMode):
             state.over()
         self._begun.clear()
         self._again.clear()
+        self._rolls += 1
+        if self._rolls % FORGET == 0:
+            self._forget_unused()
         self.received.clear()
         self.failed = None
+
+    def _forget_unused(self) -> None:
+        """Let go of modules that were not called for long: a criterion made anew in every step, the model of an earlier trial."""
+        for key in [k for k, last in self._called.items() if last < self._rolls - FORGET]:
+            del self._called[key]
+            self.states.pop(key, None)
+
+    def current(self) -> list[ModuleState]:
+        """Return the state of the roots that were called in this step."""
+        return [self.states[key][1] for key in (self._begun | self._again if self._again else self._begun) if key in self.states]
+
+    def current_roots(self) -> list[torch.nn.Module]:
+        """Return the roots that were called in this step."""
+        return [self.states[key][0] for key in (self._begun | self._again if self._again else self._begun) if key in self.states]
 
     def next_micro_batch(self) -> None:
         """Take module state anew within the same step, so that a micro-batch can be dropped alone."""

@@ -14,6 +14,7 @@ from collections import deque
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 _BASE_KEYS = frozenset(torch.nn.Module().__dict__)
 Copies = dict[int, tuple[torch.Tensor, torch.Tensor, int]]  # id(buffer): buffer, copy, version
@@ -28,12 +29,13 @@ class ModuleState:
         self._homes: list[tuple[torch.nn.Module, str, torch.Tensor]] = []
         self._attributes: list[tuple[torch.nn.Module, dict[str, Any]]] = []
         self._holders: list[torch.nn.Module] = []
-        self._held: list[_Mutable] = []
+        self._held: list[Mutable] = []
         self._modules = own_modules(root)
         self._busy = self._modules
         self._calls = 0
         self._begun = False  # called since the state was last taken or put back
         self._rewound = False  # whether attributes change cannot be learned from a step that was taken back
+        self.draws = PythonDraws()
         self._silent: set[int] = set()  # buffers that a kernel writes without moving their version counter
         self.changing = False
         self._first: tuple[Copies, list[tuple[torch.nn.Module, str, torch.Tensor]], list[tuple[torch.nn.Module, dict[str, Any]]]] | None = None
@@ -69,7 +71,7 @@ class ModuleState:
         root = self._root()
         assert root is not None
         self._modules = own_modules(root)
-        self._homes = [(m, n, b) for m in self._modules for n, b in m._buffers.items() if b is not None]
+        self._homes = [(m, n, b) for m in self._modules for n, b in m._buffers.items() if b is not None and not is_lazy(b)]
         with torch.no_grad():
             self._copies = {id(b): (b, b.detach().clone(), b._version) for _, _, b in self._homes if not b.is_inference()}
         norms = [m for m in self._modules if isinstance(m, torch.nn.modules.batchnorm._NormBase)]
@@ -84,8 +86,8 @@ class ModuleState:
             self._busy, self._rewound = self._modules, False
         self._attributes = [(m, m.__dict__.copy()) for m in self._busy]
         if self._calls % 64 == 1:
-            self._holders = [m for m in self._modules if _holdings(m.__dict__)]
-        self._held = [_Mutable(v) for m in self._holders for v in _holdings(m.__dict__)]
+            self._holders = [m for m in self._modules if holdings(m.__dict__)]
+        self._held = [Mutable(v) for m in self._holders for v in holdings(m.__dict__)]
 
     def changed_buffers(self) -> list[tuple[str, torch.Tensor]]:
         """Return the floating-point buffers written since the step began, with their names."""
@@ -114,6 +116,8 @@ class ModuleState:
                 module._buffers[name] = buffer
         for module, attributes in self._attributes:
             put_back(module, attributes)
+        for item in self._held:
+            item.restore()
 
     def replay_from(self) -> None:
         """Load the state of the beginning of the step for a replay; the caller puts the present back (`Stasis`)."""
@@ -165,10 +169,10 @@ class Stasis:
         self._grads = [(leaf, leaf.grad) for leaf in self._leaves]
         modules = list(dict.fromkeys(m for root in self._roots for m in root.modules()))
         self._attributes = [(m, m.__dict__.copy()) for m in modules]
-        self._lists = [_Mutable(v) for _, d in self._attributes for v in _holdings(d)]
-        self._lists += [_Mutable(v) for m in modules for v in _hook_holdings(m)]
+        self._lists = [Mutable(v) for _, d in self._attributes for v in holdings(d)]
+        self._lists += [Mutable(v) for m in modules for v in _hook_holdings(m)]
         homes = {id(b): b for m in modules for b in m._buffers.values() if b is not None}
-        self._buffers = [(b, b.detach().clone(), b._version) for b in homes.values() if not b.is_inference()]
+        self._buffers = [(b, b.detach().clone(), b._version) for b in homes.values() if not is_lazy(b) and not b.is_inference()]
         self._homes = [(m, dict(m._buffers)) for m in modules if m._buffers]
         # a live autograd graph may have saved these buffers: their version counters must not move
         self._versions = torch.autograd._unsafe_preserve_version_counter(tuple(b for b, _, _ in self._buffers))  # type: ignore[attr-defined]
@@ -199,14 +203,14 @@ class Stasis:
             item.restore()
 
 
-class _Mutable:
+class Mutable:
     """A container or plain tensor kept on a module, with its contents from before; containers inside it too."""
 
     def __init__(self, value: Any, depth: int = 3) -> None:
         self.value = value
         self.copy = value.detach().clone() if isinstance(value, torch.Tensor) else value.copy()
         inner = value.values() if isinstance(value, dict) else () if isinstance(value, torch.Tensor) else value
-        self.inside = [_Mutable(v, depth - 1) for v in inner if _can_change(v)] if depth and not isinstance(value, set) else []
+        self.inside = [Mutable(v, depth - 1) for v in inner if _can_change(v)] if depth and not isinstance(value, set) else []
 
     def restore(self) -> None:
         if isinstance(self.value, torch.Tensor):
@@ -253,7 +257,7 @@ def _filled(cell: Any) -> bool:
     return True
 
 
-def _holdings(attributes: dict[str, Any]) -> list[Any]:
+def holdings(attributes: dict[str, Any]) -> list[Any]:
     """Return what a module keeps in plain attributes and could change in place."""
     return [v for k, v in attributes.items() if k not in _BASE_KEYS and _can_change(v)]
 

@@ -14,12 +14,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from whynan.capsule.sites import Site
 
 CONTAINERS = (tuple, list, dict)
 READ_LIMIT = 64 << 20  # bytes of an outside tensor copied because the tape has read it and it is about to change
 WRITE_LIMIT = 1 << 20  # the same for one that was not read before: a moving average, a counter
+IDLE = 64  # calls without gradients after which the tape looks which of them can be forgotten
+HELD_LIMIT = 64 << 20  # or bytes of tensors they read
 LEAVES = (int, float, bool, str, bytes, type(None), torch.Size, torch.dtype, torch.device, slice, range)
 
 
@@ -108,7 +111,7 @@ class Rebuild:
 
 def version_of(tensor: torch.Tensor) -> int:
     """Return a tensor's version counter; inference tensors have none."""
-    return -1 if tensor.is_inference() else tensor._version
+    return -1 if is_lazy(tensor) or tensor.is_inference() else tensor._version
 
 
 class Tape:
@@ -125,6 +128,8 @@ class Tape:
         self._slots: dict[int, tuple[weakref.ref[torch.Tensor], Slot]] = {}
         self._outside: dict[int, Outside] = {}
         self._memory: dict[int, list[Outside]] = {}  # storage: the outside tensors that live in it
+        self._idle = 0  # entries made without gradients since the last look whether anybody can still use them
+        self._held = 0  # bytes of outside tensors met since then
         self._unfiled: list[Outside] = []  # not in `_memory` yet: it is asked for only when something is written
 
     def __iter__(self) -> Iterator[Entry]:
@@ -148,6 +153,10 @@ class Tape:
             entry.needs_grad = entry.needs_grad or tensor.requires_grad
             index += 1
         entry.outputs = index
+        if not entry.needs_grad and not entry.grad_enabled:
+            self._idle += 1
+            if self._idle >= IDLE or self._held > HELD_LIMIT:
+                self.prune()
 
     def slot_of(self, tensor: torch.Tensor) -> Slot | None:
         """Return the slot that made this very tensor object, if one did."""
@@ -184,6 +193,8 @@ class Tape:
         outside = Outside(tensor, version_of(tensor))
         self._outside[id(tensor)] = outside
         self._unfiled.append(outside)
+        if not tensor.requires_grad and not is_lazy(tensor):
+            self._held += _size(tensor)
         return outside
 
     def _living_in(self, memory: int) -> list[Outside]:
@@ -205,7 +216,7 @@ class Tape:
 
     def about_to_change(self, tensor: torch.Tensor) -> None:
         """Keep the values of outside tensors whose memory is about to be written, if they were read or are small."""
-        if tensor.is_inference():
+        if is_lazy(tensor) or tensor.is_inference():
             return
         known = self._living_in(memory_of(tensor))
         for outside in known:
@@ -216,6 +227,25 @@ class Tape:
             outside = self.refer(tensor)  # type: ignore[assignment]
             if isinstance(outside, Outside):
                 outside.saved, outside.written = _copy(tensor), True
+
+    def prune(self) -> None:
+        """Forget calls made without gradients whose results are gone: a validation loop must not hold on to its batches."""
+        self._idle = self._held = 0
+        keep: set[int] = set()
+        read_later: set[int] = set()
+        for number in reversed(self.entries):
+            entry = self.entries[number]
+            if number in keep or not _unused(entry, read_later):
+                keep.add(number)
+                keep.update(dependencies(entry))
+                read_later.update(id(leaf.tensor) for leaf in entry.reads if isinstance(leaf, Outside))
+        if len(keep) < len(self.entries):
+            self.entries = {n: e for n, e in self.entries.items() if n in keep}
+            self._slots = {i: (ref, slot) for i, (ref, slot) in self._slots.items() if slot.entry in keep}
+            read = {id(leaf.tensor): leaf for e in self.entries.values() for leaf in e.reads if isinstance(leaf, Outside)}
+            self._outside = {key: outside for key, outside in self._outside.items() if key in read}
+            self._memory.clear()
+            self._unfiled = list(read.values())
 
     def roll(self) -> None:
         """Begin a new step: forget everything that nothing alive depends on."""
@@ -281,8 +311,19 @@ def _alive(refs: list[weakref.ref[torch.Tensor]]) -> bool:
     return False
 
 
+def _unused(entry: Entry, read_later: set[int]) -> bool:
+    """Whether a call made without gradients left nothing that anybody could still use."""
+    if entry.needs_grad or entry.grad_enabled or entry.kind not in ("call", "module", "write"):
+        return False
+    if entry.kind == "write" and entry.args and isinstance(entry.args[0], Outside):
+        return id(entry.args[0].tensor) not in read_later  # who meets the tensor from now on takes it as it is
+    return all(ref() is None for ref in entry.refs)
+
+
 def memory_of(tensor: torch.Tensor) -> int:
     """Identify the memory a tensor lives in."""
+    if is_lazy(tensor):
+        return id(tensor)
     try:
         return int(tensor.untyped_storage()._cdata)
     except (RuntimeError, NotImplementedError):

@@ -33,6 +33,7 @@ class Acting:
     def __init__(self, session: Session, followers: Followers, recovering: Recovering, together: Together, capsules: Shelf) -> None:
         self.session = session
         self.capsules = capsules
+        self.stale: list[tuple[torch.Tensor, torch.Tensor]] = []  # gradients of a dropped step
         self.together = together
         self.followers = followers
         self.recovering = recovering
@@ -70,9 +71,17 @@ class Acting:
     def drop(self) -> None:
         """Leave no trace of this step's forward passes."""
         self.session.window.taken = "skipped"
-        for _, state in self.session.recorder.states.values():
+        for state in self.session.recorder.current():
             state.rewind()
         self.recovering.hold_averages()
+        self.stale = [(p, p.grad) for o in self.session.optimizers for p in parameters_of(o) if p.grad is not None]
+
+    def free_stale(self) -> None:
+        """A backward pass begins and nobody has zeroed the gradients of the dropped step (some optimizers do it in their step)."""
+        for parameter, grad in self.stale:
+            if parameter.grad is grad:
+                parameter.grad = None
+        self.stale.clear()
 
     def drop_micro_batch(self) -> bool:
         """Drop a bad micro-batch before its backward pass; return whether the step goes on without it."""
@@ -83,7 +92,7 @@ class Acting:
         if taken != "skipped":
             window.decided = taken  # a rollback is made at the step
             return False
-        for _, state in session.recorder.states.values():
+        for state in session.recorder.current():
             state.rewind(alone=True)
         session.recorder.tape.entries.pop(window.entry, None)
         window.symptom, window.entry, window.dropped = None, 0, True
@@ -169,7 +178,9 @@ class Acting:
         """A step that the device has skipped by itself turned out bad: tell it, and put back who followed it."""
         ends = {n for n, e in entries.items() if e.kind in ("backward", "clip", "grad", "zero")}
         program = Program(self.session.recorder, needed_for(entries, ends), self.session.leaves())
-        self.followers.take_back()
+        if not self.session.budget.observes:
+            self.followers.take_back(optimizer)
+            self.session.applied -= 1
         taken = self.close(self.diagnosed(self.case(symptom, optimizer, scaler, program, step)))
         if taken == "rolled back":
             self.recovering.roll_back()

@@ -36,7 +36,7 @@ class Clipping:
         named = {k: v for k, v in kwargs.items() if k != "parameters"}
         names: Names = []
         entry = session.guarded(lambda: session.recorder.note("clip", functools.partial(call, parameters), rest, named))
-        norm = _clip_in_two(call, parameters, rest, named, functools.partial(self._name_bad_ones, parameters, names))
+        norm = _clip_in_two(call, parameters, rest, named, lambda: session.guarded(lambda: self._name_bad_ones(parameters, names)))
         session.guarded(lambda: self._note(entry, norm, parameters, names))
         return norm
 

@@ -22,7 +22,7 @@ from whynan.capsule.recorder import Recorder
 from whynan.capsule.sites import take_site
 from whynan.capsule.snapshot import Snapshot
 from whynan.capsule.state import take_rng
-from whynan.capsule.tape import tensors_of
+from whynan.capsule.tape import Entry, tensors_of
 from whynan.capsules import Shelf
 from whynan.causes import rates
 from whynan.engine.acting import Acting
@@ -40,7 +40,7 @@ from whynan.records import Symptom
 from whynan.recovery.followers import Followers
 from whynan.recovery.ranks import several
 from whynan.report.journal import Journal
-from whynan.tripwire.checks import may_break, nonfinite, optimizer_state
+from whynan.tripwire.checks import fits_beside, may_break, nonfinite, optimizer_state
 from whynan.tripwire.late import LateFlag, can_wait, is_bad, late_symptom
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -86,10 +86,11 @@ class Guard:
         self._late: LateFlag | None = None
         self._interception = Interception(self)
         self._risky: dict[int, bool] = {}
+        self._cramped: set[int] = set()  # optimizers whose state does not fit in memory twice
         self._open = False
         self._in_backward = False
         self._stepped_inside: torch.optim.Optimizer | None = None
-        self._told_of_threads = False
+        self._told_of_threads = self._told_of_inside = False
         self._several = False  # asked now and then: a process group is up before the first step
         self._overrides = rates.Overrides()
 
@@ -101,7 +102,11 @@ class Guard:
     # -- life ---------------------------------------------------------------------------------------------------
 
     def open(self) -> Guard:
-        """Begin to watch."""
+        """Begin to watch; a guard still open in this thread ends."""
+        for other in list(_open_guards):
+            if other.recorder.thread == get_ident():
+                other.journal.say("whynan: watching begins anew; what was watched before is closed")
+                other.close()
         self.recovering.begin()
         self._interception.install()
         self.session.broken = self.recorder.faulty = self._internal_error
@@ -175,7 +180,7 @@ class Guard:
                 self._interception.watch_step_on(item)
                 self.optimizer_made(item)
             elif isinstance(item, torch.nn.Module):
-                self.noticing.unchecked.append(item)
+                self.noticing.made_or_loaded(item)
                 self._interception.wrap_hooks(item)
 
     def _internal_error(self, error: BaseException) -> None:
@@ -188,13 +193,13 @@ class Guard:
 
     def optimizer_made(self, optimizer: torch.optim.Optimizer) -> None:
         """A new optimizer: everything recorded so far was setup, not a step."""
-        if all(o is not optimizer for o in self.session.optimizers):
-            self.session.optimizers.append(optimizer)
+        self.session.add_optimizer(optimizer)
         self.session.guarded(lambda: self._note_optimizer(optimizer))
 
     def _note_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         self.session.made_at[id(optimizer)] = take_site(2)
-        self.noticing.unchecked.append(optimizer)
+        self._risky.pop(id(optimizer), None)
+        self.noticing.made_or_loaded(optimizer)
         self.recorder.tape.clear()
 
     def loading(self, owner: Any) -> object:
@@ -204,7 +209,7 @@ class Guard:
     def loaded(self, owner: Any, before: object = None) -> None:
         """State was loaded: look at it before the next step."""
         if isinstance(owner, torch.nn.Module | torch.optim.Optimizer):
-            self.noticing.unchecked.append(owner)
+            self.noticing.made_or_loaded(owner)
         if isinstance(before, rates.Rates):
             self.session.guarded(lambda: self._overrides.loaded(owner, before, take_site(2)))
 
@@ -221,6 +226,7 @@ class Guard:
         window = self.session.window
         if window.symptom is not None and not window.told and window.backwards:
             self.acting.turned_away()
+        self.acting.stale.clear()
         newest = next(reversed(self.recorder.tape.entries), 0)
         if newest > self.session.window_start:  # else the step has not begun: a replay starts without gradients anyway
             tensors = owner.parameters() if isinstance(owner, torch.nn.Module) else parameters_of(owner)
@@ -235,7 +241,7 @@ class Guard:
 
     def follower_made(self, follower: Any) -> None:
         """A scheduler or a moving average came to be."""
-        self.followers.begin(follower)
+        self.session.guarded(lambda: self.followers.begin(follower))
         self._know(follower)
 
     def _know(self, follower: Any) -> None:
@@ -312,12 +318,14 @@ class Guard:
             self.acting.turned_away()
         window = session.window
         self.sharing.went_back()
+        self.acting.free_stale()
         entry = self.recorder.note("backward", call, args, kwargs)
         self.recorder.tape.add(entry, None)
         if not window.noted:
             self.noticing.losses(tensors)
         window.noted = False
         window.backwards += 1
+        window.norm, window.clipped = None, frozenset()  # of the gradients before this pass
         self.noticing.check_loss(entry)
         if session.step_count % 64 < 2:
             self._several = several()
@@ -387,16 +395,16 @@ class Guard:
             self.session.guarded(lambda: self._tell_overrides(optimizer))
         self.stepping = True
         try:
-            if args or kwargs.get("closure") is not None:
+            if callable(args[0] if args else kwargs.get("closure")):
                 return self._step_with_closure(call, optimizer, args, kwargs)
             if hasattr(optimizer, "found_inf"):
                 return self._step_of_scaler(call, optimizer, args, kwargs)
-            if self._may_wait(optimizer):
+            if self.session.guarded(lambda: self._may_wait(optimizer)):
                 return self._step_late(call, optimizer, args, kwargs)
             if not self._allowed(optimizer):
                 return None
             before = self.session.guarded(lambda: self._before_update(optimizer))
-            self.recovering.clip(optimizer)
+            self.session.guarded(lambda: self.recovering.clip(optimizer))
             result = call(optimizer, *args, **kwargs)
             self._after_update(optimizer, before)
             return result
@@ -475,10 +483,22 @@ class Guard:
             raise TrainingStopped(self.session.stopped)
 
     def _before_update(self, optimizer: torch.optim.Optimizer) -> Snapshot | None:
+        return self._snapshot(optimizer) if self._is_risky(optimizer) else None
+
+    def _is_risky(self, optimizer: torch.optim.Optimizer) -> bool:
         risky = self._risky.get(id(optimizer))
         if risky is None:
-            risky = self._risky[id(optimizer)] = may_break(optimizer)
-        return Snapshot(optimizer) if risky else None
+            risky = self._risky[id(optimizer)] = self.session.guarded(lambda: may_break(optimizer)) or False
+        return risky
+
+    def _snapshot(self, optimizer: torch.optim.Optimizer) -> Snapshot | None:
+        """Copy weights and state before an update that may break them, where there is room for it."""
+        if fits_beside(optimizer):
+            return Snapshot(optimizer)
+        if id(optimizer) not in self._cramped:
+            self._cramped.add(id(optimizer))
+            self.journal.say("whynan: too little GPU memory for a copy of weights and state: an update that breaks them cannot be taken back")
+        return None
 
     def _after_update(self, optimizer: torch.optim.Optimizer, before: Snapshot | None) -> None:
         taken = ""
@@ -496,8 +516,8 @@ class Guard:
     def _step_with_closure(self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> Any:
         recorder = self.recorder
         closure = args[0] if args else kwargs["closure"]
-        several = isinstance(optimizer, torch.optim.LBFGS) or may_break(optimizer)
-        before = Snapshot(optimizer) if several else None
+        several = isinstance(optimizer, torch.optim.LBFGS) or self._is_risky(optimizer)
+        before = self.session.guarded(lambda: self._snapshot(optimizer)) if several else None
         last: list[Any] = [None]
         if several and not self._state_allows(optimizer):
             return None
@@ -574,6 +594,9 @@ class Guard:
                 self.journal.say("whynan: another thread steps an optimizer; only the thread that watching began in is watched")
             return call(optimizer, *args, **kwargs)
         if not self._in_backward:
+            if not self._told_of_inside and not self.recorder.replaying:
+                self._told_of_inside = True
+                self.journal.say("whynan: an optimizer steps inside a compiled function or a module; that step is not watched")
             return call(optimizer, *args, **kwargs)
         self._stepped_inside = optimizer
         if session.window.symptom is None:
@@ -633,7 +656,7 @@ class Guard:
         self._stop_again()
         late = self._late = self._late or LateFlag()
         late.flag = None
-        rolled_back = late.read(self._late_values) == "rolled back"
+        rolled_back = self.session.guarded(lambda: late.read(self._late_values)) == "rolled back"
         if rolled_back:
             self.session.window.taken = "rolled back"
             self._finish(optimizer, False)  # its gradients are those of the state that was left
@@ -684,6 +707,11 @@ class Guard:
         if self._late is not None:
             self._late.read(self._late_values)
 
+    def _note_function(self, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Entry:
+        entry = self.recorder.note("function", function, args, kwargs)
+        entry.rng = take_rng(python=True)
+        return entry
+
     # -- the third way in ---------------------------------------------------------------------------------------
 
     def step_function(self, function: F) -> F:
@@ -693,8 +721,7 @@ class Guard:
         def watched(*args: Any, **kwargs: Any) -> Any:
             if not self.recorder.here:
                 return function(*args, **kwargs)
-            self.session.function = self.recorder.note("function", function, args, kwargs)
-            self.session.function.rng = take_rng(python=True)
+            self.session.function = self.session.guarded(lambda: self._note_function(function, args, kwargs))
             try:
                 return function(*args, **kwargs)
             finally:

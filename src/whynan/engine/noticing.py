@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from typing import Any
 
 import torch
@@ -19,7 +20,11 @@ class Noticing:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.unchecked: list[Any] = []  # state that was made or loaded and not looked at yet
+        self.unchecked: list[weakref.ref[Any]] = []  # state that was made or loaded and not looked at yet
+
+    def made_or_loaded(self, owner: Any) -> None:
+        """Look at this before the next step."""
+        self.unchecked = [ref for ref in self.unchecked if ref() is not None and ref() is not owner] + [weakref.ref(owner)]
 
     def losses(self, tensors: Any) -> None:
         """Note what the program goes back from."""
@@ -89,7 +94,7 @@ class Noticing:
 
     def look_at_buffers(self) -> None:
         """Look at the buffers that the forward passes of this step wrote."""
-        for _, state in self.session.recorder.states.values():
+        for state in self.session.recorder.current():
             changed = state.changed_buffers()
             bad = nonfinite(changed) if changed else []
             if bad:
@@ -98,7 +103,7 @@ class Noticing:
 
     def busy_buffers(self) -> bool:
         """Whether forward passes change buffers: those must be put back before the next forward pass, so do not wait."""
-        states = [state for _, state in self.session.recorder.states.values()]
+        states = self.session.recorder.current()
         if self.session.step_count < 2:
             for state in states:
                 state.changed_buffers()
@@ -107,11 +112,11 @@ class Noticing:
     def look_at_state(self) -> None:
         """Look at weights and optimizer state that were made or loaded since the last look."""
         session = self.session
-        todo, self.unchecked = self.unchecked, []
+        todo, self.unchecked = [owner for ref in self.unchecked if (owner := ref()) is not None], []
         if session.window.symptom is not None and session.window.symptom.place != "loss":
             return
         trained = {id(p) for o in session.optimizers for p in parameters_of(o)}
-        for root in session.recorder.roots():
+        for root in session.recorder.current_roots():
             bad = nonfinite((n, p) for n, p in root.named_parameters() if id(p) in trained)
             if bad:
                 session.see(symptom_of("parameter", bad))

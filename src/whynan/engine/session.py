@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -52,7 +53,7 @@ class Session:
         self.recorder = Recorder()
         self.budget = budget
         self.journal = journal
-        self.optimizers: list[torch.optim.Optimizer] = []
+        self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
         self.window = Window()
         self.step_count = 0
         self.applied = 0  # updates that were really made
@@ -61,6 +62,17 @@ class Session:
         self.made_at: dict[int, Site | None] = {}
         self.stopped = ""
         self.broken: Callable[[BaseException], None] = lambda error: None
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """The optimizers of the program that are still alive."""
+        return [optimizer for ref in self._optimizers if (optimizer := ref()) is not None]
+
+    def add_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Get to know an optimizer."""
+        alive = self.optimizers
+        if all(o is not optimizer for o in alive):
+            self._optimizers = [weakref.ref(o) for o in (*alive, optimizer)]
 
     def see(self, symptom: Symptom, entry: Entry | None = None) -> None:
         """Note the symptom of the step in progress."""

@@ -22,49 +22,69 @@ class Followers:
     def __init__(self, keep_wall_steps: bool = False) -> None:
         self.keep_wall_steps = keep_wall_steps  # schedulers count drawn batches instead of updates
         self._counts: dict[int, Counts] = {}  # by optimizer; 0 is all of them
-        self._seen: weakref.WeakKeyDictionary[Any, Counts] = weakref.WeakKeyDictionary()
-        self._moved: list[Moved] = []
+        self._seen: dict[int, tuple[weakref.ref[Any], Counts]] = {}  # by id: a scheduler may compare by value
+        self._moved: dict[int, list[Moved]] = {}  # by optimizer
         self.averages: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
     def stepped(self, optimizer: Any, made: bool) -> None:
         """An optimizer made its update, or was kept from it."""
-        self._moved.clear()
-        for key in (0, id(optimizer)):
+        self._moved.pop(_group(optimizer), None)
+        for key in (0, _group(optimizer)):
             done, dropped = self._counts.get(key, (0, 0))
             self._counts[key] = (done + made, dropped + (not made))
 
     @property
     def schedulers(self) -> list[Any]:
         """The schedulers seen so far."""
-        return [f for f in self._seen if isinstance(f, LRScheduler)]
+        return [f for ref, _ in self._seen.values() if isinstance(f := ref(), LRScheduler)]
 
     def begin(self, follower: Any) -> None:
         """A follower came to be: what happened before it does not concern it."""
-        self._seen[follower] = self._counts.get(_key(follower), (0, 0))
+        self._note(follower, self._counts.get(_key(follower), (0, 0)))
 
     def may_move(self, follower: Any) -> bool:
         """Whether a follower's call goes through; it is taken as made."""
         done, dropped = self._counts.get(_key(follower), (0, 0))
-        last = self._seen.get(follower, (0, 0))
-        self._seen[follower] = (done, dropped)
+        ref, last = self._seen.get(id(follower), (None, (0, 0)))
+        if ref is not None and ref() is not follower:
+            last = (0, 0)  # of one that is gone
+        self._note(follower, (done, dropped))
         if self.keep_wall_steps and isinstance(follower, LRScheduler):
             return True
         return not (done == last[0] and dropped > last[1])
 
+    def _note(self, follower: Any, counts: Counts) -> None:
+        if id(follower) not in self._seen:
+            self._seen = {key: entry for key, entry in self._seen.items() if entry[0]() is not None}
+        self._seen[id(follower)] = (weakref.ref(follower), counts)
+
     def about_to_move(self, follower: Any) -> None:
         """Remember a scheduler's state: the step it follows may turn out bad when its flag is read."""
         if not self.keep_wall_steps:
-            self._moved.append(Moved(follower))
+            self._moved.setdefault(_key(follower), []).append(Moved(follower))
 
-    def take_back(self) -> None:
-        """The last step was dropped on the device: put those who followed it back."""
-        for moved in reversed(self._moved):
+    def take_back(self, optimizer: Any) -> None:
+        """An optimizer's last step was dropped on the device: put those who followed it back, or keep them from it."""
+        for moved in reversed(self._moved.pop(_group(optimizer), [])):
             moved.restore()
-        self._moved.clear()
+        for key in (0, _group(optimizer)):
+            done, dropped = self._counts.get(key, (0, 0))
+            self._counts[key] = (done - 1, dropped + 1)
+        for key, (ref, (done, _)) in self._seen.items():
+            follower = ref()
+            now = self._counts.get(_key(follower), (0, 0))
+            if done > now[0]:
+                self._seen[key] = (ref, now)  # it had followed the step already, and was put back
 
 
 def _key(follower: Any) -> int:
-    return id(follower.optimizer) if isinstance(follower, LRScheduler) else 0
+    optimizer = getattr(follower, "optimizer", None)  # a scheduler made of others may have none
+    return 0 if optimizer is None or isinstance(follower, torch.nn.Module) else _group(optimizer)
+
+
+def _group(optimizer: Any) -> int:
+    """Identify an optimizer by its groups: one that wraps another shares them with it."""
+    return id(getattr(optimizer, "param_groups", None))
 
 
 class Moved:
@@ -73,7 +93,8 @@ class Moved:
     def __init__(self, owner: Any) -> None:
         schedules = not isinstance(owner, torch.optim.Optimizer)
         self.schedulers = [(s, _copied(vars(s))) for s in _with_inner(owner)] if schedules else []
-        self.groups = [(g, _copied(g)) for g in (owner.optimizer if schedules else owner).param_groups]
+        optimizer = getattr(owner, "optimizer", None) if schedules else owner
+        self.groups = [(g, _copied(g)) for g in getattr(optimizer, "param_groups", ())]
 
     def restore(self) -> None:
         """Put everything back."""

@@ -83,6 +83,17 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> Iterable[tuple[str, tor
                         yield f"{key} of parameter {number}", value
 
 
+def fits_beside(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a copy of an optimizer's weights and state fits into the free memory of their GPU, with as much to spare."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if not parameters or not parameters[0].is_cuda:
+        return True
+    state = [v for s in optimizer.state.values() if isinstance(s, dict) for v in s.values() if isinstance(v, torch.Tensor)]
+    size = sum(t.numel() * t.element_size() for t in (*parameters, *state))
+    cached = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    return bool(2 * size < torch.cuda.mem_get_info()[0] + cached)
+
+
 KNOWN_SAFE = frozenset({"SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "RMSprop", "Adadelta", "ASGD", "SparseAdam", "Muon", "Rprop"})
 
 
