@@ -204,15 +204,19 @@ def engine_backward(
 
 def eager(fn: Any) -> Any:
     """Return the eager original of a compiled module or function, and the module inside a data-parallel wrapper."""
-    if isinstance(fn, torch.nn.parallel.DistributedDataParallel):
-        fn = fn.module
+    fn = unwrapped(fn)
     original = getattr(fn, "_orig_mod", None) or getattr(fn, "_torchdynamo_orig_callable", None)
     return fn if original is None else original
 
 
+def unwrapped(fn: Any) -> Any:
+    """Return the module inside a data-parallel wrapper, or what was given."""
+    return fn.module if isinstance(fn, torch.nn.parallel.DistributedDataParallel) else fn
+
+
 def is_compiled(fn: Any) -> bool:
     """Whether an entry runs compiled code."""
-    if eager(fn) is not fn:
+    if eager(fn) is not unwrapped(fn):
         return True
     return isinstance(fn, torch.nn.Module) and any(m._compiled_call_impl is not None for m in fn.modules())
 

@@ -126,11 +126,11 @@ def _own_modules(root: torch.nn.Module) -> list[torch.nn.Module]:
 
 def _put_back(module: torch.nn.Module, attributes: dict[str, Any]) -> None:
     current = module.__dict__
-    training = current["training"]  # set by the loop, not by a forward pass
+    mode = {"training": current["training"]} if "training" in current else {}  # set by the loop; a compiled module has none of its own
     for key in [k for k in current if k not in attributes]:
         del current[key]
     current.update(attributes)
-    current["training"] = training
+    current.update(mode)
 
 
 class Stasis:
