@@ -115,6 +115,7 @@ class Program:
         self.recorder.received.rewind()
         for entry in self.entries:
             stepwise = entry.kind == "function"
+            self.recorder.playing = entry
             self.recorder.replayed = (lambda tensors: run.losses.extend(tensors_of(tensors))) if stepwise else None
             if listener is not None:
                 listener.entering(entry)
