@@ -103,6 +103,7 @@ def watch(
     lr_after_rollback    factor on every learning rate after a rollback (1.0)
     clip_after_rollback  largest gradient norm from then on (none)
     spike                what to do with a finite loss or gradient norm far outside what it was: warn, skip, rollback, stop, off (warn)
+    rank_timeout         seconds to wait for the other ranks of a job when a step is bad (600)
     track                named values with limits: {"*.alpha": {"below": 1.0}} warns when an alpha reaches 1.0
 
     `averages` are copies of the weights that your loop moves by hand (EMA): a dropped step leaves them alone. torch's

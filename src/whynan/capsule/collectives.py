@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.compiler import is_compiling
 
-from whynan.capsule.tape import tensors_of
+from whynan.capsule.tape import memory_of, tensors_of
 
 if TYPE_CHECKING:
     from whynan.capsule.intercept import Interception
@@ -57,11 +57,13 @@ class Received:
     def __init__(self) -> None:
         self._kept: list[tuple[int, Kept]] = []
         self._next: dict[int | None, int] = {}
+        self.places: set[int] = set()  # memory that they wrote to outside modules
         self._reduced: list[tuple[int, int]] = []  # memory and size of what was summed over all ranks
 
     def clear(self) -> None:
         """Begin a new step."""
         self._kept.clear()
+        self.places.clear()
         self._reduced.clear()
 
     def rewind(self) -> None:
@@ -189,6 +191,7 @@ def _kept(recorder: Recorder, name: str, original: Callable[..., Any], args: Any
         recorder.received.keep(recorder.entry_number() or 0, kept, receiver, limit)
         for target in targets:
             recorder.came_in(target)
+            recorder.received.places.add(memory_of(target))
             if name == "all_reduce" and _of_all(kwargs.get("group", args[2] if len(args) > 2 else None)):
                 recorder.received.note_sum(target)
         return result

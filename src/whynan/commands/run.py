@@ -65,6 +65,7 @@ def _positional(args: list[str]) -> list[str]:
 @click.option("--lr-after-rollback", type=float, default=1.0, show_default=True, help="Factor on every learning rate after a rollback.")
 @click.option("--clip-after-rollback", type=float, help="Largest gradient norm after a rollback.")
 @click.option("--spike", default="warn", show_default=True, help="A finite loss or norm far outside what it was: warn, skip, rollback, stop, off.")
+@click.option("--rank-timeout", type=float, default=600.0, show_default=True, help="Seconds to wait for the other ranks when a step is bad.")
 @click.option("--track", multiple=True, metavar="NAME<LIMIT", callback=_limits, help="A value to track: '*.alpha<1' warns when one reaches 1.")
 @click.option("--run-dir", type=click.Path(path_type=Path, file_okay=False), help="Where to write; default whynan-runs/<time>.")
 @click.option("-m", "module", metavar="MODULE", help="Run a module, as python -m does.")

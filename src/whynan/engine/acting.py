@@ -10,14 +10,14 @@ import torch
 
 from whynan.capsule.replay import Program
 from whynan.capsule.snapshot import Snapshot
-from whynan.capsule.tape import Entry, Slot, Tape, needed_for, tensors_of
+from whynan.capsule.tape import Entry, Outside, Slot, Tape, memory_of, needed_for, tensors_of
 from whynan.diagnosis import Case, diagnose
 from whynan.engine.recovering import Recovering
 from whynan.engine.session import Session, Window
 from whynan.engine.together import Together
 from whynan.records import Incident, Symptom
 from whynan.recovery.followers import Followers
-from whynan.recovery.ranks import rank_here
+from whynan.recovery.place import rank_here
 
 HOPELESS = ("WN601", "WN602", "WN603", "WN608")  # state is damaged: skipping cannot help
 
@@ -72,8 +72,8 @@ class Acting:
     def close(self, incident: Incident) -> str:
         """Decide about an incident, write it, and stop where that is the decision."""
         session = self.session
-        taken = session.budget.decide(incident.cause.code in HOPELESS, self.recovering.possible)
-        session.journal.incident(incident, session.budget.action(taken), shared=True)
+        taken = session.budget.decide(incident.cause.code in HOPELESS, self.recovering.possible and self.together.level)
+        session.journal.incident(incident, session.budget.action(taken), tell=self.together.tells)
         if taken == "stopped":
             session.stop(f"stopped at step {incident.step}: {incident.cause.title}")
         return taken
@@ -84,7 +84,7 @@ class Acting:
         symptom = session.window.symptom
         assert symptom is not None
         session.window.told = True
-        incident = diagnose(self.case(symptom, None, None))
+        incident = self.together.diagnose_alone(self.case(symptom, None, None))
         session.budget.total += 1
         session.journal.incident(incident, session.budget.action("observed"))
 
@@ -113,7 +113,7 @@ class Acting:
             symptom = Symptom("exception", type(error).__name__, str(error).splitlines()[0] if str(error) else "")
             session.see(symptom, failed)
             session.window.told = True
-            incident = diagnose(self.case(symptom, None, None))
+            incident = self.together.diagnose_alone(self.case(symptom, None, None))
             if incident.cause.code != "WN901":
                 session.journal.incident(incident, session.budget.action("observed"))
 
@@ -178,7 +178,15 @@ class Acting:
         if entry and symptom.place in ("loss", "exception"):
             return tape.needed_for({entry})
         ends = {e.number for e in tape if e.kind in ("backward", "derivative", "clip", "grad", "zero") or (e.kind == "write" and _on_gradient(tape, e))}
+        ends -= {n for n in ends if tape.entries[n].kind == "write" and self._from_others(n)}
         return tape.needed_for(ends) if ends else list(tape)
+
+    def _from_others(self, number: int) -> bool:
+        """Whether an entry reads what a collective gave: averaged gradients are not this rank's own."""
+        recorder = self.session.recorder
+        given = recorder.received.places
+        reads = (leaf for e in recorder.tape.needed_for({number}) for leaf in e.reads) if given else ()
+        return any(isinstance(leaf, Outside) and memory_of(leaf.tensor) in given for leaf in reads)
 
     def write_metrics(self, optimizer: Any) -> None:
         """Write what the host knows of this step."""

@@ -35,7 +35,9 @@ from whynan.engine.together import Together
 from whynan.errors import TrainingStopped
 from whynan.records import Symptom
 from whynan.recovery.followers import Followers
+from whynan.recovery.place import rank_here
 from whynan.recovery.ranks import several
+from whynan.recovery.spikes import SpikePolicy
 from whynan.report.journal import Journal
 from whynan.tripwire.checks import may_break, nonfinite, optimizer_state
 from whynan.tripwire.late import LateFlag, can_wait, is_bad, late_symptom
@@ -74,6 +76,7 @@ class Guard:
         self.noticing = Noticing(self.session)
         self.recovering = Recovering(self.session, self.options, self.followers)
         self.together = Together(self.session, self.options.rank_timeout)
+        self.together.stamp = self.recovering.stamp
         self.acting = Acting(self.session, self.followers, self.recovering, self.together)
         self.scaling = Scaling(self.session, self.acting, self.together, self._finish)
         self.clipping = Clipping(self.session)
@@ -201,7 +204,7 @@ class Guard:
 
     def _tell_overrides(self, optimizer: torch.optim.Optimizer | None = None) -> None:
         for override in self._overrides.due(optimizer):
-            self.journal.incident(rates.incident(override, self.session.step_count), self.session.budget.action("observed"), shared=True)
+            self.journal.incident(rates.incident(override, self.session.step_count), self.session.budget.action("observed"), tell=not rank_here())
 
     def zeroed(self, call: Callable[..., Any], owner: Any, args: Any, kwargs: dict[str, Any]) -> None:
         """Gradients are dropped; a pending symptom that was never stepped on is told now."""
@@ -402,7 +405,7 @@ class Guard:
                 self.acting.report()
                 return True
             if session.window.symptom is None:
-                return in_closure or not self._spike(optimizer, self.foreseeing.before_update(optimizer))
+                return in_closure or not self._spike(optimizer, self._same_for_all(self.foreseeing.before_update(optimizer)))
             if session.window.told:
                 return session.budget.observes
             taken = self.acting.act(optimizer)
@@ -414,6 +417,13 @@ class Guard:
         if taken != "observed" and not in_closure:
             self._finish(optimizer, False)
         return taken == "observed"
+
+    def _same_for_all(self, taken: str) -> str:
+        if self.foreseeing.policy in (SpikePolicy.WARN, SpikePolicy.OFF):
+            return taken
+        if taken and rank_here():  # of other ranks the first would not know
+            self.journal.say(f"whynan: rank {rank_here()} saw a spike at step {self.session.step_count}; details in its warnings.jsonl", always=True)
+        return self.together.strongest(taken)
 
     def _spike(self, optimizer: torch.optim.Optimizer, taken: str) -> bool:
         """Do what was asked for about a spike; return whether this update is left out."""
@@ -446,9 +456,10 @@ class Guard:
 
     def _check_update(self, optimizer: torch.optim.Optimizer, before: Snapshot) -> str:
         bad = nonfinite(self.session.names_of(parameters_of(optimizer))) or nonfinite(optimizer_state(optimizer))
-        if not bad:
+        if bad:
+            self.session.see(symptom_of("parameter", bad))
+        if not (self.together.any(bool(bad), "parameter") if self.together.differ() else bad):
             return ""
-        self.session.see(symptom_of("parameter", bad))
         return self.acting.undo_update(optimizer, before)
 
     def _step_with_closure(self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -481,6 +492,8 @@ class Guard:
         session = self.session
         self._stop_again()
         found = optimizer.found_inf  # type: ignore[attr-defined]
+        if several():
+            return self._step_of_scaler_together(call, optimizer, args, kwargs)
         if found.device.type != "cpu":
             return self._step_late(call, optimizer, args, kwargs, found)
         if session.window.symptom is not None and not session.window.told and self.acting.act(optimizer) != "observed":
@@ -488,6 +501,16 @@ class Guard:
             return None
         result = call(optimizer, *args, **kwargs)
         if float(found) == 0:  # else skipped by the kernel: the scaler's door counts it
+            self._finish(optimizer, True)
+        return result
+
+    def _step_of_scaler_together(self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> Any:
+        """The same on many ranks: a skip of the kernel is one on all of them, and the scaler's door settles it with them."""
+        found = float(optimizer.found_inf)  # type: ignore[attr-defined]
+        if not found and self.session.window.symptom is not None:
+            self.session.guarded(self.acting.report)
+        result = call(optimizer, *args, **kwargs)
+        if not found:
             self._finish(optimizer, True)
         return result
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ import torch
 from whynan.capsule.replay import Program
 from whynan.capsule.sites import take_site
 from whynan.capsule.tape import Entry, needed_for
-from whynan.diagnosis import diagnose
+from whynan.diagnosis import Case, diagnose
 from whynan.engine.acting import Acting
 from whynan.engine.session import Session, parameters_of, symptom_of
 from whynan.engine.together import Together, finite
@@ -57,10 +58,10 @@ class Scaling:
     def _skipped(self, scaler: Any, optimizer: Any) -> None:
         """The scaler found an infinite gradient and kept the optimizer from its step."""
         window = self.session.window
-        if window.symptom is None:
+        self.together.begin(optimizer)
+        if not self.together.any(window.symptom is not None):
             self._count(scaler, optimizer)
-        if self.together.begin(optimizer) and self.together.any(window.symptom is not None) and window.symptom is None:
-            self.session.see(Symptom("gradient", "nan", "gradient"))
+            self.together.any(window.symptom is not None)
         if window.symptom is not None and not window.told:
             collapse = window.symptom.place == "scaler"
             if self.acting.act(optimizer, scaler) != "observed" and not collapse:
@@ -73,13 +74,14 @@ class Scaling:
         self.overflows += 1
         self.counted += 1
         bad = nonfinite(session.named_gradients(optimizer))
-        if not bad:
+        if not bad and not self.together.differ():
             return
+        symptom = symptom_of("gradient", bad) if bad else Symptom("gradient", "inf", "gradient")
         if self._collapses(scaler):
             self._collapsed = True
-            session.see(Symptom("scaler", bad[0][2].kind, bad[0][0], f"{self.overflows} steps skipped in a row"))
+            session.see(replace(symptom, place="scaler", detail=f"{self.overflows} steps skipped in a row"))
         elif self._bad_without_scale(scaler, optimizer):
-            session.see(symptom_of("gradient", bad))
+            session.see(symptom)
 
     def _collapses(self, scaler: Any) -> bool:
         return self.overflows >= IN_A_ROW and not self._collapsed and scaler.get_scale() < 1.0
@@ -91,7 +93,11 @@ class Scaling:
         program = None
         if entries is not None:
             program = Program(self.session.recorder, needed_for(entries, set(entries)), self.session.leaves())
-        case = self.acting.case(Symptom("gradient", "nan", "gradient"), optimizer, scaler, program, step)
+        with self.together.whole():
+            case = self.acting.case(Symptom("gradient", "nan", "gradient"), optimizer, scaler, program, step)
+            return self._bad_at_scale_one(scale, case)
+
+    def _bad_at_scale_one(self, scale: torch.Tensor, case: Case) -> bool:
         with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(scale):  # type: ignore[attr-defined]
             before = scale.clone()
             scale.fill_(1.0)
