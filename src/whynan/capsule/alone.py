@@ -36,6 +36,19 @@ def spread_operations(roots: list[torch.nn.Module]) -> bool:
 
 
 @contextmanager
+def unreplicated(roots: list[torch.nn.Module]) -> Iterator[None]:
+    """Let data-parallel wrappers below these modules call the module inside them, without their collectives."""
+    wrappers = [m for root in roots for m in root.modules() if isinstance(m, torch.nn.parallel.DistributedDataParallel)]
+    for wrapper in wrappers:
+        wrapper.__dict__["forward"] = wrapper.module.__call__
+    try:
+        yield
+    finally:
+        for wrapper in wrappers:
+            wrapper.__dict__.pop("forward", None)
+
+
+@contextmanager
 def whole(roots: list[torch.nn.Module]) -> Iterator[str]:
     """Put sharded weights together and take the hooks of `fully_shard` off; yield what makes a replay inexact, or nothing.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -130,20 +131,24 @@ def watch_collectives(interception: Interception) -> None:
             interception.replace(dist, name, wrapper)
             if hasattr(dist.distributed_c10d, name):
                 interception.replace(dist.distributed_c10d, name, wrapper)
-    functional: Any = dist._functional_collectives
-    for name in _FUNCTIONAL:
-        if hasattr(functional, name):
-            interception.replace(functional, name, _refusing(interception.doors.recorder, name, getattr(functional, name)))
 
 
-def _refusing(recorder: Recorder, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def collective(*args: Any, **kwargs: Any) -> Any:
-        if not is_compiling() and recorder.replaying:
-            raise RuntimeError(f"{name} of a distributed tensor cannot be replayed by one rank alone")
-        return original(*args, **kwargs)
+@contextmanager
+def no_functional_collectives() -> Iterator[None]:
+    """Refuse the collectives of distributed tensors: in a replay the other ranks would not come."""
+    functional = sys.modules.get("torch.distributed._functional_collectives")
+    originals = {name: getattr(functional, name) for name in _FUNCTIONAL if hasattr(functional, name)}
+    for name in originals:
+        setattr(functional, name, functools.partial(_refuse, name))
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(functional, name, original)
 
-    return collective
+
+def _refuse(name: str, *_: Any, **__: Any) -> Any:
+    raise RuntimeError(f"{name} of a distributed tensor cannot be replayed by one rank alone")
 
 
 def _watched(recorder: Recorder, name: str, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,6 +14,8 @@ from typing import Any, Protocol
 
 import torch
 
+from whynan.capsule.alone import unreplicated
+from whynan.capsule.collectives import no_functional_collectives
 from whynan.capsule.recorder import Recorder
 from whynan.capsule.state import Stasis, put_rng
 from whynan.capsule.tape import Entry, Inner, Outside, Rebuild, Slot, tensors_of
@@ -97,7 +99,7 @@ class Program:
         recorder = self.recorder
         held = [] if self.undo is not None else self.leaves
         undo = self.undo() if self.undo is not None else nullcontext()
-        with Stasis(self.roots, held), undo, torch.autograd.set_multithreading_enabled(False):
+        with Stasis(self.roots, held), undo, unreplicated(self.roots), no_functional_collectives(), torch.autograd.set_multithreading_enabled(False):
             for state in self._rewound:
                 state.replay_from()
             recorder.inside += 1

@@ -45,9 +45,7 @@ def origin_not_observed(scene: Scene) -> Finding | None:
     birth = scene.birth
     if birth is None:
         reason = scene.trouble or "the replay did not show the damage"
-        return Finding(
-            "the place is not known",
-            [f"not seen: {reason}", "wrap the step in a function marked with @guard.step for an exact replay"],
-        )
+        advice = ["wrap the step in a function marked with @guard.step for an exact replay"] if scene.program.entries else []
+        return Finding("the place is not known", [f"not seen: {reason}", *advice])
     name = birth.op.name if birth.op is not None else birth.leaf.role if birth.leaf is not None else "?"
     return Finding("the first non-finite value appears here", [f"{name} gave a non-finite result; no rule of the catalogue fits"])

@@ -182,11 +182,13 @@ class Together:
             case = make()
             case.note = note
             blind = spread_operations(self._roots())
-            own, doubt = (self._unseen(case, TENSOR_PARALLEL), 0) if blind else self._safely(lambda: self._diagnose_here(case), (None, 0))
+            nothing: tuple[Incident | None, int] = (None, 0)
+            own, doubt = (self._unseen(case, TENSOR_PARALLEL), 0) if blind else self._safely(lambda: self._diagnose_here(case), nothing)
             everyone = self._exchange((own, doubt, budget, self.stamp()))
             averaged = all(incident is None for incident, *_ in everyone)
             if averaged:
-                last = self._safely(lambda: diagnose(case), None) or self._unseen(case, "the diagnosis failed")
+                failed: Incident | None = None
+                last = self._safely(lambda: diagnose(case), failed) or self._unseen(case, "the diagnosis failed")
                 everyone = [(i, *rest) for i, (_, *rest) in zip(self._exchange(last), everyone, strict=True)]
         budget.level_with([other for _, _, other, _ in everyone])
         self.level = len({stamp for *_, stamp in everyone}) == 1

@@ -235,8 +235,7 @@ class Journal:
                 where = f"; details in {home / 'internal-error.txt'}"
         off = "" if watching else "watching is off, "
         self.say(
-            f"whynan: internal error, {off}training goes on: {type(error).__name__}: {error}{where}\n"
-            f"        please report it with that text to {ISSUES}",
+            f"whynan: internal error, {off}training goes on: {type(error).__name__}: {error}{where}\n        please report it with that text to {ISSUES}",
             always=True,
         )
 
