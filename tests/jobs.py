@@ -5,6 +5,7 @@ Nothing here waits without an end: when the time is up the whole job is killed a
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -22,7 +23,8 @@ import pytest
 from conftest import ENVIRONMENT, PYTHON, Sandbox, _status_of, strict_lines
 
 PROGRAM = Path(__file__).with_name("ranks_program.py")
-SECONDS = 60
+SECONDS = 90
+MARK = "WHYNAN_TEST_JOB"  # in the environment of every process of a job
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ def torchrun(box: Sandbox, ranks: int, asked: dict[str, Any], *options: str, age
 
 def start(box: Sandbox, command: list[str]) -> subprocess.Popen[str]:
     """Start a command in a session of its own."""
-    environment = ENVIRONMENT | {"OMP_NUM_THREADS": "1"}
+    environment = ENVIRONMENT | {"OMP_NUM_THREADS": "1", MARK: str(box.folder)}
     return subprocess.Popen(
         command, cwd=box.folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )
@@ -83,11 +85,18 @@ def finish(box: Sandbox, started: list[subprocess.Popen[str]]) -> Ended:
     try:
         printed = [process.communicate(timeout=SECONDS)[0] for process in started]
     except subprocess.TimeoutExpired:
-        for process in started:
-            os.killpg(process.pid, signal.SIGKILL)
-            printed.append(process.communicate()[0])
+        _kill_all(str(box.folder))
+        printed = [process.communicate()[0] for process in started]
         pytest.fail(f"the job did not end in {SECONDS} s; it printed\n" + "\n".join(printed))
     return Ended(printed, [process.returncode for process in started], box.run_dir)
+
+
+def _kill_all(mark: str) -> None:
+    """Kill everything that a command started: torchrun gives its workers sessions of their own."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f"{MARK}={mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                os.kill(int(entry.name), signal.SIGKILL)
 
 
 def free_port() -> int:

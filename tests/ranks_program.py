@@ -137,7 +137,7 @@ def on_the_side(model: nn.Module, number: int) -> None:
 
 
 def die(number: int) -> None:
-    if asked.get("dies") == [number, rank] and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
+    if asked.get("dies") == [number, rank] and attempt == "0":
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -176,7 +176,11 @@ def digest(model: nn.Module) -> str:
     return hashlib.sha1(b"".join(t.detach().contiguous().numpy().tobytes() for t in whole)).hexdigest()  # noqa: S324 (compared, not trusted)
 
 
-dist.init_process_group("gloo")
+attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+if "store" in asked:  # a restarted job finds the addresses of the first one in torchrun's own store
+    dist.init_process_group("gloo", f"file://{asked['store']}-{attempt}", rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
+else:
+    dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
 if asked.get("dies") == [-1, rank]:
     sys.exit(5)

@@ -274,7 +274,7 @@ def test_internal_error_while_watching(box: Sandbox, where: str) -> None:
 
 
 IN_A_DIAGNOSIS = [
-    "whynan.engine.acting:diagnose",
+    "whynan.engine.together:diagnose",
     "whynan.engine.acting:Acting.act",
     "whynan.engine.acting:Acting.case",
     "whynan.diagnosis:locate",

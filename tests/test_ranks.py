@@ -67,7 +67,7 @@ def test_torchrun_with_four_ranks_and_fully_shard(box: Sandbox) -> None:
 
 def test_torchrun_restarts_a_job_whose_rank_was_killed(box: Sandbox) -> None:
     """A rank that is killed while the others go on is told by torchrun, and the restarted job is watched anew."""
-    asked = {"model": "ddp", "dies": (1, 1), "faults": {"3": (0, "loss")}}
+    asked = {"model": "ddp", "dies": (1, 1), "faults": {"3": (0, "loss")}, "store": str(box.folder / "store")}
     done = torchrun(box, 2, asked, agent=("--standalone", "--max-restarts=1"))
     assert done.status == [0], done.text
     check_told(done, {"3": (0, "loss")}, 2)
@@ -123,6 +123,7 @@ def test_every_kind_of_model(box: Sandbox, asked: dict[str, Any]) -> None:
     reference = plain(box, 2, asked, [2, 4, 6])
     assert done.said("END") == reference.said("END")
     assert "internal error" not in done.text
+    assert [i["origin"]["exact"] for i in done.incidents] == [asked["model"] != "mixed"] * len(done.incidents)
     assert done.said("SCALE") == reference.said("SCALE")
 
 

@@ -24,7 +24,7 @@ class Peers:
 
 def peers_of(session: Session, optimizer: torch.optim.Optimizer) -> Peers | None:
     """Find out with whom this optimizer steps; nobody where its parameters are this rank's own."""
-    parameters = [p for p in parameters_of(optimizer) if p.grad is not None]
+    parameters = parameters_of(optimizer)  # also those without a gradient yet: they may get one later
     sharded = [p for p in parameters if is_sharded(p)]
     if sharded:
         ranks = {int(r) for p in sharded for r in p.device_mesh.mesh.flatten().tolist()}  # type: ignore[attr-defined]

@@ -213,7 +213,10 @@ class Together:
         carried = case.symptom.place in ("gradient", "scaler")
         if (window.received and not carried) or (carried and finite(case.program)):
             return None, 0
-        return diagnose(case), 2 * self.session.recorder.received.from_others() + carried
+        incident = diagnose(case)
+        if case.note:
+            incident = replace(incident, origin=replace(incident.origin, exact=False, note=case.note))
+        return incident, 2 * self.session.recorder.received.from_others() + carried
 
     def _of_all(self, everyone: list[tuple[Incident | None, int]], averaged: bool) -> Incident:
         assert self.ranks is not None
