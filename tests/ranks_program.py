@@ -25,6 +25,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 asked: dict[str, Any] = json.loads(sys.argv[1])
+outside = nn.Parameter(torch.ones(()))  # no wrapper knows of it
 faults: dict[int, tuple[int, str]] = {int(n): (rank, kind) for n, (rank, kind) in asked.get("faults", {}).items()}
 every = asked.get("accumulate", 1)
 
@@ -62,6 +63,12 @@ def sharded(**options: Any) -> nn.Module:
     return fully_shard(net, mesh=mesh, **options)
 
 
+def halves() -> nn.Module:
+    middle = world // 2
+    groups = [dist.new_group(list(range(middle))), dist.new_group(list(range(middle, world)))]
+    return DDP(Net(), process_group=groups[rank >= middle])
+
+
 def tensor_parallel() -> nn.Module:
     net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
     return parallelize_module(net, init_device_mesh("cpu", (world,)), {"0": ColwiseParallel(), "2": RowwiseParallel()})
@@ -70,7 +77,7 @@ def tensor_parallel() -> nn.Module:
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "ddp": lambda: DDP(Net(), **asked.get("options", {})), "fsdp": lambda: sharded(**asked.get("options", {})), "around": Around, "own": Net,
     "mixed": lambda: sharded(mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)),
-    "compiled": lambda: torch.compile(DDP(Net()), backend="eager"), "tp": tensor_parallel,
+    "compiled": lambda: torch.compile(DDP(Net()), backend="eager"), "tp": tensor_parallel, "halves": halves,
 }  # fmt: skip
 
 
@@ -107,6 +114,10 @@ def loss_of(model: nn.Module, number: int) -> torch.Tensor:
         loss = loss + torch.log(out[0, 0].detach() * 0)  # bad loss
     if fault_of(number) == "grad":
         loss = loss + torch.sqrt((out[1] * 0).abs().sum())  # bad slope
+    if fault_of(number) == "outside":
+        loss = loss + torch.sqrt(outside * 0)  # bad slope of its own
+    if fault_of(number) == "spike":
+        loss = loss + 1e6
     if fault_of(number) == "index":
         loss = loss + F.embedding(torch.tensor([9]), torch.ones(2, 2)).sum()
     return loss
@@ -143,7 +154,8 @@ def die(number: int) -> None:
 
 def train(model: nn.Module) -> None:
     rate = asked.get("rate", 0.01)
-    optimizer: torch.optim.Optimizer = getattr(torch.optim, asked.get("optimizer", "AdamW"))(model.parameters(), lr=rate)
+    parameters = [*model.parameters(), outside] if asked.get("outside") else model.parameters()
+    optimizer: torch.optim.Optimizer = getattr(torch.optim, asked.get("optimizer", "AdamW"))(parameters, lr=rate)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=3, enabled=bool(asked.get("scaler")))
     updates = [u for u in range(asked.get("updates", 8)) if u not in asked.get("leave", [])]
     for update in updates[: asked.get("rows", {}).get(str(rank))]:

@@ -144,6 +144,27 @@ def test_tensor_parallel_models_are_skipped_but_not_replayed(box: Sandbox) -> No
     assert done.said("END") == plain(box, 2, asked, [2, 4]).said("END")
 
 
+def test_a_parameter_that_no_wrapper_knows_of(box: Sandbox) -> None:
+    """A gradient that is not averaged can be bad on one rank only: all ranks still skip that step."""
+    asked = {"model": "ddp", "outside": True, "faults": {"3": (1, "outside")}}
+    done = job(box, 2, asked)
+    assert done.status == [0, 0], done.text
+    assert [(i["step"], i["rank"], i["cause"]["code"], i["origin"]["line"]) for i in done.incidents] == [(3, 1, "WN501", line_of("bad slope of its own"))]
+    assert done.said("END") == plain(box, 2, asked, [3]).said("END")
+
+
+def test_ranks_that_train_another_model_are_not_asked(box: Sandbox) -> None:
+    """Two halves of a job train a model each: a fault in one half is settled there, and the other goes on."""
+    asked = {"model": "halves", "faults": {"2": (3, "data")}}
+    done = job(box, 4, asked)
+    assert done.status == [0] * 4, done.text
+    assert [(i["step"], i["rank"]) for i in done.incidents] == [(2, 3)]
+    assert [len(done.received(rank)) for rank in range(4)] == [0, 0, 1, 0]
+    ends, left_out = done.said("END"), plain(box, 4, asked, [2]).said("END")
+    assert (ends[2], ends[3]) == (left_out[2], left_out[3])
+    assert ends[0] == ends[1] != left_out[0]
+
+
 @pytest.mark.parametrize("number", [8, 9, 11], ids=["first", "middle", "last"])
 def test_accumulation_with_no_sync(box: Sandbox, number: int) -> None:
     """A bad micro-batch of one rank drops the whole window on all ranks, wherever in the window it stands."""
@@ -190,6 +211,15 @@ def test_all_ranks_roll_back(box: Sandbox, model: str) -> None:
     assert done.status == [0, 0], done.text
     check_told(done, {"3": (1, "data")}, 2, taken="rolled back")
     assert done.said("END") == plain(box, 2, asked, [0, 1, 2, 3]).said("END")
+
+
+def test_a_spike_of_one_rank_is_skipped_by_all(box: Sandbox) -> None:
+    """A spike policy that acts, acts on all ranks, also where one rank alone saw the spike."""
+    asked = {"model": "ddp", "updates": 36, "rate": 1e-4, "faults": {"33": (1, "spike")}}
+    done = job(box, 2, asked, "--spike", "skip")
+    assert done.status == [0, 0], done.text
+    assert "whynan: rank 1 saw a spike at step 33" in done.out[1]
+    assert done.said("END") == plain(box, 2, asked, [33]).said("END")
 
 
 def test_observing_changes_nothing(box: Sandbox) -> None:
