@@ -42,7 +42,7 @@ class Ended:
 
     def said(self, word: str) -> dict[int, str]:
         """What the ranks printed after a word and their number."""
-        return {int(number): value for number, value in re.findall(rf"{word} (\d+) (\S+)", self.text)}  # lines of several processes may be glued
+        return {int(number): value for number, value in re.findall(rf"{word} (\d+) (\S+) \n", self.text)}  # another line may be glued before it
 
     @property
     def incidents(self) -> list[dict[str, Any]]:

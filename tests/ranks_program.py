@@ -30,6 +30,12 @@ faults: dict[int, tuple[int, str]] = {int(n): (rank, kind) for n, (rank, kind) i
 every = asked.get("accumulate", 1)
 
 
+def say(*words: object) -> None:
+    """Print a line in one piece: the ranks of a job share their output."""
+    sys.stdout.write(" ".join(map(str, words)) + " \n")
+    sys.stdout.flush()
+
+
 class Net(nn.Module):
     """Two layers, BatchNorm where asked for."""
 
@@ -178,9 +184,9 @@ def train(model: nn.Module) -> None:
         if asked.get("aside"):
             on_the_side(model, update)
         groups = dist.distributed_c10d._world.pg_map
-        print("COLLECTIVES", update, sum(g._get_sequence_number_for_group() for g in groups), flush=True)
+        say("COLLECTIVES", update, sum(g._get_sequence_number_for_group() for g in groups))
     if asked.get("scaler"):
-        print("SCALE", rank, scaler.get_scale(), flush=True)
+        say("SCALE", rank, scaler.get_scale())
 
 
 def digest(model: nn.Module) -> str:
@@ -200,5 +206,5 @@ torch.manual_seed(0)
 net = MODELS[asked["model"]]()
 with Join([net]) if "rows" in asked else contextlib.nullcontext():
     train(net)
-print("END", rank, digest(net), flush=True)
+say("END", rank, digest(net))
 dist.destroy_process_group()

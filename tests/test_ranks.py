@@ -333,9 +333,9 @@ SPAWNED = """
                     loss.backward()
                     optimizer.step()
         except whynan.TrainingStopped as stop:
-            print(f"STOPPED {rank} {step}", flush=True)
+            sys.stdout.write(f"STOPPED {rank} {step} \\n")
         dist.destroy_process_group()
-        print(f"END {rank} {model.module.weight.sum().item()}", flush=True)
+        sys.stdout.write(f"END {rank} {model.module.weight.sum().item()} \\n")
 
     if __name__ == "__main__":
         mp.spawn(work, args=(2, int(sys.argv[1]), sys.argv[2]), nprocs=2)
