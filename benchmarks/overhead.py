@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import platform
 import statistics
 import sys
@@ -25,6 +26,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import whynan
+from whynan.recovery.lastgood import Everything, LastGood
 
 
 class Block(nn.Module):
@@ -228,6 +230,26 @@ def measure(bench: Bench, rounds: int, steps: int, tools: dict[str, Any]) -> dic
     return {name: (statistics.median(r), max(r) - min(r)) for name, r in found.items()}
 
 
+def snapshots(bench: Bench, rounds: int) -> list[str]:
+    """Say what a snapshot of the last good state costs, in step times, and how rare it must be to stay below 1%."""
+    usual = min(block(bench, plain, 10) for _ in range(rounds))
+    lines = []
+    for where in ("device", "host"):
+        state = Everything([bench.optimizer], [bench.model])
+        taken = []
+        for _ in range(rounds + 1):
+            bench.sync()
+            begin = time.perf_counter()
+            kept = LastGood(state, 0, where == "host")
+            bench.sync()
+            taken.append(time.perf_counter() - begin)
+        cost = statistics.median(taken[1:]) / usual  # the first allocates
+        size = kept.nbytes / 1e9
+        lines.append(f"| {bench.name} | {where} | {size:.2f} GB | {cost:.2f} steps | every {max(1, math.ceil(cost * 100))} updates |")
+        del kept
+    return lines
+
+
 def available() -> dict[str, Any]:
     """Return the tools that can run here."""
     tools = dict(TOOLS)
@@ -246,8 +268,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--size", choices=["124M", "350M"], help="only this size, on the GPU")
     parser.add_argument("--steps", type=int, default=0)
+    parser.add_argument("--tools", nargs="*", help="only tools whose name contains one of these")
     arguments = parser.parse_args()
-    tools = available()
+    tools = {n: t for n, t in available().items() if not arguments.tools or any(word in n for word in arguments.tools)}
     if arguments.device == "cuda":
         machine = torch.cuda.get_device_name()
         makers = [
@@ -266,9 +289,11 @@ def main() -> None:
         steps = arguments.steps or 60
     print(f"torch {torch.__version__}, {machine}, python {platform.python_version()}; time of a step over an unwatched one")
     columns: list[tuple[str, dict[str, tuple[float, float]]]] = []
+    kept: list[str] = []
     for make in makers:
         bench = make()
         columns.append((bench.name, measure(bench, arguments.rounds, steps, tools)))
+        kept += snapshots(bench, arguments.rounds)
         print(f"  measured {bench.name}", file=sys.stderr, flush=True)
         del bench
     print("| tool | " + " | ".join(name for name, _ in columns) + " |")
@@ -276,6 +301,8 @@ def main() -> None:
     for name in tools:
         cells = [f"{found[name][0]:.3f} ±{found[name][1] / 2:.3f}" for _, found in columns]
         print(f"| {name} | " + " | ".join(cells) + " |")
+    print("\n| snapshot for a rollback | kept on | memory | costs | below 1% |\n|---|---|---|---|---|")
+    print("\n".join(kept))
 
 
 if __name__ == "__main__":

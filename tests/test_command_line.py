@@ -336,7 +336,7 @@ def test_script_changes_folder(box: Sandbox) -> None:
     path = box.write("import os\nos.makedirs('elsewhere')\n" + source)
     done = box.forked("run", "--run-dir", "files", str(path))
     assert done.status == 0, done.err
-    assert sorted(p.name for p in (box.folder / "files").iterdir()) == ["incidents.jsonl", "metrics.jsonl", "report.md"]
+    assert sorted(p.name for p in (box.folder / "files").iterdir()) == ["capsules", "incidents.jsonl", "metrics.jsonl", "report.md"]
     assert list((box.folder / "elsewhere").iterdir()) == []
 
 

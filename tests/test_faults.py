@@ -274,7 +274,7 @@ def test_internal_error_while_watching(box: Sandbox, where: str) -> None:
 
 
 IN_A_DIAGNOSIS = [
-    "whynan.engine.together:diagnose",
+    "whynan.engine.acting:diagnose",
     "whynan.engine.acting:Acting.act",
     "whynan.engine.acting:Acting.case",
     "whynan.diagnosis:locate",
@@ -395,3 +395,58 @@ def test_path_is_a_dangling_folder(box: Sandbox) -> None:
     assert len(done.out.splitlines()) == 9
     assert "Traceback" not in done.err
     assert not Path(folder).exists()
+
+
+# -- memory -------------------------------------------------------------------------------------------------------
+
+TIGHT = """
+    import resource
+    import torch
+
+    class Gate(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(512))
+
+        def forward(self, x):
+            return torch.relu(x * self.weight)
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*[Gate() for _ in range(16)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def peak():
+        return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmPeak"))
+
+    for step in range(6):
+        x = torch.ones(16384, 512)
+        loss = model(x).square().mean()
+        if step == 3:
+            loss = loss + torch.log(x.sum() * 0)
+        optimizer.zero_grad()
+        loss.backward()
+        if step == 1:
+            resource.setrlimit(resource.RLIMIT_AS, (peak() + (96 << 20), -1))
+        cache = torch.empty(HELD << 18) if step == 3 else None  # megabytes that the replay will miss and the training does not
+        optimizer.step()
+        del cache
+    print("steps", step + 1, all(p.isfinite().all() for p in model.parameters()))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs a limit on the address space and /proc")
+@pytest.mark.parametrize(("held", "code"), [(400, "WN101"), (700, "WN901")])
+def test_memory_really_runs_out(box: Sandbox, held: int, code: str) -> None:
+    """A replay that runs out of memory says so and the training goes on; a bad loss is still found where a forward pass without graph fits."""
+    path = box.write(TIGHT.replace("HELD", str(held)))
+    done = box.whynan(str(path), timeout=240)
+    assert (done.out.split(), done.status) == (["steps", "6", "True"], 0)
+    assert "internal error" not in done.err
+    (incident,) = done.incidents
+    assert (incident["step"], incident["cause"]["code"], incident["action"]["taken"]) == (3, code, "skipped")
+    if code == "WN901":
+        assert incident["origin"]["exact"] is False
+        assert "not seen: there was too little memory to replay the step" in done.err
+    else:
+        assert incident["origin"]["code"] == "loss = loss + torch.log(x.sum() * 0)"
+        assert "not proven: there was too little memory for another replay" in done.err

@@ -125,6 +125,85 @@ def test_scaler_overflows_are_normal_life() -> None:
     assert guard.incidents == []
 
 
+def train_scaled(model: nn.Module, optimizer: torch.optim.Optimizer, data: list[torch.Tensor], scaler: Any) -> None:
+    """A loop in fp16 autocast with a gradient scaler; a batch of equal rows is not finite."""
+    for x in data:
+        optimizer.zero_grad()
+        with torch.autocast("cuda", torch.float16):
+            y = model(x).float()
+        loss = y.square().mean() / x.var(0).sum()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_fault_under_a_scaler(fused: bool) -> None:
+    """A bad batch under a gradient scaler is an incident, and leaves weights, moments and the scale as a run without it."""
+    data = batches(bad=(3,))
+    without = build(fused)
+    plain = torch.amp.GradScaler("cuda", init_scale=1024.0, growth_interval=3)
+    train_scaled(*without, data[:3] + data[4:], plain)
+    skipped = build(fused)
+    scaler = torch.amp.GradScaler("cuda", init_scale=1024.0, growth_interval=3)
+    with whynan.watch(*skipped, files=False) as guard:
+        train_scaled(*skipped, data, scaler)
+    assert [(i.step, i.cause.code) for i in guard.incidents] == [(3, "WN404")]
+    assert same(state(*without), state(*skipped))
+    assert scaler.state_dict() == plain.state_dict()
+
+
+def test_scale_that_collapses() -> None:
+    """A run in which no scaled step is ever taken is an incident."""
+    model, optimizer = build()
+    scaler = torch.amp.GradScaler("cuda", init_scale=4.0)
+    with whynan.watch(model, optimizer, files=False) as guard:
+        for x in batches(count=12):
+            optimizer.zero_grad()
+            with torch.autocast("cuda", torch.float16):
+                y = model(x)
+            scaler.scale((y.float() * 1e9).mean()).backward()  # the gradient of y does not fit float16 at any scale
+            scaler.step(optimizer)
+            scaler.update()
+    assert [i.cause.code for i in guard.incidents][:1] == ["WN606"]
+
+
+def test_scheduler_follows_updates_read_late() -> None:
+    """A step skipped on the device does not move the scheduler, though the host learns of it one step later."""
+
+    def run(built: tuple[nn.Module, torch.optim.Optimizer], data: list[torch.Tensor]) -> dict[str, Any]:
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(built[1], 0.1, total_steps=20)
+        for x in data:
+            train(*built, [x])
+            scheduler.step()
+        return dict(scheduler.state_dict())
+
+    data = batches(bad=(3,))
+    without = build()
+    expected = run(without, data[:3] + data[4:])
+    skipped = build()
+    with whynan.watch(*skipped, files=False) as guard:
+        found = run(skipped, data)
+    assert [i.step for i in guard.incidents] == [3]
+    assert found == expected
+    assert same(state(*without), state(*skipped))
+
+
+@pytest.mark.parametrize("where", ["host", "device"])
+@pytest.mark.parametrize("fused", [True, False])
+def test_rollback(where: str, fused: bool) -> None:
+    """A rollback brings weights and moments back to the snapshot; what was drawn since is left out."""
+    data = batches(bad=(5,), count=10)
+    reference = build(fused)
+    late = 1 if fused else 0  # read one step late: the step in between is computed on the state that is left, and dropped
+    train(*reference, data[:4] + data[6 + late :])
+    rolled = build(fused)
+    with whynan.watch(*rolled, files=False, policy="rollback", snapshots=where, snapshot_every=4) as guard:
+        train(*rolled, data)
+    assert [(i.step, i.action.taken) for i in guard.incidents] == [(5, "rolled back")]
+    assert same(state(*reference), state(*rolled))
+
+
 def test_backward_birth_under_cuda_autocast() -> None:
     """A slope of sqrt at 0 is joined to its forward line, in a backward pass of the CUDA engine."""
     model, optimizer = build()

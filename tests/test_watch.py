@@ -42,7 +42,7 @@ def test_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [(i.step, i.cause.code) for i in guard.incidents] == [(2, "WN101")]
     guard.close()
     assert guard.run_dir == tmp_path / "run"
-    assert sorted(p.name for p in guard.run_dir.iterdir()) == ["incidents.jsonl", "metrics.jsonl", "report.md"]
+    assert sorted(p.name for p in guard.run_dir.iterdir()) == ["capsules", "incidents.jsonl", "metrics.jsonl", "report.md"]
     assert [row["step"] for row in strict_lines(guard.run_dir / "metrics.jsonl")] == [0, 1, 2, 3]
     streams = capsys.readouterr()
     assert streams.out == ""

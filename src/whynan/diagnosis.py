@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -40,12 +41,7 @@ class Case:
 def diagnose(case: Case) -> Incident:
     """Find where the damage was born, explain it and try the remedies on the replay."""
     targets = _targets(case)
-    birth: Birth | None = None
-    trouble = ""
-    try:
-        birth = locate(_shortest(case), targets, _state_roles(case), _suspects(case))
-    except (MemoryError, torch.OutOfMemoryError):
-        trouble = "there was too little memory to replay the step"
+    birth, trouble = _find(case, targets)
     scene = Scene(
         step=case.step,
         symptom=case.symptom,
@@ -72,6 +68,21 @@ def diagnose(case: Case) -> Incident:
         remedies=tuple(remedies),
         experiments=tuple(experiments),
     )
+
+
+def _find(case: Case, targets: Targets) -> tuple[Birth | None, str]:
+    """Locate the birth; where memory runs out, once more without the autograd graph if a bad loss is all there is to find."""
+    program = _shortest(case)
+    tries = [program, program.frugal()] if program.skip_backward else [program]
+    for attempt in tries:
+        try:
+            return locate(attempt, targets, _state_roles(case), _suspects(case)), ""
+        except MemoryError:
+            pass
+        gc.collect()  # what filled the memory is held by the frames of the failed replay
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+    return None, "there was too little memory to replay the step"
 
 
 def _targets(case: Case) -> Targets:

@@ -6,7 +6,9 @@ The player runs in the thread that asks, with the backward pass on the same thre
 from __future__ import annotations
 
 import copy
+import functools
 import io
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass, field
@@ -68,6 +70,7 @@ class Program:
         self.entries = entries
         self.leaves = leaves_
         self.skip_backward = False
+        self.without_graph = False
         self.undo = undo  # for an optimizer's step: keeps gradients in place and takes the update back
         self.roots = list({id(e.fn): e.fn for e in entries if isinstance(e.fn, torch.nn.Module)}.values())
         self.roots += [r for r in recorder.roots() if all(r is not x for x in self.roots)]
@@ -77,6 +80,12 @@ class Program:
         """Return the same step without its backward passes; the losses they start from are still told."""
         short = copy.copy(self)
         short.skip_backward = True
+        return short
+
+    def frugal(self) -> Program:
+        """Return the forward pass without its autograd graph: each value is freed as soon as it was used."""
+        short = self.until_loss()
+        short.without_graph = True
         return short
 
     def inexact(self) -> str:
@@ -124,8 +133,11 @@ class Program:
             try:
                 self._play_entry(entry, run)
             except BaseException as error:
-                if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
+                if isinstance(error, KeyboardInterrupt | SystemExit):
                     raise
+                if out_of_memory(error):
+                    traceback.clear_frames(error.__traceback__)  # they hold the values that filled the memory
+                    raise MemoryError("replay") from None
                 run.error, run.failed_at = error, entry
                 return run
             finally:
@@ -134,29 +146,17 @@ class Program:
         return run
 
     def _play_entry(self, entry: Entry, run: Run) -> None:
-        def get(kept: Any) -> Any:
-            if isinstance(kept, Slot | Inner):
-                return run.made[kept]
-            if isinstance(kept, Outside):
-                return run.outside(kept)
-            if isinstance(kept, Rebuild):
-                return kept.build(get)
-            if type(kept) is list or type(kept) is tuple:
-                return type(kept)([get(v) for v in kept])
-            if type(kept) is dict:
-                return {k: get(v) for k, v in kept.items()}
-            return kept
-
+        get = functools.partial(_value, run)
         args = [get(a) for a in entry.args]
         kwargs = {k: get(v) for k, v in entry.kwargs.items()}
         if entry.kind in ("backward", "derivative"):
             given = args[0] if args else kwargs.get("tensors", kwargs.get("outputs"))
-            run.losses.extend(t for t in tensors_of(given) if t.requires_grad)
+            run.losses.extend(t for t in tensors_of(given) if t.requires_grad or self.without_graph)
         if entry.rng is not None:
             put_rng(entry.rng)
         catcher = _Catcher(entry, run) if entry.wanted else nullcontext()
         with ExitStack() as stack:
-            stack.enter_context(torch.set_grad_enabled(entry.grad_enabled))
+            stack.enter_context(torch.set_grad_enabled(entry.grad_enabled and not self.without_graph))
             for device, on, dtype in entry.autocast:
                 stack.enter_context(torch.autocast(device, dtype=dtype, enabled=on))
             stack.enter_context(catcher)
@@ -165,6 +165,32 @@ class Program:
             result = args[0]
         for index, tensor in enumerate(tensors_of(result)):
             run.made[Slot(entry.number, index)] = tensor
+
+
+def _value(run: Run, kept: Any) -> Any:
+    """Return what a kept argument stands for. Not a closure: one that calls itself would hold the run's tensors."""
+    if isinstance(kept, Slot | Inner):
+        return run.made[kept]
+    if isinstance(kept, Outside):
+        return run.outside(kept)
+    if isinstance(kept, Rebuild):
+        return kept.build(functools.partial(_value, run))
+    if type(kept) is list or type(kept) is tuple:
+        return type(kept)([_value(run, v) for v in kept])
+    if type(kept) is dict:
+        return {k: _value(run, v) for k, v in kept.items()}
+    return kept
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that memory ran out: on the CPU torch raises a plain RuntimeError for it.
+
+    >>> out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"))
+    True
+    """
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and ("can't allocate memory" in str(error) or "not enough memory" in str(error))
 
 
 def call_entry(entry: Entry, args: list[Any], kwargs: dict[str, Any]) -> Any:

@@ -9,10 +9,9 @@ from __future__ import annotations
 import linecache
 import os
 import sys
-from dataclasses import dataclass
 from itertools import islice
 from types import CodeType, FrameType
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 
@@ -21,11 +20,11 @@ from whynan.records import NOWHERE, Span
 _TORCH_ROOT: Final = os.path.dirname(torch.__file__) + os.sep
 _OWN_ROOT: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _STDLIB_ROOT: Final = os.path.dirname(os.__file__) + os.sep
+_shown: dict[str, str] = {}  # path inside an installed package: its full path where a capsule was written
 _internal: dict[str, bool] = {}  # by file name: hashing a code object hashes all its constants
 
 
-@dataclass(frozen=True, slots=True)
-class Site:
+class Site(NamedTuple):
     """One call in the user's code, unresolved."""
 
     code: CodeType
@@ -42,12 +41,19 @@ def is_internal(code: CodeType) -> bool:
     return known
 
 
+def is_torch(code: CodeType) -> bool:
+    """Whether a code object belongs to torch itself."""
+    return code.co_filename.startswith(_TORCH_ROOT)
+
+
 def take_site(depth: int = 1) -> Site | None:
     """Return the innermost frame outside torch, or None when there is none."""
     frame: FrameType | None = sys._getframe(depth)
+    known = _internal.get
     while frame is not None:
         code = frame.f_code
-        if not is_internal(code):
+        internal = known(code.co_filename)
+        if not (is_internal(code) if internal is None else internal):
             return Site(code, frame.f_lasti)
         frame = frame.f_back
     return None
@@ -98,8 +104,21 @@ def resolve(site: Site | None, label: str = "") -> Span:
     )
 
 
+def show_as(file: str) -> None:
+    """Show a file of an installed package under the path it had on another machine."""
+    tail = _installed_tail(file)
+    if tail:
+        _shown[tail] = file
+
+
+def _installed_tail(file: str) -> str:
+    return file.replace("\\", "/").partition("-packages/")[2]
+
+
 def shorten(file: str) -> str:
     """Make a path relative to the working directory where it lies below it."""
+    if _shown and (tail := _installed_tail(file)) in _shown:
+        return _shown[tail]
     try:
         relative = os.path.relpath(file)
     except (ValueError, OSError):  # another drive, a working directory that is gone

@@ -44,6 +44,13 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return inner if isinstance(inner, torch.Tensor) else tensor
 
 
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """Copy a tensor to the host; from a GPU into pinned memory, without waiting for it."""
+    if not tensor.is_cuda:
+        return tensor.to("cpu", copy=True)
+    return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
+
+
 def nbytes(tree: Any) -> int:
     """Return the memory of the tensors in nested lists and dicts."""
     if isinstance(tree, torch.Tensor):
@@ -56,7 +63,7 @@ def copied(value: Any, on_host: bool = False) -> Any:
     """Copy the tensors in nested lists and dicts, beside the originals or on the host."""
     if isinstance(value, torch.Tensor):
         own = local(value).detach()
-        return own.to("cpu", copy=True) if on_host else own.clone()
+        return to_host(own) if on_host else own.clone()
     if isinstance(value, dict):
         return {k: copied(v, on_host) for k, v in value.items()}
     if isinstance(value, list):

@@ -28,7 +28,7 @@ class ModuleState:
         self._attributes: list[tuple[torch.nn.Module, dict[str, Any]]] = []
         self._holders: list[torch.nn.Module] = []
         self._held: list[_Mutable] = []
-        self._modules = _own_modules(root)
+        self._modules = own_modules(root)
         self._busy = self._modules
         self._calls = 0
         self._silent: set[int] = set()  # buffers that a kernel writes without moving their version counter
@@ -60,7 +60,7 @@ class ModuleState:
     def _resnapshot(self) -> None:
         root = self._root()
         assert root is not None
-        self._modules = _own_modules(root)
+        self._modules = own_modules(root)
         self._homes = [(m, n, b) for m in self._modules for n, b in m._buffers.items() if b is not None]
         with torch.no_grad():
             self._copies = {id(b): (b, b.detach().clone(), b._version) for _, _, b in self._homes if not b.is_inference()}
@@ -101,7 +101,7 @@ class ModuleState:
             for module, name, buffer in self._homes:
                 module._buffers[name] = buffer
         for module, attributes in self._attributes:
-            _put_back(module, attributes)
+            put_back(module, attributes)
 
     def replay_from(self) -> None:
         """Load the state of the beginning of the step for a replay; the caller puts the present back (`Stasis`)."""
@@ -110,7 +110,7 @@ class ModuleState:
                 if buffer._version != version or key in self._silent:
                     buffer.copy_(copy)
         for module, attributes in self._attributes:
-            _put_back(module, attributes)
+            put_back(module, attributes)
         for item in self._held:
             item.restore()
 
@@ -119,18 +119,19 @@ def _differs(now: dict[str, Any], before: dict[str, Any]) -> bool:
     return len(now) != len(before) or any(now.get(k) is not v for k, v in before.items())
 
 
-def _own_modules(root: torch.nn.Module) -> list[torch.nn.Module]:
+def own_modules(root: torch.nn.Module) -> list[torch.nn.Module]:
     """Return the modules below a root without data-parallel wrappers, whose attributes say what the loop is doing."""
     return [m for m in root.modules() if not type(m).__module__.startswith("torch.nn.parallel")]
 
 
-def _put_back(module: torch.nn.Module, attributes: dict[str, Any]) -> None:
+def put_back(module: torch.nn.Module, attributes: dict[str, Any]) -> None:
+    """Give a module the attributes it had; whether it trains stays as the loop has set it."""
     current = module.__dict__
-    mode = {"training": current["training"]} if "training" in current else {}  # set by the loop; a compiled module has none of its own
+    training = {k: current[k] for k in ("training",) if k in current}  # set by the loop, not by a forward pass
     for key in [k for k in current if k not in attributes]:
         del current[key]
     current.update(attributes)
-    current.update(mode)
+    current.update(training)
 
 
 class Stasis:
@@ -181,7 +182,7 @@ class Stasis:
         for module, buffers in self._homes:
             module._buffers.update(buffers)
         for module, attributes in self._attributes:
-            _put_back(module, attributes)
+            put_back(module, attributes)
         for item in self._lists:
             item.restore()
 

@@ -61,6 +61,7 @@ class Finding:
     backward: bool = False  # born in the forward pass, but only the gradient suffers
     site: Site | None = None  # another place than the birth's
     rows: list[int] = field(default_factory=list)
+    among: int = 0  # how many rows the tensor has in which these were counted
     empty: bool = False  # the batch has nothing to teach: a remedy may leave it without gradient
     remedies: list[Remedy] = field(default_factory=list)  # tried by the rule itself, elsewhere than at the birth
 

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from whynan.causes.catalogue import Finding, Scene, rule
 from whynan.causes.facts import rows, skip_views, where_bad
 from whynan.causes.fixes import Fix
 from whynan.records import Phase
-
-if TYPE_CHECKING:
-    from whynan.trace.graph import Op
 
 _LOSSES = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "nll_loss", "kl_div", "cross_entropy", "soft_margin_loss")
 
@@ -24,7 +19,7 @@ def _is_target(scene: Scene) -> bool:
     """A tensor first met outside every module by an operation whose other argument was computed with gradients."""
     birth = scene.birth
     assert birth is not None and birth.leaf is not None
-    index = _real_use(birth.graph.ops, birth.leaf.first_use)
+    index = birth.leaf.first_use
     op = birth.graph.ops[index] if index < len(birth.graph.ops) else None
     if op is None or (op.in_module and not any(name in op.call for name in _LOSSES)):
         return False
@@ -33,40 +28,6 @@ def _is_target(scene: Scene) -> bool:
     if any(name in op.call or name in op.name for name in _LOSSES):
         return True
     return any(s.maker >= 0 and _from_module(birth.graph, s.maker) for s in op.sources)
-
-
-_CARRIES = (
-    "lift_fresh",
-    "slice",
-    "select",
-    "index",
-    "view",
-    "unsqueeze",
-    "squeeze",
-    "_to_copy",
-    "detach",
-    "alias",
-    "t",
-    "transpose",
-    "expand",
-    "clone",
-    "reshape",
-    "permute",
-    "split",
-    "unbind",
-)
-
-
-def _real_use(ops: list[Op], index: int) -> int:
-    """Follow a tensor through slices, casts and views to the first operation that computes with it."""
-    for _ in range(20):
-        if index >= len(ops) or ops[index].name.split(".")[1] not in _CARRIES:
-            return index
-        following = next((op.index for op in ops[index + 1 :] if any(s.maker == index for s in op.sources)), None)
-        if following is None:
-            return index
-        index = following
-    return index
 
 
 def _from_module(graph: object, index: int) -> bool:
@@ -87,7 +48,7 @@ def _from_module(graph: object, index: int) -> bool:
 def _finding(scene: Scene, what: str) -> Finding:
     birth = scene.birth
     assert birth is not None and birth.leaf is not None
-    tensor = birth.leaf.dense()
+    tensor = birth.handed_in()
     bad = where_bad(tensor)
     total = int(bad.sum())
     place = rows(bad)
@@ -98,7 +59,7 @@ def _finding(scene: Scene, what: str) -> Finding:
     if bad.dim() == 2 and 0 < int(bad.any(0).sum()) < bad.shape[1]:
         evidence.append("columns " + ", ".join(str(int(i)) for i in bad.any(0).nonzero()[:6, 0]))
     fixes = [Fix(f"leave the bad rows out, or repair the {what} where it is made", leave_out=True)]
-    return Finding(label, evidence, fixes, rows=indices)
+    return Finding(label, evidence, fixes, rows=indices, among=bad.shape[0] if bad.dim() else 0)
 
 
 @rule("WN702", "target-not-finite", "target that is not finite", rank=11)
@@ -264,6 +225,7 @@ def value_out_of_range(scene: Scene) -> Finding | None:
         [Fix("leave these samples out, check the ids where the batch is made, or make the table larger", leave_out=True)],
         proven=True,
         rows=indices,
+        among=bad.shape[0] if bad.dim() else 0,
     )
 
 

@@ -48,7 +48,7 @@ _SPECIAL = (
 
 def _view(scene: Scene) -> View | None:
     birth = scene.birth
-    if birth is None or (birth.phase is Phase.BACKWARD and not (birth.op is not None and birth.op.live)):
+    if birth is None or birth.derivative:
         return None
     return _forward_view(scene)
 

@@ -57,7 +57,7 @@ def inf_minus_inf(scene: Scene) -> Finding | None:
     """
     view = _forward_view(scene)
     birth = scene.birth
-    if view is None or birth is None or birth.phase is Phase.BACKWARD:
+    if view is None or birth is None or birth.derivative:
         return None
     left, right = view.input(0), view.input(1)
     summed = (
@@ -124,7 +124,7 @@ def zero_times_inf(scene: Scene) -> Finding | None:
     """
     view = _forward_view(scene)
     birth = scene.birth
-    if view is not None and birth is not None and birth.phase is not Phase.BACKWARD and view.name in ("log", "log2", "log10", "exp"):
+    if view is not None and birth is not None and not birth.derivative and view.name in ("log", "log2", "log10", "exp"):
         return _masked_on_the_same_line(scene)
     if view is not None and birth is not None and birth.phase is Phase.OPTIMIZER and "mul" in view.name and birth.op and birth.op.damage.nan:
         return Finding(
@@ -135,7 +135,7 @@ def zero_times_inf(scene: Scene) -> Finding | None:
     if (
         view is None
         or birth is None
-        or birth.phase is Phase.BACKWARD
+        or birth.derivative
         or view.name not in ("mul", "mm", "bmm", "addmm", "dot", "mv", "kl_div", "xlogy", "baddbmm", "addcmul")
     ):
         return None
@@ -200,7 +200,7 @@ def inf_over_inf(scene: Scene) -> Finding | None:
     """
     view = _forward_view(scene)
     birth = scene.birth
-    if view is None or birth is None or birth.phase is Phase.BACKWARD:
+    if view is None or birth is None or birth.derivative:
         return None
     if view.name == "exp":
         return _exponentials_meet(scene)

@@ -7,6 +7,7 @@ loss of the size the run had before: making numbers finite is not enough.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import statistics
 from collections.abc import Callable, Iterator
@@ -49,6 +50,9 @@ class Outcome:
         return ", ".join(words) or ("everything finite" if self.finite else "not finite")
 
 
+NO_MEMORY = Outcome(None, None, False, "MemoryError: there was too little memory for another replay")
+
+
 class Lab:
     """Runs variations of one failing step."""
 
@@ -63,9 +67,14 @@ class Lab:
         """Replay the step once, with `swap` in place of the torch function called at `sites`."""
         mode = Swapper(swap, sites) if swap is not None else contextlib.nullcontext()
         patterns.forget()
-        with self.program.still(), around or contextlib.nullcontext(), mode:
-            run = self.program.play(mode if isinstance(mode, Swapper) else None)
-            outcome = self._outcome(run)
+        try:
+            with self.program.still(), around or contextlib.nullcontext(), mode:
+                run = self.program.play(mode if isinstance(mode, Swapper) else None)
+                outcome = self._outcome(run)
+        except MemoryError:
+            outcome = NO_MEMORY
+        finally:
+            patterns.forget()  # what was remembered are the tensors of this replay
         self.hit = mode.hits if isinstance(mode, Swapper) else 0
         return outcome
 
@@ -132,11 +141,38 @@ def without_rows(program: Program, rows: list[int], size: int) -> Iterator[None]
     keep = [i for i in range(size) if i not in set(rows)]
     found = {id(leaf): leaf for entry in program.entries for leaf in entry.reads if isinstance(leaf, Outside)}
     batched = [leaf for leaf in found.values() if leaf.tensor.dim() and leaf.tensor.shape[0] == size and not leaf.tensor.requires_grad]
+    indexed = [(entry, entry.fn) for entry in program.entries if getattr(entry.fn, "__name__", "") in _BY_NUMBER]
     before = [(leaf, leaf.saved) for leaf in batched]
     try:
         for leaf in batched:
             leaf.saved = leaf.value()[keep]
+        for entry, function in indexed:
+            entry.fn = functools.partial(_BY_NUMBER[function.__name__], keep, size)
         yield
     finally:
         for leaf, saved in before:
             leaf.saved = saved
+        for entry, function in indexed:
+            entry.fn = function
+
+
+def _write_kept(keep: list[int], size: int, target: torch.Tensor, index: Any, value: Any) -> None:
+    """Write to rows by their old numbers: `x[3] = 0` must not hit the row that moved to place 3."""
+    if not target.dim() or target.shape[0] != len(keep):
+        target[index] = value
+        return
+    full = target.new_zeros(size, *target.shape[1:])
+    full[keep] = target
+    full[index] = value
+    target.copy_(full[keep])
+
+
+def _read_kept(keep: list[int], size: int, target: torch.Tensor, index: Any) -> Any:
+    """Read a row by its old number; a row that was left out is not there."""
+    first, *rest = index if isinstance(index, tuple) else (index,)
+    if target.dim() and target.shape[0] == len(keep) and isinstance(first, int) and not isinstance(first, bool):
+        return target[(keep.index(first % size), *rest)]
+    return target[index]
+
+
+_BY_NUMBER: dict[str, Callable[..., Any]] = {"__setitem__": _write_kept, "__getitem__": _read_kept}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from whynan.causes.catalogue import Finding, Scene, rule
 
+_EXACT = "wrap the step in a function marked with @guard.step for an exact replay"
+
 
 @rule("WN901", "origin-not-observed", "damage whose birth was not seen", rank=99)
 def origin_not_observed(scene: Scene) -> Finding | None:
@@ -45,7 +47,7 @@ def origin_not_observed(scene: Scene) -> Finding | None:
     birth = scene.birth
     if birth is None:
         reason = scene.trouble or "the replay did not show the damage"
-        advice = ["wrap the step in a function marked with @guard.step for an exact replay"] if scene.program.entries else []
-        return Finding("the place is not known", [f"not seen: {reason}", *advice])
+        advice = "free memory, or use a smaller batch, and run that step again" if "memory" in reason else _EXACT
+        return Finding("the place is not known", [f"not seen: {reason}", *([advice] if scene.program.entries else [])])
     name = birth.op.name if birth.op is not None else birth.leaf.role if birth.leaf is not None else "?"
     return Finding("the first non-finite value appears here", [f"{name} gave a non-finite result; no rule of the catalogue fits"])

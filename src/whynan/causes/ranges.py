@@ -8,7 +8,7 @@ from whynan.causes.catalogue import Finding, Scene, rule
 from whynan.causes.facts import LIMITS, biggest, lineage
 from whynan.causes.fixes import Fix, guarded
 from whynan.causes.reductions import _forward_view
-from whynan.records import Phase, number
+from whynan.records import number
 
 if TYPE_CHECKING:
     from whynan.trace.birth import View
@@ -119,7 +119,8 @@ def _lost_constant(view: View) -> tuple[float, float, str] | None:
     dtype = getattr(torch, name, None)
     if dtype is None or not dtype.is_floating_point or view.name in ("mul", "_to_copy", "pow", "div"):
         return None
-    for value in view.op.scalars.values():
+    lifted = [m.op.scalars.get("s") for m in view.parents() if m.name == "scalar_tensor"]
+    for value in [*view.op.scalars.values(), *lifted]:
         if not isinstance(value, float) or value == 0 or abs(value) > 1:
             continue
         became = float(torch.tensor(value, dtype=torch.float64).to(dtype))
@@ -230,7 +231,7 @@ def exp_overflow(scene: Scene) -> Finding | None:
     """
     view = _forward_view(scene)
     birth = scene.birth
-    if view is None or birth is None or birth.phase is Phase.BACKWARD or view.name not in _EXPONENTIALS:
+    if view is None or birth is None or birth.derivative or view.name not in _EXPONENTIALS:
         return None
     argument = view.input(0)
     dtype = view.op.dtype
@@ -310,7 +311,9 @@ def half_overflow(scene: Scene) -> Finding | None:
     """
     view = _forward_view(scene)
     birth = scene.birth
-    if view is None or birth is None or birth.phase is Phase.BACKWARD or view.op.dtype != "float16":
+    if birth is not None and birth.error is not None and "without overflow" in str(birth.error) and view is not None:
+        return _refused(view)
+    if view is None or birth is None or birth.derivative or view.op.dtype != "float16":
         return None
     wide = overflowed(view)
     if wide is None:
@@ -323,6 +326,18 @@ def half_overflow(scene: Scene) -> Finding | None:
     )
     evidence = [f"max |{name}| is {number(size)}, float16 ends at 65 504", "computed in float32 the same operation is finite"]
     return Finding(f"max |{name}| {number(size)}, float16 ends at 65 504", evidence, _half_fixes(view), proven=True)
+
+
+def _refused(view: View) -> Finding | None:
+    """A number written in the source that the tensor's dtype cannot hold: torch refuses instead of storing an infinity."""
+    values = [v for v in view.op.scalars.values() if isinstance(v, int | float) and abs(v) > LIMITS["float16"]]
+    if not values:
+        return None
+    lowest = "torch.finfo({0}.dtype).min" if values[0] < 0 else "torch.finfo({0}.dtype).max"
+    fixes = [Fix("use the largest number of the dtype", lowest, keyword="value"), Fix("use the largest number of the dtype", lowest, 2)]
+    return Finding(
+        f"{number(float(values[0]))} does not fit: float16 ends at 65 504", [f"{view.name} was asked to write {number(float(values[0]))}"], fixes, proven=True
+    )
 
 
 def _half_fixes(view: View) -> list[Fix]:
@@ -382,7 +397,7 @@ def float_overflow(scene: Scene) -> Finding | None:
     """
     view = _forward_view(scene)
     birth = scene.birth
-    if view is None or birth is None or birth.phase is Phase.BACKWARD or view.op.dtype not in ("float32", "bfloat16", "float64"):
+    if view is None or birth is None or birth.derivative or view.op.dtype not in ("float32", "bfloat16", "float64"):
         return None
     if any(s.damage for s in view.op.sources) or not birth.op or (birth.op.damage.nan and view.name in ("sub", "div", "log", "sqrt")):
         return None

@@ -44,7 +44,7 @@ def fully_masked_softmax(scene: Scene) -> Finding | None:
 
     What happened
     A mask removed all entries of a row: a sample that is padding only, a query with no key to
-    attend to, a state without a legal action. The softmax, log_softmax, logsumexp or attention
+    attend to, a state without a legal action. The softmax, log_softmax, logsumexp, logaddexp or attention
     over that row has nothing left to distribute.
 
     Why the result is non-finite
@@ -82,6 +82,8 @@ def fully_masked_softmax(scene: Scene) -> Finding | None:
     own class is masked (WN405).
     """
     view = _forward_view(scene)
+    if view is not None and view.name.startswith("logaddexp"):
+        return _nothing_to_add(scene, view)
     if view is None or not (view.name in _SOFTMAXES or view.name.startswith(_ATTENTION)):
         return None
     scores = view.input("self") if view.name in _SOFTMAXES else view.input("attn_bias")
@@ -108,6 +110,20 @@ def fully_masked_softmax(scene: Scene) -> Finding | None:
     fixes.append(Fix("drop samples in which nothing may be attended to, where the mask is made"))
     label = f"every entry of {'this row' if total == 1 else f'{count} of {total} rows'} is -inf: {name} is {'-inf' if name == 'logsumexp' else '0/0'}"
     return Finding(label, evidence, fixes, written_spans(birth, "the -inf came from here"), rows=_first_rows(dead))
+
+
+def _nothing_to_add(scene: Scene, view: View) -> Finding | None:
+    """Explain a logaddexp, a logsumexp over two: with both at -inf there is nothing to add, and its slope is 0/0."""
+    left, right = view.input(0), view.input(1 if len(view.op.sources) > 1 else 0)
+    if left is None or right is None or scene.birth is None:
+        return None
+    dead = (left == float("-inf")) & (right == float("-inf"))
+    if not int(dead.sum()):
+        return None
+    fixes = [Fix("use a large finite number instead of -inf", "torch.logaddexp({0}.clamp_min(-1e30), {1}.clamp_min(-1e30))")]
+    evidence = [f"{int(dead.sum())} of {dead.numel()} pairs are both -inf" + (f" ({rows(dead)})" if dead.dim() and rows(dead) else "")]
+    label = "both sides are -inf: there is nothing to add, and the slope is 0/0"
+    return Finding(label, evidence, fixes, written_spans(scene.birth, "the -inf came from here"))
 
 
 def _first_rows(dead: Any) -> list[int]:
@@ -163,10 +179,10 @@ def infeasible_target(scene: Scene) -> Finding | None:
         return None
     if "ctc_loss" in view.name:
         return _ctc(view)
-    if birth.phase is Phase.BACKWARD:
+    if birth.derivative:
         return None
     smoothing = view.name in ("sum", "mean") and "cross_entropy" in view.call
-    if (smoothing or view.name.startswith(("nll_loss", "gather", "index", "cross_entropy", "take"))) and birth.slice.written_by:
+    if (smoothing or view.name.startswith(("nll_loss", "gather", "index", "cross_entropy", "take", "select", "slice"))) and birth.slice.written_by:
         scores = view.input("self")
         if scores is not None and bool((scores == float("-inf")).any()) and not bool(scores.isnan().any()):
             output = view.output()
@@ -270,7 +286,7 @@ def mean_of_nothing(scene: Scene) -> Finding | None:
     """
     view = _forward_view(scene)
     birth = scene.birth
-    if view is None or birth is None or birth.phase is Phase.BACKWARD:
+    if view is None or birth is None or birth.derivative:
         return None
     if view.name in _MEANS or view.name.startswith("nll_loss"):
         return _empty_mean(view)
@@ -333,8 +349,22 @@ def _empty_mask(view: View) -> Finding | None:
                 what = "the mask selects nothing" if below.numel() == 1 else f"{zero} of {below.numel()} groups select nothing"
                 clamp = Fix("count at least 1", "{x}.clamp_min(1)", 1)
                 return Finding(f"{what}: the count is 0", [f"{what}", f"the divisor is a sum over a mask of shape {list(values.shape)}"], [clamp], empty=True)
-            break
+            return _masked_weights(step, below) if step.name == "sum" else None
     return None
+
+
+def _masked_weights(total: View, below: Any) -> Finding | None:
+    """Weights that are multiplied by a mask and then divided by their sum: where the mask is empty the sum is 0."""
+    product = as_view(skip_views(total.maker(0)))
+    if product is None or product.name != "mul" or below.dim() == 0:
+        return None
+    masks = [t for t in product.inputs().values() if t.dim() and bool(((t == 0) | (t == 1)).all()) and bool((t == 0).any())]
+    empty = [m for m in masks if bool((m == 0).flatten(1).all(1).any())] if masks and masks[0].dim() > 1 else []
+    if not empty:
+        return None
+    what = f"{int((below == 0).sum())} of {below.numel()} groups select nothing"
+    fixes = [Fix("keep the sum of the weights away from 0", "{x}.clamp_min(1e-6)", 1)]
+    return Finding(f"{what}: the weights sum to 0", [what, f"the weights were multiplied by a mask of shape {list(empty[0].shape)}"], fixes, empty=True)
 
 
 def _is_mask(values: Any, step: View) -> bool:
@@ -473,7 +503,7 @@ def constant_batch(scene: Scene) -> Finding | None:
     """
     view = _forward_view(scene)
     birth = scene.birth
-    if view is None or birth is None or birth.phase is Phase.BACKWARD:
+    if view is None or birth is None or birth.derivative:
         return None
     if (
         view.name in ("native_layer_norm", "native_group_norm", "native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update")

@@ -446,16 +446,22 @@ def _rounds_to_zero(value: float, dtype: str) -> bool:
 
 def _try_values(scene: Scene, tensor: Any, title: str, value: float = 0.0) -> list[Remedy]:
     """Replay the step with the bad values of a weight or buffer replaced by a finite number: nothing else is wrong with it."""
+    from torch.autograd import _unsafe_preserve_version_counter  # type: ignore[attr-defined]
+
     lab = scene.lab
     assert lab is not None
 
     class Replaced:
         def __enter__(self) -> None:
+            # the version counter says whether the weight was ever written: trying values must not move it
+            self.versions = _unsafe_preserve_version_counter(tensor)
+            self.versions.__enter__()
             self.before = tensor.detach().clone()
             tensor.detach()[~self.before.isfinite()] = value
 
         def __exit__(self, *_: object) -> None:
             tensor.detach().copy_(self.before)
+            self.versions.__exit__()
 
     outcome = lab.run(around=Replaced())
     scene.tried(f"the bad values set to {number(value)}", outcome.effect() if outcome.finite else "still not finite")

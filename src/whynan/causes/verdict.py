@@ -6,14 +6,13 @@ import ast
 import math
 from typing import Any
 
-import torch
-
 from whynan.capsule.sites import Site, resolve
 from whynan.capsule.tape import Outside
 from whynan.causes import patterns
 from whynan.causes.catalogue import Finding, Rule, Scene, first_match
-from whynan.causes.fixes import Fix, source_name
-from whynan.causes.lab import Lab, Outcome, without_rows
+from whynan.causes.fixes import Fix, guarded, source_name
+from whynan.causes.lab import NO_MEMORY, Lab, Outcome, without_rows
+from whynan.causes.several import Verdict, decide
 from whynan.causes.source import Expression, expression_at, sites_of_node
 from whynan.records import NOWHERE, Cause, Confidence, Experiment, Origin, Phase, Remedy, TensorStats
 from whynan.trace.birth import View
@@ -25,23 +24,28 @@ TRIES = 4
 def judge(scene: Scene) -> tuple[Origin, Cause, list[Remedy], list[Experiment]]:
     """Explain a birth and prove the explanation as far as the replay allows."""
     scene.lab = Lab(scene.program, scene.targets, scene.history)
-    chosen, finding = first_match(scene)
-    birth = scene.birth
-    site = finding.site or (birth.site if birth is not None else None)
-    span = resolve(site)
-    expression = expression_at(site, span.file) if site is not None else None
-    samples = _samples(scene, finding)
-    remedies = finding.remedies + _remedies(scene, finding, expression, site)
-    proven = finding.proven or any(r.result == "proven" for r in remedies)
+    verdict = decide(_explain(scene), _explain)
+    chosen, finding = verdict.rule, verdict.finding
     cause = Cause(
         chosen.code,
         chosen.slug,
         chosen.title,
-        Confidence.PROVEN if proven else Confidence.SUSPECTED,
+        Confidence.PROVEN if verdict.proven else Confidence.SUSPECTED,
         tuple(e for e in finding.evidence if e),
         finding.label,
     )
-    return _origin(scene, chosen, finding, expression, samples), cause, remedies, scene.experiments
+    return _origin(verdict.scene, chosen, finding, verdict.expression, verdict.samples), cause, verdict.remedies, scene.experiments
+
+
+def _explain(scene: Scene) -> Verdict:
+    """Find the rule that fits a birth, and try its remedies."""
+    chosen, finding = first_match(scene)
+    birth = scene.birth
+    site = finding.site or (birth.site if birth is not None else None)
+    expression = expression_at(site, resolve(site).file) if site is not None else None
+    samples = _samples(scene, finding)
+    remedies = finding.remedies + _remedies(scene, finding, expression, site)
+    return Verdict(scene, chosen, finding, site, expression, samples, remedies)
 
 
 def _origin(scene: Scene, chosen: Rule, finding: Finding, expression: Expression | None, samples: list[int]) -> Origin:
@@ -78,14 +82,15 @@ def _values(scene: Scene, expression: Expression | None) -> tuple[list[TensorSta
     birth = scene.birth
     assert birth is not None
     if birth.leaf is not None:
-        return [stats(birth.leaf.name or birth.leaf.role, birth.leaf.tensor.detach())], None
+        shown = birth.handed_in() if birth.phase is Phase.INPUT else birth.leaf.tensor.detach()
+        return [stats(birth.leaf.name or birth.leaf.role, shown)], None
     view = birth.forward
     if view is None:
         return [], None
     names = _names(view, expression)
-    shown = [stats(names.get(name, name), tensor) for name, tensor in list(view.inputs().items())[:4]]
+    rows = [stats(names.get(name, name), tensor) for name, tensor in list(view.inputs().items())[:4]]
     output = view.output()
-    return shown, stats("result", output) if output is not None else None
+    return rows, stats("result", output) if output is not None else None
 
 
 def _names(view: View, expression: Expression | None) -> dict[str, str]:
@@ -112,7 +117,7 @@ def _remedies(scene: Scene, finding: Finding, expression: Expression | None, sit
             tried.append(Remedy(fix.title))
             continue
         remedy = _try(scene, finding, fix, expression, site)
-        if fix.template and remedy.result == "not tried":
+        if fix.template and remedy.result == "not tried" and not remedy.effect:
             continue  # it does not fit this source
         tried.append(remedy)
         if remedy.result == "proven":
@@ -135,15 +140,17 @@ def _try(scene: Scene, finding: Finding, fix: Fix, expression: Expression | None
     runtime = _runtime_name(scene, fix, expression)
     if runtime != source_name(expression.name):
         expression = expression.as_plain_call()
+    if not _fits(scene, fix, runtime):
+        return Remedy(fix.title, "", fix.safe)
     change = fix.text(expression)
     diff = expression.diff(*change) if change is not None else ""
     name = runtime
     try:
         outcome = lab.run(fix.swap(expression, name), frozenset([site]) if site is not None else frozenset())
-    except (MemoryError, torch.OutOfMemoryError):
-        return Remedy(fix.title, diff, fix.safe, "not tried", "there was too little memory for another replay")
     except Exception as error:
         return Remedy(fix.title, "", fix.safe, "failed", f"{type(error).__name__}: {error}")
+    if outcome is NO_MEMORY:
+        return Remedy(fix.title, diff, fix.safe, "not tried", "there was too little memory for another replay")
     if not lab.hit:
         return Remedy(fix.title, "", fix.safe)
     good, words = lab.judge(outcome, finding.empty, _finite_loss(scene))
@@ -151,6 +158,14 @@ def _try(scene: Scene, finding: Finding, fix: Fix, expression: Expression | None
     if not good and scene.symptom.place == "exception" and not outcome.error:
         good = outcome.finite
     return Remedy(fix.title, diff, fix.safe, "proven" if good else "failed", words)
+
+
+def _fits(scene: Scene, fix: Fix, runtime: str) -> bool:
+    """A change written for an elementary operation says nothing of a function that contains one (a cosine is no quotient)."""
+    view = scene.birth.forward if scene.birth is not None else None
+    if view is None or fix.keyword or fix.inner or not guarded(view.name, "float32"):
+        return True
+    return runtime in (source_name(view.name), "") or not view.op.call or source_name(view.op.call.rsplit(".", 1)[-1]) != runtime
 
 
 def _finite_loss(scene: Scene) -> float | None:
@@ -199,12 +214,14 @@ def _samples(scene: Scene, finding: Finding) -> list[int]:
             if output is not None and output.dim() and output.shape[0] == size:
                 rows = bad_rows(output)
                 break
-    if not rows or not size or len(rows) >= size or max(rows) >= size:
+    if not rows or not size or len(rows) >= size or max(rows) >= size or finding.among not in (0, size):
         return finding.rows
     try:
         with without_rows(scene.program, rows, size):
             outcome: Outcome = lab.run()
     except Exception:  # a program that cannot do without these rows has its answer elsewhere
+        return rows
+    if outcome.error:
         return rows
     scene.tried(f"the step without samples {rows[:8]}{' …' if len(rows) > 8 else ''}", outcome.effect() if outcome.finite else "still not finite")
     return rows if outcome.finite or finding.rows else []

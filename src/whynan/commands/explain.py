@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 
-@click.command()
+@click.command(short_help="Explain a code or an error message.")
 @click.argument("what", nargs=-1)
 def explain(what: tuple[str, ...]) -> int:
     """Print the page of a CODE (WN101), or what fits an error message or a piece of log. Without argument: all codes."""

@@ -8,6 +8,7 @@ import click
 
 from whynan import __version__
 from whynan.commands.explain import explain
+from whynan.commands.replay import replay
 from whynan.commands.run import run
 from whynan.errors import UsageError
 
@@ -20,6 +21,7 @@ def cli() -> None:
 
 cli.add_command(run)
 cli.add_command(explain)
+cli.add_command(replay)
 
 
 def main(argv: list[str] | None = None) -> int:

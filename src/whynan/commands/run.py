@@ -53,27 +53,39 @@ def _positional(args: list[str]) -> list[str]:
     return rest
 
 
-@click.command(cls=_EndsAtModule, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("--policy", default="skip", show_default=True, help="observe, skip, rollback, stop, or a chain: skip:3,rollback,stop.")
-@click.option("--in-a-row", type=click.IntRange(0), default=3, show_default=True, help="Bad steps in a row before the training is stopped.")
-@click.option("--in-total", type=click.IntRange(0), default=10, show_default=True, help="Bad steps in total before the training is stopped.")
+@click.command(
+    cls=_EndsAtModule,
+    short_help="Run a script and watch its training.",
+    options_metavar="[OPTIONS]",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+@click.option("--policy", default="skip", show_default=True, metavar="POLICY", help="observe, skip, rollback, stop, or a chain: skip:3,rollback,stop.")
+@click.option("--in-a-row", type=click.IntRange(0), default=3, show_default=True, help="How often in a row a skip without a number may be used.")
+@click.option("--in-total", type=click.IntRange(0), default=10, show_default=True, help="Bad steps lived with in a run; the next one stops it.")
 @click.option("--wall-steps", is_flag=True, help="Let schedulers go on over dropped steps; by default they count updates.")
 @click.option("--drop-alone", is_flag=True, help="Drop a bad micro-batch alone, not its whole accumulation window.")
-@click.option("--snapshots", default="host", show_default=True, help="Where a rollback's last good state is kept: host, device or off.")
-@click.option("--snapshot-every", type=click.IntRange(1), default=100, show_default=True, help="How often it is renewed, in updates.")
-@click.option("--rewind-data/--skip-batches", default=True, help="After a rollback draw the batches since again (StatefulDataLoader), or not.")
+@click.option("--snapshots", default="host", show_default=True, metavar="PLACE", help="Where a rollback's last good state is kept: host, device or off.")
+@click.option("--snapshot-every", type=click.IntRange(1), default=100, show_default=True, help="How often that state is renewed, in updates.")
+@click.option(
+    "--rewind-data/--skip-batches", default=True, show_default=True, help="After a rollback, take a StatefulDataLoader back, or go on with its next batch."
+)
 @click.option("--lr-after-rollback", type=float, default=1.0, show_default=True, help="Factor on every learning rate after a rollback.")
 @click.option("--clip-after-rollback", type=float, help="Largest gradient norm after a rollback.")
-@click.option("--spike", default="warn", show_default=True, help="A finite loss or norm far outside what it was: warn, skip, rollback, stop, off.")
+@click.option(
+    "--spike", default="warn", show_default=True, metavar="ACTION", help="A finite loss or norm far outside what it was: warn, skip, rollback, stop, off."
+)
 @click.option("--rank-timeout", type=float, default=600.0, show_default=True, help="Seconds to wait for the other ranks when a step is bad.")
-@click.option("--track", multiple=True, metavar="NAME<LIMIT", callback=_limits, help="A value to track: '*.alpha<1' warns when one reaches 1.")
+@click.option("--track", multiple=True, metavar="NAME<LIMIT", callback=_limits, help="Warn when a value reaches a limit: '*.alpha<1', 'scale>0'; repeatable.")
 @click.option("--run-dir", type=click.Path(path_type=Path, file_okay=False), help="Where to write; default whynan-runs/<time>.")
+@click.option(
+    "--capsule-size", type=click.FloatRange(0), default=2.0, show_default=True, metavar="GB", help="Most a capsule of a bad step may take; 0 writes none."
+)
 @click.option("-m", "module", metavar="MODULE", help="Run a module, as python -m does.")
-@click.argument("target", nargs=-1, type=click.UNPROCESSED)
-def run(run_dir: Path | None, module: str | None, target: tuple[str, ...], **options: Any) -> Callable[[], int]:
+@click.argument("target", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]...")
+def run(run_dir: Path | None, module: str | None, target: tuple[str, ...], capsule_size: float, **options: Any) -> Callable[[], int]:
     """Run SCRIPT (or -m MODULE) with its ARGS exactly as python would, and watch its training.
 
-    The script's arguments, output and exit status are as without whynan; if whynan stops the training it is 3.
+    The script's arguments, output and exit status are as without whynan; if whynan stops the training, the exit status is 3.
     """
     if module is None and not target:
         raise UsageError("give a script to run, or -m MODULE")
@@ -83,7 +95,7 @@ def run(run_dir: Path | None, module: str | None, target: tuple[str, ...], **opt
     from whynan.launch import run_module, run_script
     from whynan.report.journal import Journal
 
-    guard = Guard(Options(**options), Journal(run_dir, files=True))
+    guard = Guard(Options(capsule_limit=int(capsule_size * (1 << 30)), **options), Journal(run_dir, files=True))
     if module is not None:
         return functools.partial(run_module, guard, module, list(target))
     return functools.partial(run_script, guard, target[0], list(target[1:]))

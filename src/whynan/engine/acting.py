@@ -8,9 +8,13 @@ from typing import Any
 
 import torch
 
+from whynan.capsule.alone import is_sharded
+from whynan.capsule.raised import entry_behind
 from whynan.capsule.replay import Program
+from whynan.capsule.sites import take_site
 from whynan.capsule.snapshot import Snapshot
-from whynan.capsule.tape import Entry, Outside, Slot, Tape, memory_of, needed_for, tensors_of
+from whynan.capsule.tape import Entry, Outside, Slot, Tape, dependencies, memory_of, needed_for, tensors_of
+from whynan.capsules import Shelf
 from whynan.diagnosis import Case, diagnose
 from whynan.engine.recovering import Recovering
 from whynan.engine.session import Session, Window
@@ -25,11 +29,13 @@ HOPELESS = ("WN601", "WN602", "WN603", "WN608")  # state is damaged: skipping ca
 class Acting:
     """Carries out what the policy says about a bad step."""
 
-    def __init__(self, session: Session, followers: Followers, recovering: Recovering, together: Together) -> None:
+    def __init__(self, session: Session, followers: Followers, recovering: Recovering, together: Together, capsules: Shelf) -> None:
         self.session = session
+        self.capsules = capsules
         self.together = together
         self.followers = followers
         self.recovering = recovering
+        together.diagnosed = self.diagnosed
 
     def act(self, optimizer: Any, scaler: Any = None) -> str:
         """Diagnose the window's symptom, close the incident, and undo what the step has changed so far."""
@@ -46,6 +52,13 @@ class Acting:
             self.recovering.roll_back()
         return taken
 
+    def diagnosed(self, case: Case) -> Incident:
+        """Diagnose, and write the capsule while the failing state is still there."""
+        incident = diagnose(case)
+        if not any(is_sharded(leaf) for leaf in case.program.leaves):  # safetensors crashes on a distributed tensor
+            self.capsules.keep(case, incident, self.session.journal)
+        return incident
+
     def drop(self) -> None:
         """Leave no trace of this step's forward passes."""
         for _, state in self.session.recorder.states.values():
@@ -57,7 +70,7 @@ class Acting:
         session, window = self.session, self.session.window
         symptom = window.symptom
         assert symptom is not None
-        taken = self.close(diagnose(self.case(symptom, session.optimizers[-1], None)))
+        taken = self.close(self.diagnosed(self.case(symptom, session.optimizers[-1], None)))
         if taken != "skipped":
             return False  # a rollback is made at the step
         for _, state in session.recorder.states.values():
@@ -105,10 +118,10 @@ class Acting:
 
     def failed_with(self, error: BaseException) -> None:
         """The program raised: say why if the failing call is one of ours to explain."""
-        session, failed = self.session, self.session.recorder.failed
+        session = self.session
         if session.window.symptom is not None and not session.window.told:
             self.report()
-        elif failed is not None and isinstance(error, IndexError | RuntimeError | ValueError):
+        elif (failed := entry_behind(error, session.recorder)) is not None:
             session.recorder.tape.entries[failed.number] = failed
             symptom = Symptom("exception", type(error).__name__, str(error).splitlines()[0] if str(error) else "")
             session.see(symptom, failed)
@@ -122,7 +135,7 @@ class Acting:
         ends = {n for n, e in entries.items() if e.kind in ("backward", "clip", "grad", "zero")}
         program = Program(self.session.recorder, needed_for(entries, ends), self.session.leaves())
         self.followers.take_back()
-        taken = self.close(diagnose(self.case(symptom, optimizer, scaler, program, step)))
+        taken = self.close(self.diagnosed(self.case(symptom, optimizer, scaler, program, step)))
         if taken == "rolled back":
             self.recovering.roll_back()
         return taken
@@ -160,7 +173,7 @@ class Acting:
             optimizer=optimizer,
             scaler=scaler,
             history=session.journal.history(),
-            site=session.stepped_at,
+            site=take_site(2),
             made_at=session.made_at.get(id(optimizer)),
             rank=rank_here(),
         )
@@ -172,7 +185,7 @@ class Acting:
         session = self.session
         tape, entry = session.recorder.tape, session.window.entry
         if session.function is not None:
-            return [session.function]
+            return [*tape.needed_for(set(dependencies(session.function))), session.function]
         if entry < 0:
             return tape.needed_for({-entry})
         if entry and symptom.place in ("loss", "exception"):

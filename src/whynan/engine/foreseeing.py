@@ -9,6 +9,9 @@ from whynan.engine.session import Session
 from whynan.records import Notice
 from whynan.recovery.spikes import SpikePolicy, on_spike
 from whynan.tripwire.early import EarlyWarning, has_spike
+from whynan.tripwire.headroom import EVERY
+
+TOGETHER = 16  # steps whose numbers are looked at together where nothing is done about a spike: a warm cache is cheap
 
 
 class Foreseeing:
@@ -18,15 +21,26 @@ class Foreseeing:
         self.session = session
         self.policy = SpikePolicy(options.spike)
         self.early = EarlyWarning(options.track, spikes=self.policy is not SpikePolicy.OFF)
+        self._tracks = bool(options.track)
+        self._waiting: list[tuple[int, float | None, torch.Tensor | float | None, torch.optim.Optimizer, torch.dtype | None]] = []
 
     def before_update(self, optimizer: torch.optim.Optimizer) -> str:
         """Look at the numbers of a finite step; return what is to be done, nothing as a rule."""
         session, window = self.session, self.session.window
-        norm = None if window.scaled or window.norm is None or _far(window.norm) else float(window.norm)
-        loss_dtype = window.losses[-1].dtype if window.losses else None
-        norm_dtype = window.norm.dtype if isinstance(window.norm, torch.Tensor) else None
-        notices = self.early.numbers(session.step_count, window.loss, norm, self._curve(optimizer), loss_dtype, norm_dtype)
-        return self._pass_on(notices, before_update=True) if notices else ""
+        norm = None if window.scaled or window.norm is None or _far(window.norm) else window.norm
+        self._waiting.append((session.step_count, window.loss, norm, optimizer, window.losses[-1].dtype if window.losses else None))
+        acts = self.policy is not SpikePolicy.WARN and self.policy is not SpikePolicy.OFF
+        return self.settle(before_update=True) if acts or len(self._waiting) >= TOGETHER else ""
+
+    def settle(self, before_update: bool = False) -> str:
+        """Look at the numbers that were put off."""
+        waiting, self._waiting = self._waiting, []
+        taken = ""
+        for step, loss, norm, optimizer, dtype in waiting:
+            norm_dtype = norm.dtype if isinstance(norm, torch.Tensor) else None
+            notices = self.early.numbers(step, loss, None if norm is None else float(norm), self._curve(optimizer), dtype, norm_dtype)
+            taken = self._pass_on(notices, before_update) if notices else ""
+        return taken
 
     def late(self, step: int, loss: float, norm: float | None, optimizer: torch.optim.Optimizer) -> str:
         """Look at numbers that arrived one step late."""
@@ -36,6 +50,8 @@ class Foreseeing:
     def state(self, wait: bool = False) -> None:
         """Look at weights and tracked values."""
         session = self.session
+        if not (self._tracks or wait or session.step_count % EVERY == 0):
+            return
         for notice in self.early.state(session.step_count, session.recorder.roots(), session.optimizers, wait):
             session.journal.warning(notice)
 

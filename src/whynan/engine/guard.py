@@ -21,7 +21,9 @@ from whynan.capsule.intercept import Interception
 from whynan.capsule.recorder import Recorder
 from whynan.capsule.sites import take_site
 from whynan.capsule.snapshot import Snapshot
+from whynan.capsule.state import take_rng
 from whynan.capsule.tape import tensors_of
+from whynan.capsules import Shelf
 from whynan.causes import rates
 from whynan.engine.acting import Acting
 from whynan.engine.clipping import Clipping
@@ -77,8 +79,8 @@ class Guard:
         self.recovering = Recovering(self.session, self.options, self.followers)
         self.together = Together(self.session, self.options.rank_timeout)
         self.together.stamp = self.recovering.stamp
-        self.acting = Acting(self.session, self.followers, self.recovering, self.together)
-        self.scaling = Scaling(self.session, self.acting, self.together, self._finish)
+        self.acting = Acting(self.session, self.followers, self.recovering, self.together, Shelf(self.options.capsule_limit))
+        self.scaling = Scaling(self.session, self.noticing, self.acting, self.together, self._finish)
         self.clipping = Clipping(self.session)
         self.foreseeing = Foreseeing(self.session, self.options)
         self.stepping = False  # an optimizer's own step is running
@@ -89,6 +91,7 @@ class Guard:
         self._in_backward = False
         self._stepped_inside: torch.optim.Optimizer | None = None
         self._told_of_threads = False
+        self._several = False  # asked now and then: a process group is up before the first step
         self._overrides = rates.Overrides()
 
     @property
@@ -136,6 +139,7 @@ class Guard:
             self._internal_error(error)
         if self.recorder.before_call is not None:
             self.session.guarded(self.recorder.before_call)
+        self.session.guarded(self.foreseeing.settle)
         self.session.guarded(lambda: self.foreseeing.state(wait=True))
         self.recorder.stop()
         self._interception.remove()
@@ -215,7 +219,8 @@ class Guard:
         window = self.session.window
         if window.symptom is not None and not window.told and window.backwards:
             self.acting.turned_away()
-        if self.recorder.tape.entries:
+        newest = next(reversed(self.recorder.tape.entries), 0)
+        if newest > self.session.window_start:  # else the step has not begun: a replay starts without gradients anyway
             tensors = owner.parameters() if isinstance(owner, torch.nn.Module) else parameters_of(owner)
             entry = self.recorder.note("zero", functools.partial(_drop_gradients, list(tensors)))
             self.recorder.tape.add(entry, None)
@@ -268,7 +273,8 @@ class Guard:
             self._note_backward(call, args, kwargs)
             if self.options.drop_alone and self._drops_alone() and self.acting.drop_micro_batch():
                 return None
-            args, kwargs = self.together.carry(args, kwargs)
+            if self.session.window.several:
+                args, kwargs = self.together.carry(args, kwargs)
         except TrainingStopped:
             raise
         except Exception as error:
@@ -288,7 +294,7 @@ class Guard:
 
     def _drops_alone(self) -> bool:
         symptom = self.session.window.symptom
-        mine = symptom is not None and symptom.place == "loss" and not several()  # no rank leaves out a backward pass alone
+        mine = symptom is not None and symptom.place == "loss" and not self.session.window.several  # no rank leaves out a backward pass alone
         return mine and bool(self.session.optimizers) and not self.session.budget.observes
 
     def _note_backward(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> None:
@@ -305,7 +311,10 @@ class Guard:
             self.noticing.losses(tensors)
         window.backwards += 1
         self.noticing.check_loss(entry)
-        if several() and window.symptom is None:  # before the gradients go out: they carry it to the other ranks
+        if session.step_count % 64 < 2:
+            self._several = several()
+        window.several = self._several
+        if window.several and window.symptom is None:  # before the gradients go out: they carry it to the other ranks
             self.noticing.look_at_state()
             self.noticing.look_at_buffers()
 
@@ -368,7 +377,6 @@ class Guard:
         """The user updates the weights: the last moment to stop it."""
         if self._overrides:
             self.session.guarded(lambda: self._tell_overrides(optimizer))
-        self.session.stepped_at = take_site(2)
         self.stepping = True
         try:
             if args or kwargs.get("closure") is not None:
@@ -398,7 +406,7 @@ class Guard:
                     self._finish(optimizer, False)
                 return False
             self.noticing.look(optimizer)
-            if self.together.begin(optimizer):
+            if session.window.several and self.together.begin(optimizer):
                 norm = self.noticing.norm_of(optimizer)
                 self.together.agree(None if norm is None else float(norm))
             if session.window.alone:
@@ -408,6 +416,7 @@ class Guard:
                 return in_closure or not self._spike(optimizer, self._same_for_all(self.foreseeing.before_update(optimizer)))
             if session.window.told:
                 return session.budget.observes
+            self.foreseeing.settle()
             taken = self.acting.act(optimizer)
         except TrainingStopped:
             raise
@@ -435,6 +444,7 @@ class Guard:
             self.acting.drop()
         else:
             return False
+        self.journal.say(f"whynan: step {self.session.step_count} {taken}: a spike of the loss or the gradient norm")
         self._finish(optimizer, False)
         return True
 
@@ -561,7 +571,7 @@ class Guard:
     # -- steps that are read late -------------------------------------------------------------------------------
 
     def _may_wait(self, optimizer: torch.optim.Optimizer) -> bool:
-        if self.session.window.symptom is not None or not can_wait(optimizer) or several():
+        if self.session.window.symptom is not None or not can_wait(optimizer) or self.session.window.several:
             return False
         if self.noticing.unchecked:
             self.session.guarded(self.noticing.look_at_state)
@@ -596,6 +606,8 @@ class Guard:
         if norm is not None or window.losses:
             context = (dict(self.recorder.tape.entries), optimizer, self.scaling.current if found is not None else None)
             late.arm(window.losses, norm, self.session.step_count, context, found)
+            self.scaling.bad_loss = late.bad_loss if found is not None else None
+            self.scaling.waits = found is not None
 
     def _late_values(self, step: int, loss: float, norm: float, context: Any) -> str:
         entries, optimizer, scaler = context
@@ -630,6 +642,7 @@ class Guard:
             if not self.recorder.here:
                 return function(*args, **kwargs)
             self.session.function = self.recorder.note("function", function, args, kwargs)
+            self.session.function.rng = take_rng(python=True)
             try:
                 return function(*args, **kwargs)
             finally:

@@ -10,7 +10,7 @@ import torch
 from whynan.capsule.tape import Entry, tensors_of
 from whynan.engine.session import Session, parameters_of, symptom_of
 from whynan.records import Symptom
-from whynan.tripwire.checks import gradients, nonfinite, optimizer_state, scalar_damage, total_norm
+from whynan.tripwire.checks import nonfinite, norm_of_gradients, optimizer_state, scalar_damage
 from whynan.tripwire.values import Damage, damage_of
 
 
@@ -54,25 +54,34 @@ class Noticing:
         if self.unchecked:
             self.look_at_state()
         window = self.session.window
-        if window.symptom is None and window.loss is None and window.losses:
-            damage = _worst(window.losses)
-            if damage:
-                self.session.see(Symptom("loss", damage.kind, "loss"))
+        if window.symptom is None and window.loss is None:
+            self.look_at_losses()
         if window.symptom is None:
             self._look_at_gradients(optimizer)
         if window.symptom is None:
             self.look_at_buffers()
+
+    def look_at_losses(self) -> None:
+        """Read the losses of this step from the device."""
+        window = self.session.window
+        damage = _worst(window.losses)
+        if not damage and window.losses and window.losses[-1].numel() == 1 and not window.losses[-1].is_complex():
+            window.loss = float(window.losses[-1])
+        if damage:
+            self.session.see(Symptom("loss", damage.kind, "loss"))
 
     def norm_of(self, optimizer: torch.optim.Optimizer) -> torch.Tensor | float | None:
         """Return the norm of the gradients: the one that clipping computed, or one pass over them."""
         window = self.session.window
         parameters = parameters_of(optimizer)
         if window.norm is None or not window.clipped.issuperset(map(id, parameters)):
-            window.norm = total_norm(gradients(parameters))
+            window.norm = norm_of_gradients(parameters)
         return window.norm
 
     def _look_at_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         norm = self.norm_of(optimizer)
+        if isinstance(norm, torch.Tensor):
+            norm = self.session.window.norm = float(norm)
         if norm is not None and not math.isfinite(norm):
             bad = nonfinite(self.session.named_gradients(optimizer))
             if bad:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from whynan.capsule.pack import LIMIT
 from whynan.errors import UsageError
 from whynan.recovery.policy import Budget, parse
 from whynan.recovery.spikes import SpikePolicy
@@ -29,12 +30,14 @@ class Options:
     clip_after_rollback: float | None = None  # largest gradient norm from then on
     spike: str = "warn"  # what to do with a finite loss or gradient norm far outside what it was
     rank_timeout: float = 600.0  # seconds to wait for the other ranks when a step is bad
+    capsule_limit: int = LIMIT  # bytes of the tensors in a capsule; 0 writes none
     track: Mapping[str, Mapping[str, float]] | None = None  # named values with limits
 
     def __post_init__(self) -> None:
         for name in ("in_a_row", "in_total"):
             _whole(name, getattr(self, name), 0)
         _whole("snapshot_every", self.snapshot_every, 1)
+        _whole("capsule_limit", self.capsule_limit, 0)
         if self.snapshots not in SNAPSHOTS:
             raise UsageError(f"snapshots is one of {', '.join(SNAPSHOTS)}, not {self.snapshots!r}")
         for name in ("lr_after_rollback", "clip_after_rollback", "rank_timeout"):

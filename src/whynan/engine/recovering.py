@@ -28,6 +28,7 @@ class Recovering:
         self._rewound: list[tuple[Any, Any]] = []  # loaders to set back, with their position
         self._wanted = (session.budget.includes(Policy.ROLLBACK) or options.spike == "rollback") and options.snapshots != "off"
         self._redoing = False
+        self._rolled_back = False
         self._told = False
 
     @property
@@ -54,8 +55,9 @@ class Recovering:
     def finished(self, applied: bool) -> None:
         """A step is over; take a snapshot before the next batch if one is due."""
         last = self.last
-        if last is None:
-            return
+        rolled_back, self._rolled_back = self._rolled_back, False
+        if last is None or rolled_back:
+            return  # the step that was rolled back is noted by `LastGood` itself
         if not applied:
             last.bad.add(last.since)
         last.since += 1
@@ -70,8 +72,9 @@ class Recovering:
         session.recorder.before_draw = None
         if session.guarded(state.damaged) is not False:
             return
-        self.last = session.guarded(lambda: LastGood(state, session.applied, self.options.snapshots == "host"))
-        self._redoing = False
+        ahead = {step - self.last.since for step in self.last.bad if step >= self.last.since} if self.last is not None and self._redoing else set()
+        self.last = session.guarded(lambda: LastGood(state, session.applied, self.options.snapshots == "host", ahead))
+        self._redoing = bool(ahead)
         if self.last is not None and not self._told:
             self._told = True
             size = _megabytes(self.last.nbytes)
@@ -87,7 +90,9 @@ class Recovering:
         """Put the last good state back."""
         assert self.last is not None
         self._rewound = self.last.restore(self.options.rewind_data)
+        self.session.applied = self.last.applied
         self._redoing = bool(self._rewound)
+        self._rolled_back = True
         self._lower_rates(self.options.lr_after_rollback)
         self.hold_averages()
 

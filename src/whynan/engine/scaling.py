@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from whynan.capsule.replay import Program
-from whynan.capsule.sites import take_site
 from whynan.capsule.tape import Entry, needed_for
 from whynan.diagnosis import Case, diagnose
 from whynan.engine.acting import Acting
+from whynan.engine.noticing import Noticing
 from whynan.engine.session import Session, parameters_of, symptom_of
 from whynan.engine.together import Together, finite
 from whynan.records import Symptom
@@ -28,8 +28,8 @@ IN_A_ROW = 4  # overflows of a scale that does not settle
 class Scaling:
     """Follows the gradient scalers of a run."""
 
-    def __init__(self, session: Session, acting: Acting, together: Together, finish: Callable[[Any, bool], None]) -> None:
-        self.session, self.acting, self.together, self.finish = session, acting, together, finish
+    def __init__(self, session: Session, noticing: Noticing, acting: Acting, together: Together, finish: Callable[[Any, bool], None]) -> None:
+        self.session, self.noticing, self.acting, self.together, self.finish = session, noticing, acting, together, finish
         self.overflows = 0  # in a row
         self.counted = 0  # in all
         self._collapsed = False
@@ -37,18 +37,21 @@ class Scaling:
         self._before: tuple[Any, torch.Tensor, torch.Tensor] | None = None  # scaler, scale, growth tracker before the last update
         self._put_back = False
         self.current: Any = None  # the scaler whose step is running
+        self.waits = False  # its optimizer skips by a flag on the device
+        self.bad_loss: torch.Tensor | None = None  # of the step read late, on the device
 
     def step(self, call: Callable[..., Any], scaler: Any, optimizer: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """`scaler.step(optimizer)`."""
         session = self.session
         if session.window.symptom is None:
             session.window.norm, session.window.clipped = None, frozenset(id(p) for p in parameters_of(optimizer))
-        session.stepped_at = take_site(2)
         self.current = scaler
         steps, applied = session.step_count, session.applied
         result = session.recorder.suspended(_Resuming(session, call), scaler, optimizer, *args, **kwargs)
-        if session.applied > applied:
-            self.overflows, self._collapsed = 0, False
+        if self.waits:
+            self.waits = False  # whether the step was made is known when its flag is read
+        elif session.applied > applied:
+            self.settled()
         elif session.step_count > steps:
             self._held.add(id(optimizer))
         else:
@@ -58,6 +61,8 @@ class Scaling:
     def _skipped(self, scaler: Any, optimizer: Any) -> None:
         """The scaler found an infinite gradient and kept the optimizer from its step."""
         window = self.session.window
+        if window.symptom is None and window.loss is None:
+            self.noticing.look_at_losses()  # the scaler has waited for the device already
         self.together.begin(optimizer)
         if not self.together.any(window.symptom is not None):
             self._count(scaler, optimizer)
@@ -123,9 +128,15 @@ class Scaling:
             for key in found & held:
                 for value in states[key]["found_inf_per_device"].values():
                     value.fill_(0.0)
-        if self.session.recorder.running and scaler._scale is not None and scaler._scale.is_cuda:
-            self._before = (scaler, scaler._scale.clone(), scaler._growth_tracker.clone())
-        return call(scaler, *args, **kwargs)
+        bad, self.bad_loss = self.bad_loss, None
+        if bad is None or args or kwargs:
+            return call(scaler, *args, **kwargs)
+        before = scaler._scale.clone(), scaler._growth_tracker.clone()
+        result = call(scaler)
+        for live, old in zip((scaler._scale, scaler._growth_tracker), before, strict=True):
+            live.copy_(torch.where(bad, old, live))  # chosen on the device: the host does not know the loss yet
+        self._before = (scaler, *before)
+        return result
 
     # -- fused on the device: read late -------------------------------------------------------------------------
 
@@ -133,7 +144,9 @@ class Scaling:
         """The kernel skipped a scaled step: say whether that was a fault, which also leaves the scale as it was before."""
         self.overflows += 1
         self.counted += 1
-        if not math.isfinite(loss) or self._bad_without_scale(scaler, optimizer, entries, step):
+        if not math.isfinite(loss):
+            return late_symptom(loss, math.nan)
+        if self._bad_without_scale(scaler, optimizer, entries, step):
             self._put_back = True
             return late_symptom(loss, math.nan)
         if self._collapses(scaler):

@@ -37,6 +37,7 @@ class Window:
     told: bool = False
     taken: str = ""  # what was done about it
     scaled: bool = False  # a gradient scaler is at work: its overflows are its own business
+    several: bool = False  # a process group of several ranks is up
     alone: bool = False  # of several ranks only this one has it, and the others will not know
     agreed: bool = False  # all ranks know that all act on this step
     received: bool = False  # the symptom is that of another rank
@@ -56,7 +57,6 @@ class Session:
         self.applied = 0  # updates that were really made
         self.window_start = 0  # the tape's number where this step began
         self.function: Entry | None = None  # what to replay instead of the tape: a step function, an optimizer's step
-        self.stepped_at: Site | None = None
         self.made_at: dict[int, Site | None] = {}
         self.stopped = ""
         self.broken: Callable[[BaseException], None] = lambda error: None

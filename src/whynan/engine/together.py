@@ -48,6 +48,7 @@ class Together:
         self._known: weakref.WeakKeyDictionary[torch.optim.Optimizer, Peers | None] = weakref.WeakKeyDictionary()
         self._joined: dict[tuple[int, ...], Ranks] = {}
         self._said = False
+        self.diagnosed: Callable[[Case], Incident] = diagnose  # the way in to a diagnosis; the engine also keeps a capsule
 
     def begin(self, optimizer: torch.optim.Optimizer) -> bool:
         """At a step: say whether it is made together with other ranks; the first time, meet them."""
@@ -104,7 +105,7 @@ class Together:
         """Return the arguments of a backward pass that tells the other ranks of a bad value here."""
         loss = args[0] if args else kwargs.get("tensors")
         given = (args[1] if len(args) > 1 else None) or kwargs.get("grad_tensors")
-        if not isinstance(loss, torch.Tensor) or given is not None or loss.numel() != 1 or self.session.budget.observes or not several():
+        if not isinstance(loss, torch.Tensor) or given is not None or loss.numel() != 1 or self.session.budget.observes:
             return args, kwargs
         if self.session.window.symptom is not None:
             start = torch.full_like(loss, math.nan)
@@ -188,7 +189,7 @@ class Together:
             averaged = all(incident is None for incident, *_ in everyone)
             if averaged:
                 failed: Incident | None = None
-                last = self._safely(lambda: diagnose(case), failed) or self._unseen(case, "the diagnosis failed")
+                last = self._safely(lambda: self.diagnosed(case), failed) or self._unseen(case, "the diagnosis failed")
                 everyone = [(i, *rest) for i, (_, *rest) in zip(self._exchange(last), everyone, strict=True)]
         budget.level_with([other for _, _, other, _ in everyone])
         self.level = len({stamp for *_, stamp in everyone}) == 1
@@ -213,7 +214,7 @@ class Together:
         carried = case.symptom.place in ("gradient", "scaler")
         if (window.received and not carried) or (carried and finite(case.program)):
             return None, 0
-        incident = diagnose(case)
+        incident = self.diagnosed(case)
         if case.note:
             incident = replace(incident, origin=replace(incident.origin, exact=False, note=case.note))
         return incident, 2 * self.session.recorder.received.from_others() + carried
@@ -231,7 +232,7 @@ class Together:
         """Diagnose without the others: a model that is spread over them is not replayed."""
         if several() and any(is_sharded(p) for root in self._roots() for p in root.parameters()):
             return self._unseen(case, SPREAD)
-        incident = diagnose(case)
+        incident = self.diagnosed(case)
         if incident.cause.code == "WN802" and some_have_ended(self.session):
             self.tells = False
             self.session.journal.received(_received(incident, rank_here(), known=False))

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from whynan.capsule.snapshot import Snapshot, copied, local, nbytes
-from whynan.capsule.state import put_rng, take_rng
+from whynan.capsule.state import own_modules, put_back, put_rng, take_rng
 from whynan.recovery.followers import Moved
 from whynan.tripwire.checks import nonfinite, optimizer_state
 
@@ -46,15 +46,17 @@ def _statistics(module: torch.nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
 class LastGood:
     """One snapshot of everything, on the device or on the host."""
 
-    def __init__(self, state: Everything, applied: int, on_host: bool) -> None:
+    def __init__(self, state: Everything, applied: int, on_host: bool, ahead: set[int] | None = None) -> None:
         self.applied = applied  # updates made so far
         self.since = 0  # optimizer steps begun since
-        self.bad: set[int] = set()  # which of them were dropped: their batches come again if the data is rewound
+        self.bad = ahead or set()  # which of them were dropped, or will be: their batches come again if the data is rewound
         self.restored = False
         self._optimizers = [Snapshot(o, on_host) for o in state.optimizers]
         known = {id(p) for s in self._optimizers for p, _ in s.parameters}
         tensors = {id(t): t for m in state.modules for t in (*m.parameters(), *m.buffers()) if id(t) not in known}
         self._tensors = [(t, copied(t, on_host)) for t in tensors.values()]
+        modules = dict.fromkeys(m for root in state.modules for m in own_modules(root))
+        self._attributes = [(m, m.__dict__.copy(), dict(m._buffers)) for m in modules]  # a forward pass may bind a buffer anew
         self._groups = [Moved(o) for o in (*state.schedulers, *state.optimizers)]
         self._scalers = [(s, s.state_dict()) for s in state.scalers]
         self._loaders = [(loader, loader.state_dict()) for loader in state.loaders]
@@ -69,6 +71,9 @@ class LastGood:
         """Put everything back in place; return the loaders with the position they were at, if they are to be rewound."""
         for snapshot in self._optimizers:
             snapshot.restore()
+        for module, attributes, buffers in self._attributes:
+            put_back(module, attributes)
+            module._buffers.update(buffers)
         with torch.no_grad():
             for tensor, copy in self._tensors:
                 local(tensor).copy_(copy)

@@ -68,7 +68,7 @@ def newest_healthy(choices: Iterable[Candidate], parts: Mapping[str, Any], allow
 def _healthy_state(candidate: Candidate, parts: Mapping[str, Any], allow: Sequence[str]) -> Any:
     path, mark = candidate.path, candidate.mark
     if path.is_dir():
-        raise Unhealthy("a directory of torch.distributed.checkpoint; use load_sharded()")
+        raise Unhealthy("a directory of torch.distributed.checkpoint, not a file")
     if mark is not None and (why := marks.intact(path, mark)):
         raise Unhealthy(why)
     if mark is not None and not mark.finite:

@@ -50,7 +50,7 @@ class Journal:
 
     # -- files --------------------------------------------------------------------------------------------------
 
-    def _home(self) -> Path | None:
+    def home(self) -> Path | None:
         """Return the run directory, making it on first use."""
         if not self.files or self._broken:
             return None
@@ -70,7 +70,7 @@ class Journal:
 
     def place(self) -> str | None:
         """Return the run directory for the other ranks, making it."""
-        home = self._home()
+        home = self.home()
         return None if home is None else str(self._root or home)
 
     def join(self, rank: int, place: str | None) -> None:
@@ -97,7 +97,7 @@ class Journal:
             return
         try:
             if self._metrics is None:
-                home = self._home()
+                home = self.home()
                 if home is None:
                     return
                 self._metrics = (home / "metrics.jsonl").open("a", encoding="utf-8", buffering=1 << 16)
@@ -122,7 +122,7 @@ class Journal:
         if not tell:
             return
         self._own += 1
-        home = self._home()
+        home = self.home()
         if home is not None:
             self._append(self._root or home, incident)
         if self.counts[key] == 1:
@@ -135,7 +135,7 @@ class Journal:
 
     def _write_received(self, action: Action) -> None:
         incident, self._received = self._received, None
-        home = self._home() if incident is not None else None
+        home = self.home() if incident is not None else None
         if incident is not None and home is not None:
             own = home if self._root is not None else home / "ranks" / f"rank-{incident.rank}"
             self._append(own, replace(incident, action=action))
@@ -155,7 +155,7 @@ class Journal:
         notice = replace(notice, time=notice.time or datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
         key = (str(notice.kind), notice.name)
         self.notices[key] = self.notices.get(key, 0) + aloud
-        home = self._home()
+        home = self.home()
         if home is not None:
             try:
                 with (home / "warnings.jsonl").open("a", encoding="utf-8") as file:
@@ -181,7 +181,7 @@ class Journal:
             self.say(terminal.warnings_line(self.notices, _short_path(where)))
         if not self._own:
             return
-        home = self._home()
+        home = self.home()
         report: Path | None = None
         if home is not None:
             try:
@@ -227,7 +227,7 @@ class Journal:
             return
         self._failed_once = True
         text = "".join(traceback.format_exception(error))
-        home = self._home()
+        home = self.home()
         where = ""
         if home is not None:
             with contextlib.suppress(OSError):

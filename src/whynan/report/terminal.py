@@ -121,7 +121,7 @@ def _notes(incident: Incident) -> list[str]:
         notes.append("samples of the batch: " + ", ".join(map(str, origin.samples)))
     elif origin.samples:
         notes.append(f"{len(origin.samples)} samples of the batch, the first {', '.join(map(str, origin.samples[:8]))}")
-    if not origin.exact and origin.note:
+    if not origin.exact and origin.note and not any(origin.note in e for e in notes):
         notes.append(f"not exact: {origin.note}; for an exact answer put the step in a function marked @guard.step")
     return notes
 
@@ -205,7 +205,8 @@ def farewell(incidents: list[Incident], counts: dict[tuple[str, str, int], int],
         say("whynan: observed only; nothing was changed")
     if report is not None:
         say(f"whynan: wrote {report}")
-    say(f"        whynan explain {first.cause.code}")
+    replay = f"      whynan replay {report.parent}" if report is not None and next(report.parent.glob("**/capsules"), None) is not None else ""
+    say(f"        whynan explain {first.cause.code}{replay}")
 
 
 def warnings_line(notices: dict[tuple[str, str], int], file: Path | None) -> str:

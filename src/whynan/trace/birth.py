@@ -11,6 +11,7 @@ from whynan.capsule.sites import Site
 from whynan.records import Phase
 from whynan.trace.graph import Graph, Leaf, Op, Source
 from whynan.trace.slicing import Slice, base
+from whynan.tripwire.values import damage_of
 
 
 @dataclass(slots=True)
@@ -92,6 +93,11 @@ class Birth:
     error: BaseException | None = None
 
     @property
+    def derivative(self) -> bool:
+        """Whether autograd's own arithmetic made it; a backward pass written by the user is code like any other."""
+        return self.phase is Phase.BACKWARD and not (self.op is not None and self.op.live)
+
+    @property
     def view(self) -> View | None:
         """The operation of the birth."""
         return None if self.op is None else View(self.op, self)
@@ -111,6 +117,12 @@ class Birth:
             return self.leaf.used_at
         forward = self.forward
         return forward.site if forward is not None else None
+
+    def handed_in(self) -> torch.Tensor:
+        """For a bad leaf: the tensor as the step computes with it, the batch where it was cut out of a data set."""
+        assert self.leaf is not None
+        kept = self.inputs.get(self.leaf.first_use, {})
+        return next((t for t in kept.values() if t.dim() and damage_of(t)), self.leaf.dense())
 
     def path(self) -> list[View]:
         """Return the operations from the birth to the symptom."""

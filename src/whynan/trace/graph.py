@@ -39,6 +39,7 @@ class Leaf:
     damage: Damage = CLEAN
     colour: Colour = Colour.CLEAN
     used_at: Site | None = None
+    written_at: Site | None = None  # the step wrote to it before it used it
     first_use: int = -1
 
     def dense(self) -> torch.Tensor:
@@ -88,6 +89,7 @@ class Graph:
     ops: list[Op] = field(default_factory=list)
     leaves: list[Leaf] = field(default_factory=list)
     node_maker: dict[int, int] = field(default_factory=dict)  # autograd node number: operation that made it
+    sites: dict[int, Site | None] = field(default_factory=dict)  # tape entry: the user's line that made the call
 
     def forward_of(self, op: Op) -> Op | None:
         """Return the forward operation whose autograd node a backward operation belongs to."""

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch.nn.modules import module as module_hooks
 
+from whynan.capsule.raised import blamed
 from whynan.capsule.replay import Program, Run
 from whynan.records import Phase
 from whynan.trace.birth import Birth, ancestors
 from whynan.trace.graph import Colour, Graph, Leaf, Op
-from whynan.trace.slicing import Slice, slice_back
+from whynan.trace.slicing import Slice, real_use, slice_back
 from whynan.trace.tracer import Tracer, roles_of, storage_key
 from whynan.tripwire.values import damage_of
 
@@ -42,18 +43,49 @@ def locate(program: Program, targets: Targets, roles: dict[int, tuple[str, str]]
     first = _trace(program, targets, roles or {})
     error = first.run.error
     graph = first.tracer.graph
-    if not first.starts:
-        failing = next((op for op in reversed(graph.ops) if op.error is not None), None)
-        if error is None or failing is None:
+    starts = first.starts
+    if not starts:
+        failing = first.tracer.failing(error)
+        starts = _behind(first.tracer, failing, error)
+        if not starts and failing is not None:
+            birth = Birth(graph, Slice(births=[failing]), failing, None, _phase(graph, failing), error=error)
+            birth = _observe(program, targets, roles or {}, birth)
+            birth.inputs.setdefault(failing.index, first.tracer.refused)
+            return birth
+        if not starts:
             used = next((leaf for leaf in graph.leaves if storage_key(leaf.tensor) in suspects), None)
-            return None if used is None else Birth(graph, Slice(), None, used, _leaf_phase(used), losses=_scalars(first.run))
-        return _observe(program, targets, roles or {}, Birth(graph, Slice(births=[failing]), failing, None, _phase(graph, failing), error=error))
-    found = slice_back(graph, first.starts)
-    op, leaf = _first_birth(graph, found)
-    birth = Birth(graph, found, op, leaf, _phase(graph, op) if op is not None else _leaf_phase(leaf), losses=_scalars(first.run))
+            return None if used is None else Birth(graph, Slice(), None, used, _leaf_phase(used), losses=scalars(first.run))
+    found = slice_back(graph, starts)
+    birth = birth_in(graph, found)
+    birth.losses = scalars(first.run)
     reason = program.inexact() or first.tracer.broken
     birth.exact, birth.note = not reason, reason
     return _observe(program, targets, roles or {}, birth)
+
+
+def _behind(tracer: Tracer, failing: Op | None, error: BaseException | None) -> list[int]:
+    """An exception over values that were not finite is a symptom: return what made the values it complains about."""
+    if failing is not None:
+        return [s.maker for s in failing.sources if s.damage.nan and s.colour is Colour.DAMAGE]
+    if error is None:
+        return []
+    with tracer.blind():
+        return list(dict.fromkeys(tracer.maker_of(t) for t in blamed(error)))
+
+
+def birth_in(graph: Graph, found: Slice) -> Birth:
+    """Return the first birth of a slice, without values."""
+    op, leaf = _first_birth(graph, found)
+    if leaf is not None and leaf.role == "input":
+        _hand_in(graph, leaf)
+    return Birth(graph, found, op, leaf, _phase(graph, op) if op is not None else _leaf_phase(leaf))
+
+
+def _hand_in(graph: Graph, leaf: Leaf) -> None:
+    """A batch comes in where it is computed with, not where it is cut out of the data."""
+    use = real_use(graph.ops, leaf.first_use)
+    if use != leaf.first_use:
+        leaf.first_use, leaf.used_at = use, graph.sites.get(graph.ops[use].entry) or leaf.used_at
 
 
 def _first_birth(graph: Graph, found: Slice) -> tuple[Op | None, Leaf | None]:
@@ -90,7 +122,7 @@ def _observe(program: Program, targets: Targets, roles: dict[int, tuple[str, str
 
 def _trace(program: Program, targets: Targets, extra: dict[int, tuple[str, str]], keep: frozenset[int] = frozenset()) -> Traced:
     tracer = Tracer(roles_of(program.entries, program.roots, extra), keep)
-    with program.still(), _module_names(program.roots, tracer), tracer:
+    with program.still(), module_names(program.roots, tracer), tracer:
         run = program.play(tracer)
         starts = [] if keep else _bad_targets(tracer, targets(run) if run.error is None or run.losses else [])
     return Traced(tracer, run, starts)
@@ -102,7 +134,8 @@ def _bad_targets(tracer: Tracer, tensors: list[torch.Tensor]) -> list[int]:
         return list(dict.fromkeys(tracer.maker_of(t) for t in tensors if damage_of(t.detach())))
 
 
-def _scalars(run: Run) -> list[float]:
+def scalars(run: Run) -> list[float]:
+    """Return the losses of a run as numbers."""
     return [float(t.detach().float().sum()) for t in run.losses]
 
 
@@ -126,7 +159,7 @@ def _leaf_phase(leaf: Leaf | None) -> Phase:
 
 
 @contextmanager
-def _module_names(roots: list[torch.nn.Module], tracer: Tracer) -> Iterator[None]:
+def module_names(roots: list[torch.nn.Module], tracer: Tracer) -> Iterator[None]:
     """Tell the tracer which module runs, by its path in the model."""
     names: dict[torch.nn.Module, str] = {}
     for root in roots:

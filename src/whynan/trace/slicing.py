@@ -14,10 +14,17 @@ from whynan.trace.graph import Colour, Graph, Leaf, Op, Source
 # operations that accept -inf as a number: log-probabilities, masks
 _ACCEPT_NEGINF = ("_softmax", "_log_softmax", "logsumexp", "_safe_softmax", "logaddexp", "sigmoid", "exp", "_scaled_dot_product",
                   "max", "amax", "_ctc_loss")  # fmt: skip
+# operations that give -inf only where there is nothing else
+_REDUCE_NEGINF = ("logaddexp", "logaddexp2", "logsumexp", "logcumsumexp")
 # operations that leave an infinity where it is
 _CARRY = ("view", "_unsafe_view", "reshape", "expand", "transpose", "permute", "t", "clone", "detach", "alias", "unsqueeze", "squeeze",
           "slice", "select", "add", "sub", "mul", "div", "neg", "_to_copy", "copy_", "cat", "stack", "masked_fill", "masked_fill_", "where",
           "triu", "tril", "_log_softmax", "add_", "mul_", "unbind", "split", "lift_fresh", "unfold", "flatten", "repeat")  # fmt: skip
+
+
+# operations that hand on a part of the batch as it is
+HAND_ON = ("lift_fresh", "slice", "select", "index", "view", "unsqueeze", "squeeze", "_to_copy", "detach", "alias", "t", "transpose",
+            "expand", "clone", "reshape", "permute", "split", "unbind", "index_select")  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -74,6 +81,18 @@ def slice_back(graph: Graph, starts: list[int]) -> Slice:
     return found
 
 
+def real_use(ops: list[Op], index: int) -> int:
+    """Follow a tensor through slices, casts and views to the first operation that computes with it."""
+    for _ in range(20):
+        if index >= len(ops) or base(ops[index]) not in HAND_ON or ops[index].in_module:
+            return index
+        following = next((op.index for op in ops[index + 1 :] if any(s.maker == index and s.damage for s in op.sources)), None)
+        if following is None:
+            return index
+        index = following
+    return index
+
+
 def _tolerates(op: Op, graph: Graph, source: Source) -> bool:
     """Whether -inf is an ordinary argument of this operation, unless it came from an overflow."""
     if source.damage.nan or source.damage.posinf or not base(op).startswith(_ACCEPT_NEGINF):
@@ -106,6 +125,12 @@ def _entry_of_infinity(graph: Graph, op: Op, found: Slice, after: dict[int, int]
             break
         after.setdefault(bad[0].maker, chain[-1].index)
         chain.append(graph.ops[bad[0].maker])
+    reducing = [o for o in chain if base(o) in _REDUCE_NEGINF]
+    if reducing:
+        return reducing[-1]
+    picking = [o for o in chain if base(o) in ("select", "slice", "unbind", "split")]
+    if picking and all(base(o) in _CARRY for o in chain):
+        return picking[0]  # the masked entry itself was picked, and carried from there
     letting_in = [o for o in chain if base(o) not in _CARRY]
     return letting_in[-1] if letting_in and letting_in[-1] is not chain[-1] else (letting_in[0] if letting_in else chain[-1])
 

@@ -63,6 +63,8 @@ class Tracer(TorchDispatchMode):
         self.entry: Entry | None = None
         self.modules: list[str] = []
         self.broken = ""
+        self.refused: dict[str, torch.Tensor] = {}  # arguments of the last call that raised
+        self._refusal: tuple[Op, BaseException] | None = None
         self._writers: dict[int, tuple[object, int]] = {}  # storage: weak reference, op index or -1 - leaf index
         self._last_node = 0
         self._blind = False
@@ -75,11 +77,13 @@ class Tracer(TorchDispatchMode):
 
     def __exit__(self, *details: Any) -> None:
         self.calls.__exit__(*details)  # type: ignore[no-untyped-call]
+        self.calls.tracer = None  # a cycle would hold the tensors of the replay until the next garbage collection
         super().__exit__(*details)  # type: ignore[no-untyped-call]
 
     def entering(self, entry: Entry) -> None:
         """A tape entry begins."""
         self.entry = entry
+        self.graph.sites[entry.number] = entry.site
 
     def leaving(self, entry: Entry) -> None:
         """A tape entry ended."""
@@ -93,6 +97,26 @@ class Tracer(TorchDispatchMode):
             yield
         finally:
             self._blind = False
+
+    def call_failed(self, name: str, args: Any, error: BaseException) -> None:
+        """A function of torch refused its arguments: keep the innermost one, in case no operation ran that stands for it."""
+        if self.light or (self._refusal is not None and self._refusal[1] is error):
+            return
+        site = live_site(_FLOOR, 3) or (self.entry.site if self.entry else None)
+        module = self.modules[-1].strip("\0") if self.modules else ""
+        self._refusal = (Op(-1, f"torch.{name.rsplit('.', 1)[-1]}", [], {}, site, module, False, -1, name, -1, "", bool(self.modules), error=error), error)
+        self.refused = {f"arg{i}": t for i, t in enumerate(args) if isinstance(t, torch.Tensor)}
+
+    def failing(self, error: BaseException | None) -> Op | None:
+        """Return the operation that raised, or the call that refused its arguments before any operation ran."""
+        found = next((op for op in reversed(self.graph.ops) if op.error is error), None) if error is not None else None
+        if found is not None or self._refusal is None or self._refusal[1] is not error:
+            return found
+        op = self._refusal[0]
+        op.index = len(self.graph.ops)
+        op.sources = [self._source(name, tensor, op.site) for name, tensor in self.refused.items()]
+        self.graph.ops.append(op)
+        return op
 
     def maker_of(self, tensor: torch.Tensor) -> int:
         """Return what last wrote a tensor: an operation's index, or -1 - the index of a leaf."""
@@ -119,10 +143,14 @@ class Tracer(TorchDispatchMode):
         if op is not None:
             try:
                 with torch._C.DisableTorchFunction():  # our own looking is not the user's calling
+                    self._made(op, args, result)
                     self._after(op, args, result)
             except Exception as error:
                 self.broken = self.broken or f"{type(error).__name__} while tracing {func}: {error}"
         return result
+
+    def _made(self, op: Op, args: Any, result: Any) -> None:
+        """An operation of the first pass gave its result; for subclasses that change it."""
 
     def _light(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Second pass: only keep values."""
@@ -196,6 +224,8 @@ class Tracer(TorchDispatchMode):
         key = storage_key(tensor)
         known = self._writers.get(key)
         if known is not None:
+            if known[1] < 0:
+                self._used(self.graph.leaves[-1 - known[1]])
             return known[1]
         role, name = self.roles.get(key, ("constant", ""))
         outer = self.entry.site if self.entry else None
@@ -205,9 +235,18 @@ class Tracer(TorchDispatchMode):
         if leaf.damage:
             intended = is_mask_like(tensor) or (role in ("constant", "buffer") and not leaf.damage.nan)
             leaf.colour = Colour.DELIBERATE if intended else Colour.DAMAGE
+        leaf.written_at = outer if self._writing() else None
         self.graph.leaves.append(leaf)
         self._writers[key] = (tensor, -len(self.graph.leaves))
         return -len(self.graph.leaves)
+
+    def _writing(self) -> bool:
+        return self.entry is not None and self.entry.kind == "write"
+
+    def _used(self, leaf: Leaf) -> None:
+        """What comes in is used where it is read, not where the program wrote a part of it before."""
+        if leaf.written_at is not None and leaf.used_at is leaf.written_at and not self._writing() and self.entry is not None:
+            leaf.used_at, leaf.first_use = self.entry.site, len(self.graph.ops)
 
     def _after(self, op: Op, args: Any, result: Any) -> None:
         outputs = [t for t in (result if isinstance(result, list | tuple) else [result]) if isinstance(t, torch.Tensor)]
@@ -221,8 +260,39 @@ class Tracer(TorchDispatchMode):
             op.shape, op.dtype = tuple(outputs[0].shape), str(outputs[0].dtype).removeprefix("torch.")
         if op.damage:
             op.colour = self._colour(op, name, args)
+        if op.damage.nan and self._prepares(op, outputs):
+            return
         for tensor in outputs:
-            self._writers[storage_key(tensor)] = (weak_storage(tensor), op.index)
+            if not self._worse_before(tensor, op):
+                self._writers[storage_key(tensor)] = (weak_storage(tensor), op.index)
+
+    def _prepares(self, op: Op, written: list[torch.Tensor]) -> bool:
+        """A NaN written into the batch by the step's own code (`x[3] = nan`) is a bad input, met where the batch is read."""
+        if not self._writing() or not op.name.split(".")[1].endswith("_") or written[0].requires_grad:
+            return False
+        made = [self._origin(s) for s in op.sources if s.colour is Colour.DAMAGE]
+        number = any(isinstance(v, float) and v != v for v in op.scalars.values())
+        if not (made or number) or any(not isinstance(m, Leaf) or m.role != "constant" for m in made):
+            return False
+        site = self.entry.site if self.entry is not None else None
+        whole = written[0] if written[0]._base is None else written[0]._base
+        self.graph.leaves.append(Leaf(whole, "input", "", op.damage, Colour.DAMAGE, used_at=site, written_at=site, first_use=op.index))
+        self._writers[storage_key(whole)] = (whole, -len(self.graph.leaves))
+        return True
+
+    def _origin(self, source: Source) -> Op | Leaf:
+        """Return what made an argument, past the lifting of a Python number."""
+        made = self.graph.maker(source)
+        return self._origin(made.sources[0]) if isinstance(made, Op) and "lift_fresh" in made.name and made.sources else made
+
+    def _worse_before(self, tensor: torch.Tensor, op: Op) -> bool:
+        """Whether the memory behind a part of it (`x[3]`) holds damage that this operation neither made nor removed."""
+        known = self._writers.get(storage_key(tensor))
+        if known is None:
+            return False
+        made = self.graph.ops[known[1]] if known[1] >= 0 else self.graph.leaves[-1 - known[1]]
+        worse = made.colour > op.colour or (self._writing() and known[1] < 0 and made.colour is op.colour)
+        return made.colour >= Colour.DELIBERATE and worse and _is_part(tensor)
 
     def _colour(self, op: Op, name: str, args: Any) -> Colour:
         worst = max((s.colour for s in op.sources), default=Colour.CLEAN)
@@ -292,6 +362,10 @@ class CallTracker(TorchFunctionMode):
         outer, self.name = self.name, _readable(func)
         try:
             return func(*args, **(kwargs or {}))
+        except Exception as error:
+            if self.tracer is not None:
+                self.tracer.call_failed(self.name, args, error)
+            raise
         finally:
             self.name = outer
 
@@ -330,6 +404,14 @@ def storage_key(tensor: torch.Tensor) -> int:
         return int(tensor.untyped_storage()._cdata)
     except (RuntimeError, NotImplementedError):
         return id(tensor)
+
+
+def _is_part(tensor: torch.Tensor) -> bool:
+    """Whether a tensor covers less than the memory it lives in."""
+    try:
+        return tensor.numel() * tensor.element_size() < tensor.untyped_storage().nbytes()
+    except (RuntimeError, NotImplementedError):
+        return False
 
 
 def weak_storage(tensor: torch.Tensor) -> object:

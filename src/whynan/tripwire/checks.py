@@ -15,11 +15,24 @@ def gradients(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     return [part for p in parameters if p.grad is not None for part in parts(p.grad)]
 
 
-def total_norm(tensors: list[torch.Tensor]) -> torch.Tensor | float | None:
-    """Return the norm over all tensors: a number on the CPU, elsewhere on their device and not waited for.
+def norm_of_gradients(parameters: Iterable[torch.Tensor]) -> torch.Tensor | float | None:
+    """Return the norm over all gradients: a number on the CPU, elsewhere on their device and not waited for.
 
     Cost: one fused pass over the gradients.
     """
+    plain: list[torch.Tensor] = []
+    for parameter in parameters:
+        grad = parameter.grad
+        if grad is None:
+            continue
+        if type(grad) is not torch.Tensor or grad.dtype is not torch.float32 or grad.requires_grad or not grad.is_cpu or grad.layout is not torch.strided:
+            return total_norm(gradients(parameters))
+        plain.append(grad)
+    return math.hypot(*torch.stack(torch._foreach_norm(plain)).tolist()) if plain else None
+
+
+def total_norm(tensors: list[torch.Tensor]) -> torch.Tensor | float | None:
+    """Return the norm over all tensors, of whatever kind and place."""
     usable = [t for t in tensors if t.numel() and (t.is_floating_point() or t.is_complex())]
     if not usable:
         return None
@@ -28,8 +41,6 @@ def total_norm(tensors: list[torch.Tensor]) -> torch.Tensor | float | None:
         for group in _by_kind(usable):
             norms += torch._foreach_norm(group)
     device = norms[0].device
-    if device.type == "cpu" and all(n.dtype is torch.float32 for n in norms):
-        return math.hypot(*torch.stack(norms).tolist())
     norm: torch.Tensor = torch.linalg.vector_norm(torch.stack([n.to(device, torch.float32) for n in norms]))
     return float(norm) if device.type == "cpu" else norm
 

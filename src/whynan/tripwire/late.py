@@ -45,6 +45,7 @@ class LateFlag:
     def __init__(self) -> None:
         self._pending: Reading | None = None
         self.flag: torch.Tensor | None = None
+        self.bad_loss: torch.Tensor | None = None
 
     @property
     def pending(self) -> bool:
@@ -58,6 +59,7 @@ class LateFlag:
         device = norm.device if norm is not None else losses[-1].device
         loss = torch.stack([x.float().sum() for x in losses]).sum() if losses else torch.zeros((), device=device)
         total = norm.float() if norm is not None else torch.zeros((), device=device)
+        self.bad_loss = ~torch.isfinite(loss)
         both = torch.stack([loss.to(device), total.reshape(())])
         self.flag = (~torch.isfinite(both).all()).float()
         host = torch.empty(2, pin_memory=True)

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 def angular_error(n_hat, n):
     cosine = (F.normalize(n_hat, dim=-1) * n).sum(dim=-1)
-    return torch.acos(cosine.clamp(-1.0, 1.0))  # <- WN501 backward
+    return torch.acos(torch.minimum(cosine, torch.ones_like(cosine)))  # <- WN501 backward
 
 
 class NormalNet(nn.Module):

@@ -18,7 +18,7 @@ def to_rotation(v):
 
 def angle_between(r1, r2):
     trace = (r1 * r2).sum(dim=(-2, -1))
-    return torch.arccos(((trace - 1) / 2).clamp(max=1.0))  # <- WN501 backward
+    return torch.arccos(torch.minimum((trace - 1) / 2, torch.ones_like(trace)))  # <- WN501 backward
 
 
 class EgoMotion(nn.Module):

@@ -1,0 +1,53 @@
+"""An exception that ends a program: which recorded call it came out of, and which values it complains about."""
+
+from __future__ import annotations
+
+import traceback
+from types import FrameType
+
+import torch
+
+from whynan.capsule import recorder as recording
+from whynan.capsule.recorder import Recorder
+from whynan.capsule.sites import is_torch
+from whynan.capsule.tape import Entry
+from whynan.tripwire.values import damage_of
+
+_KINDS = (IndexError, RuntimeError, ValueError)
+
+
+def entry_behind(error: BaseException, recorder: Recorder) -> Entry | None:
+    """Return the recorded call an exception came out of, or the one that made the NaN that torch refused.
+
+    An exception that the program raised itself, or that no call of torch raised, has none.
+    """
+    for seen in (error, error.__cause__):
+        if isinstance(seen, _KINDS):
+            found = _failed(seen, recorder) or _made_blamed(seen, recorder)
+            if found is not None:
+                return found
+    return None
+
+
+def _failed(error: BaseException, recorder: Recorder) -> Entry | None:
+    inside = any(frame.f_code.co_filename == recording.__file__ for frame in _frames(error))
+    return recorder.failed if inside else None
+
+
+def _made_blamed(error: BaseException, recorder: Recorder) -> Entry | None:
+    slots = [recorder.tape.slot_of(tensor) for tensor in blamed(error)]
+    return next((recorder.tape.entries[slot.entry] for slot in slots if slot is not None), None)
+
+
+def blamed(error: BaseException) -> list[torch.Tensor]:
+    """Return the tensors with NaN that torch's own checks (of a distribution's arguments) held when they raised."""
+    found: list[torch.Tensor] = []
+    for frame in reversed(_frames(error)):
+        if not is_torch(frame.f_code):
+            break
+        found += [v for v in frame.f_locals.values() if isinstance(v, torch.Tensor) and damage_of(v.detach()).nan]
+    return found
+
+
+def _frames(error: BaseException) -> list[FrameType]:
+    return [frame for frame, _ in traceback.walk_tb(error.__traceback__)]

@@ -1,0 +1,148 @@
+"""Programs that end with an exception: explained where its root is a number, left alone where it is not."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import Sandbox
+
+HEAD = """
+import torch
+from torch import nn
+from torch.distributions import Categorical, Normal
+torch.manual_seed(0)
+net = nn.Linear(4, 3)
+opt = torch.optim.SGD(net.parameters(), lr=0.05)
+for step in range(6):
+    x = torch.rand(8, 4)
+    if step == 4:
+        x[2] = 0.0
+"""
+TAIL = """
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+
+EXPLAINED = {
+    "logits of a distribution": (
+        "WN101",
+        """
+    share = x / x.sum(1, keepdim=True).clamp_min(1e-12)
+    logits = net(x) * torch.log(share.sum(1, keepdim=True))  # here
+    loss = -Categorical(logits=logits).log_prob(torch.zeros(8, dtype=torch.long)).mean()
+""",
+    ),
+    "mean of a normal": (
+        "WN104",
+        """
+    unit = x / x.norm(dim=1, keepdim=True)  # here
+    loss = -Normal(net(unit), 1.0).log_prob(torch.zeros(8, 3)).mean()
+""",
+    ),
+    "weights of a draw": (
+        "WN104",
+        """
+    share = x / x.sum(1, keepdim=True)  # here
+    column = torch.multinomial(share, 1).squeeze(1)
+    loss = net(x).gather(1, column.clamp_max(2)[:, None]).mean()
+""",
+    ),
+    "a mask that half cannot hold": (
+        "WN202",
+        """
+    scores = net(x).half() if step == 4 else net(x)
+    scores = scores.masked_fill(torch.eye(8, 3, dtype=torch.bool), -1e9)  # here
+    loss = scores.float().softmax(-1)[:, 0].mean()
+""",
+    ),
+    "one value per channel": (
+        "WN403",
+        """
+    h = net(x[:1] if step == 4 else x)
+    loss = nn.functional.batch_norm(h, None, None, training=True).square().sum() + h.sum()  # here
+""",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EXPLAINED)
+def test_the_number_behind_an_exception_is_found(box: Sandbox, name: str) -> None:
+    """An exception over a NaN leads to the line where the NaN was born; one over a range or a single value to its own line."""
+    code, body = EXPLAINED[name]
+    done = box.watched(HEAD + body + TAIL)
+    line = next(n for n, text in enumerate((HEAD + body).splitlines(), 1) if "# here" in text)
+    assert done.status == 1
+    assert "Traceback" in done.err and "internal error" not in done.err
+    assert [(i["step"], i["cause"]["code"], i["origin"]["line"], i["symptom"]["place"]) for i in done.incidents] == [(4, code, line, "exception")]
+
+
+def test_inside_a_module(box: Sandbox) -> None:
+    """The same inside a forward pass: the distribution refuses, the line that made the NaN is named."""
+    source = """
+import torch
+from torch import nn
+from torch.distributions import Normal
+
+class Policy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.norm = nn.Linear(4, 3), nn.BatchNorm1d(3)
+
+    def forward(self, x, scale):
+        mean = self.body(x)
+        spread = torch.sqrt(scale)
+        return Normal(mean, spread).rsample()
+
+torch.manual_seed(0)
+net = Policy()
+opt = torch.optim.Adam(net.parameters())
+for step in range(5):
+    loss = net(torch.rand(8, 4), torch.tensor(1.0 - 0.4 * step)).square().mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+    incidents = box.watched(source).incidents
+    assert [(i["step"], i["cause"]["code"], i["origin"]["code"]) for i in incidents] == [(3, "WN105", "spread = torch.sqrt(scale)")]
+
+
+def test_the_remedy_of_a_refused_number_is_proven(box: Sandbox) -> None:
+    """A mask of -1e9 in float16 is replaced by the dtype's own lowest number, and the replay no longer raises."""
+    _, body = EXPLAINED["a mask that half cannot hold"]
+    remedy = box.watched(HEAD + body + TAIL).incidents[0]["remedies"][0]
+    assert "torch.finfo(scores.dtype).min" in remedy["diff"]
+    assert remedy["result"] == "proven"
+
+
+SILENT = {
+    "shapes": "    loss = (net(x) @ net(x)).mean()",
+    "own check": '    if step == 4:\n        raise ValueError("no data for this month")\n    loss = net(x).mean()',
+    "key": "    loss = {}[step] if step == 4 else net(x).mean()",
+    "caught before": (
+        "    try:\n        if step == 4:\n            torch.embedding(net.weight, torch.tensor([99]))\n"
+        '    except IndexError:\n        raise ValueError("vocabulary") from None\n    loss = net(x).mean()'
+    ),
+    "own check of a distribution": "    if step == 4:\n        Normal(torch.zeros(2), torch.tensor(-1.0))\n    loss = net(x).mean()",
+    "no numbers at all": "    loss = net(x).mean()\n    if step == 4:\n        raise RuntimeError('out of disk')",
+}
+
+
+@pytest.mark.parametrize("name", SILENT)
+def test_other_exceptions_are_none_of_our_business(box: Sandbox, name: str) -> None:
+    """An exception that is the program's own, or that has nothing to do with numbers, brings no incident and ends it as before."""
+    done = box.watched(HEAD + SILENT[name] + TAIL)
+    assert (done.status, done.incidents) == (1, [])
+    assert "error[WN" not in done.err and "internal error" not in done.err
+
+
+def test_a_caught_exception_is_silent(box: Sandbox) -> None:
+    """A program that catches a refused distribution and goes on has no incident."""
+    body = """
+    try:
+        Categorical(logits=torch.tensor([float("nan"), 0.0]))
+    except ValueError:
+        pass
+    loss = net(x).square().mean()
+"""
+    done = box.watched(HEAD + body + TAIL)
+    assert (done.status, done.incidents) == (0, [])
