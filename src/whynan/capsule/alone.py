@@ -25,6 +25,29 @@ def is_sharded(parameter: torch.Tensor) -> bool:
     return mesh is not None and mesh.size() > 1
 
 
+def spread_operations(roots: list[torch.nn.Module]) -> bool:
+    """Whether single operations of a model run on several ranks (tensor parallel): no rank can replay those alone."""
+    modules = [m for root in roots for m in root.modules()]
+    hooks = (h for m in modules for h in (*m._forward_pre_hooks.values(), *m._forward_hooks.values()))
+    if any(str(getattr(h, "__module__", "")).startswith("torch.distributed.tensor") for h in hooks):
+        return True
+    managed = any(type(m).__module__.startswith("torch.distributed.fsdp") for m in modules)
+    return not managed and any(is_sharded(p) for root in roots for p in root.parameters())
+
+
+@contextmanager
+def unreplicated(roots: list[torch.nn.Module]) -> Iterator[None]:
+    """Let data-parallel wrappers below these modules call the module inside them, without their collectives."""
+    wrappers = [m for root in roots for m in root.modules() if isinstance(m, torch.nn.parallel.DistributedDataParallel)]
+    for wrapper in wrappers:
+        wrapper.__dict__["forward"] = wrapper.module.__call__
+    try:
+        yield
+    finally:
+        for wrapper in wrappers:
+            wrapper.__dict__.pop("forward", None)
+
+
 @contextmanager
 def whole(roots: list[torch.nn.Module]) -> Iterator[str]:
     """Put sharded weights together and take the hooks of `fully_shard` off; yield what makes a replay inexact, or nothing.

@@ -103,6 +103,7 @@ class Recorder(TorchFunctionMode):
         self.stepped: list[torch.optim.Optimizer] = []  # whose step a replayed step function has come to: their gradients are its result
         self.failed: Entry | None = None
         self.received = Received()
+        self.playing: Entry | None = None  # of a replay
         self.seen_probe: Callable[[torch.Tensor, object], None] = lambda tensor, result: None
         self.seen_write: Callable[[torch.Tensor], bool] = lambda tensor: True
         self.seen_root: Callable[[torch.nn.Module], None] = lambda root: None
@@ -368,6 +369,20 @@ class Recorder(TorchFunctionMode):
         closure = args[0] if args else kwargs.get("closure")
         with torch.enable_grad():
             return closure() if closure is not None else None
+
+    def came_in(self, tensor: torch.Tensor) -> None:
+        """A collective wrote to a tensor: what it and its views hold was made elsewhere."""
+        self.tape.forget_memory(tensor)
+        key = tensor.untyped_storage()._cdata
+        self._unwritten.pop(key, None)
+        self._partly.discard(key)
+
+    def entry_number(self) -> int | None:
+        """Return the entry in progress, recorded or replayed: 0 between entries and in a backward pass, None in a step function."""
+        if self.replaying and self.playing is not None and self.playing.kind == "function":
+            return None
+        entry = self.playing if self.replaying else self.failed
+        return 0 if entry is None or entry.kind == "backward" else entry.number
 
     def roll(self) -> None:
         """Begin a new step."""

@@ -16,6 +16,8 @@ from typing import Any, Protocol
 
 import torch
 
+from whynan.capsule.alone import unreplicated
+from whynan.capsule.collectives import no_functional_collectives
 from whynan.capsule.recorder import Recorder
 from whynan.capsule.state import Stasis, put_rng
 from whynan.capsule.tape import Entry, Inner, Outside, Rebuild, Slot, tensors_of
@@ -106,7 +108,7 @@ class Program:
         recorder = self.recorder
         held = [] if self.undo is not None else self.leaves
         undo = self.undo() if self.undo is not None else nullcontext()
-        with Stasis(self.roots, held), undo, torch.autograd.set_multithreading_enabled(False):
+        with Stasis(self.roots, held), undo, unreplicated(self.roots), no_functional_collectives(), torch.autograd.set_multithreading_enabled(False):
             for state in self._rewound:
                 state.replay_from()
             recorder.inside += 1
@@ -125,6 +127,7 @@ class Program:
         self.recorder.received.rewind()
         for entry in self.entries:
             stepwise = entry.kind == "function"
+            self.recorder.playing = entry
             self.recorder.replayed = (lambda tensors: run.losses.extend(tensors_of(tensors))) if stepwise else None
             if listener is not None:
                 listener.entering(entry)
@@ -231,15 +234,19 @@ def engine_backward(
 
 def eager(fn: Any) -> Any:
     """Return the eager original of a compiled module or function, and the module inside a data-parallel wrapper."""
-    if isinstance(fn, torch.nn.parallel.DistributedDataParallel):
-        fn = fn.module
+    fn = unwrapped(fn)
     original = getattr(fn, "_orig_mod", None) or getattr(fn, "_torchdynamo_orig_callable", None)
     return fn if original is None else original
 
 
+def unwrapped(fn: Any) -> Any:
+    """Return the module inside a data-parallel wrapper, or what was given."""
+    return fn.module if isinstance(fn, torch.nn.parallel.DistributedDataParallel) else fn
+
+
 def is_compiled(fn: Any) -> bool:
     """Whether an entry runs compiled code."""
-    if eager(fn) is not fn:
+    if eager(fn) is not unwrapped(fn):
         return True
     return isinstance(fn, torch.nn.Module) and any(m._compiled_call_impl is not None for m in fn.modules())
 

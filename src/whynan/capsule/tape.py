@@ -177,6 +177,14 @@ class Tape:
         """Let a tensor count as made outside from here on."""
         self._slots.pop(id(tensor), None)
 
+    def forget_memory(self, tensor: torch.Tensor) -> None:
+        """Let a tensor and all that share its memory count as made outside from here on."""
+        place = memory_of(tensor)
+        for ref, _ in list(self._slots.values()):
+            other = ref()
+            if other is not None and memory_of(other) == place:
+                self.forget(other)
+
     def refer(self, tensor: torch.Tensor) -> Slot | Inner | Outside:
         """Say how to get this tensor again."""
         found = self._slots.get(id(tensor))

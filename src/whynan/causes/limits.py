@@ -48,6 +48,6 @@ def origin_not_observed(scene: Scene) -> Finding | None:
     if birth is None:
         reason = scene.trouble or "the replay did not show the damage"
         advice = "free memory, or use a smaller batch, and run that step again" if "memory" in reason else _EXACT
-        return Finding("the place is not known", [f"not seen: {reason}", advice])
+        return Finding("the place is not known", [f"not seen: {reason}", *([advice] if scene.program.entries else [])])
     name = birth.op.name if birth.op is not None else birth.leaf.role if birth.leaf is not None else "?"
     return Finding("the first non-finite value appears here", [f"{name} gave a non-finite result; no rule of the catalogue fits"])

@@ -74,6 +74,7 @@ def _positional(args: list[str]) -> list[str]:
 @click.option(
     "--spike", default="warn", show_default=True, metavar="ACTION", help="A finite loss or norm far outside what it was: warn, skip, rollback, stop, off."
 )
+@click.option("--rank-timeout", type=float, default=600.0, show_default=True, help="Seconds to wait for the other ranks when a step is bad.")
 @click.option("--track", multiple=True, metavar="NAME<LIMIT", callback=_limits, help="Warn when a value reaches a limit: '*.alpha<1', 'scale>0'; repeatable.")
 @click.option("--run-dir", type=click.Path(path_type=Path, file_okay=False), help="Where to write; default whynan-runs/<time>.")
 @click.option(

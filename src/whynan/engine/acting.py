@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
 
+from whynan.capsule.alone import is_sharded
 from whynan.capsule.raised import entry_behind
 from whynan.capsule.replay import Program
 from whynan.capsule.sites import take_site
 from whynan.capsule.snapshot import Snapshot
-from whynan.capsule.tape import Entry, Slot, Tape, dependencies, needed_for, tensors_of
+from whynan.capsule.tape import Entry, Outside, Slot, Tape, dependencies, memory_of, needed_for, tensors_of
 from whynan.capsules import Shelf
 from whynan.diagnosis import Case, diagnose
 from whynan.engine.recovering import Recovering
@@ -22,7 +22,7 @@ from whynan.engine.together import Together
 from whynan.errors import TrainingStopped
 from whynan.records import Incident, Symptom
 from whynan.recovery.followers import Followers
-from whynan.recovery.ranks import rank_here
+from whynan.recovery.place import rank_here
 
 HOPELESS = ("WN601", "WN602", "WN603", "WN608")  # state is damaged: skipping cannot help
 
@@ -38,6 +38,7 @@ class Acting:
         self.followers = followers
         self.recovering = recovering
         self._places: list[tuple[torch.Tensor, torch.Tensor | None]] = []  # gradients put in place of dropped ones
+        together.diagnosed = self.diagnosed
 
     def act(self, optimizer: Any, scaler: Any = None) -> str:
         """Diagnose the window's symptom, close the incident, and undo what the step has changed so far."""
@@ -56,7 +57,7 @@ class Acting:
 
     def _decide(self, symptom: Symptom, optimizer: Any, scaler: Any) -> str:
         try:
-            return self.close(self.together.diagnose(lambda: self.case(symptom, optimizer, scaler), self.diagnosed))
+            return self.close(self.together.diagnose(lambda: self.case(symptom, optimizer, scaler)))
         except TrainingStopped:
             self.session.window.told = True
             self.drop()  # what the program saves on its way out is the state before the bad step
@@ -65,7 +66,8 @@ class Acting:
     def diagnosed(self, case: Case) -> Incident:
         """Diagnose, and write the capsule while the failing state is still there."""
         incident = diagnose(case)
-        self.capsules.keep(case, incident, self.session.journal)
+        if not any(is_sharded(leaf) for leaf in case.program.leaves):  # safetensors crashes on a distributed tensor
+            self.capsules.keep(case, incident, self.session.journal)
         return incident
 
     def drop(self) -> None:
@@ -126,11 +128,8 @@ class Acting:
         """Decide about an incident, write it, and stop where that is the decision."""
         session = self.session
         hopeless = incident.cause.code in HOPELESS or incident.symptom.name == "scale"  # which no update of the scaler mends
-        taken = session.budget.decide(hopeless, self.recovering.possible)
-        action = session.budget.action(taken)
-        session.journal.incident(incident, action, shared=True)
-        if self.together.received is not None:
-            session.journal.received(replace(self.together.received, action=action))
+        taken = session.budget.decide(hopeless, self.recovering.possible and self.together.level)
+        session.journal.incident(incident, session.budget.action(taken), tell=self.together.tells)
         if taken == "stopped":
             session.stop(f"stopped at step {incident.step}: {incident.cause.title}")
         return taken
@@ -141,7 +140,7 @@ class Acting:
         symptom = session.window.symptom
         assert symptom is not None
         session.window.told = True
-        incident = self.diagnosed(self.case(symptom, None, scaler))
+        incident = self.together.diagnose_alone(self.case(symptom, None, scaler))
         session.budget.total += 1
         session.journal.incident(incident, session.budget.action("observed"))
 
@@ -170,7 +169,7 @@ class Acting:
             symptom = Symptom("exception", type(error).__name__, str(error).splitlines()[0] if str(error) else "")
             session.see(symptom, failed)
             session.window.told = True
-            incident = self.diagnosed(self.case(symptom, None, None))
+            incident = self.together.diagnose_alone(self.case(symptom, None, None))
             if incident.cause.code != "WN901":
                 session.journal.incident(incident, session.budget.action("observed"))
 
@@ -237,7 +236,15 @@ class Acting:
         if entry and symptom.place in ("loss", "exception"):
             return tape.needed_for({entry})
         ends = {e.number for e in tape if e.kind in ("backward", "derivative", "clip", "grad", "zero") or (e.kind == "write" and _on_gradient(tape, e))}
+        ends -= {n for n in ends if tape.entries[n].kind == "write" and self._from_others(n)}
         return tape.needed_for(ends) if ends else list(tape)
+
+    def _from_others(self, number: int) -> bool:
+        """Whether an entry reads what a collective gave: averaged gradients are not this rank's own."""
+        recorder = self.session.recorder
+        given = recorder.received.places
+        reads = (leaf for e in recorder.tape.needed_for({number}) for leaf in e.reads) if given else ()
+        return any(isinstance(leaf, Outside) and memory_of(leaf.tensor) in given for leaf in reads)
 
     def write_metrics(self, optimizer: Any) -> None:
         """Write what the host knows of this step."""

@@ -38,7 +38,9 @@ from whynan.engine.together import Together
 from whynan.errors import TrainingStopped
 from whynan.records import Symptom
 from whynan.recovery.followers import Followers
+from whynan.recovery.place import rank_here
 from whynan.recovery.ranks import several
+from whynan.recovery.spikes import SpikePolicy
 from whynan.report.journal import Journal
 from whynan.tripwire.checks import fits_beside, may_break, nonfinite, optimizer_state
 from whynan.tripwire.late import LateFlag, can_wait, is_bad, late_symptom
@@ -77,6 +79,7 @@ class Guard:
         self.noticing = Noticing(self.session)
         self.recovering = Recovering(self.session, self.options, self.followers)
         self.together = Together(self.session, self.options.rank_timeout)
+        self.together.stamp = self.recovering.stamp
         self.acting = Acting(self.session, self.followers, self.recovering, self.together, Shelf(self.options.capsule_limit))
         self.sharing = Sharing(self.session)
         self.scaling = Scaling(self.session, self.noticing, self.acting, self.together, self.sharing, self._finish)
@@ -215,7 +218,7 @@ class Guard:
 
     def _tell_overrides(self, optimizer: torch.optim.Optimizer | None = None) -> None:
         for override in self._overrides.due(optimizer):
-            self.journal.incident(rates.incident(override, self.session.step_count), self.session.budget.action("observed"), shared=True)
+            self.journal.incident(rates.incident(override, self.session.step_count), self.session.budget.action("observed"), tell=not rank_here())
 
     def zeroed(self, call: Callable[..., Any], owner: Any, args: Any, kwargs: dict[str, Any]) -> None:
         """Gradients are dropped; a pending symptom that was never stepped on is told now."""
@@ -430,7 +433,7 @@ class Guard:
                 self.acting.report()
                 return True
             if session.window.symptom is None:
-                return in_closure or not self._spike(optimizer, self.foreseeing.before_update(optimizer))
+                return in_closure or not self._spike(optimizer, self._same_for_all(self.foreseeing.before_update(optimizer)))
             if session.window.told:
                 return session.budget.observes
             self.foreseeing.settle()
@@ -462,6 +465,13 @@ class Guard:
         symptom = self.sharing.symptom(optimizer)
         if symptom is not None and not (self.session.window.scaled and self.scaling.overflows_alone(optimizer)):
             self.session.see(symptom)
+
+    def _same_for_all(self, taken: str) -> str:
+        if self.foreseeing.policy in (SpikePolicy.WARN, SpikePolicy.OFF):
+            return taken
+        if taken and rank_here():  # of other ranks the first would not know
+            self.journal.say(f"whynan: rank {rank_here()} saw a spike at step {self.session.step_count}; details in its warnings.jsonl", always=True)
+        return self.together.strongest(taken)
 
     def _spike(self, optimizer: torch.optim.Optimizer, taken: str) -> bool:
         """Do what was asked for about a spike; return whether this update is left out."""
@@ -508,9 +518,10 @@ class Guard:
 
     def _check_update(self, optimizer: torch.optim.Optimizer, before: Snapshot) -> str:
         bad = nonfinite(self.session.names_of(parameters_of(optimizer))) or nonfinite(optimizer_state(optimizer))
-        if not bad:
+        if bad:
+            self.session.see(symptom_of("parameter", bad))
+        if not (self.together.any(bool(bad), "parameter") if self.together.differ() else bad):
             return ""
-        self.session.see(symptom_of("parameter", bad))
         return self.acting.undo_update(optimizer, before)
 
     def _step_with_closure(self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -557,6 +568,8 @@ class Guard:
         session = self.session
         self._stop_again()
         found = optimizer.found_inf  # type: ignore[attr-defined]
+        if several():
+            return self._step_of_scaler_together(call, optimizer, args, kwargs)
         if found.device.type != "cpu" and self._nobody_waits(optimizer):
             return self._step_late(call, optimizer, args, kwargs, found)
         if session.guarded(self._left_out):
@@ -571,19 +584,24 @@ class Guard:
         return result
 
     def _drops_scaled(self, optimizer: torch.optim.Optimizer, found: bool) -> bool:
-        """Whether a step under a scaler is left out; `found` is the scaler's answer about the gradients, the same on all ranks."""
+        """Whether a step under a scaler is left out; `found` is the scaler's answer about the gradients."""
         window = self.session.window
-        if not window.several:  # ranks have looked before they went back, so that the gradients carry it
-            self._look_beside_gradients(optimizer)
+        self._look_beside_gradients(optimizer)
         if found:
             return self.scaling.blames(optimizer)
         if window.symptom is None or window.told:
             return False
-        if window.several:
-            window.alone = True  # the gradients did not carry it: the others go on, so must we
-            self.acting.report()
-            return False
         return self.acting.act(optimizer) != "observed"
+
+    def _step_of_scaler_together(self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> Any:
+        """The same on many ranks: a skip of the kernel is one on all of them, and the scaler's door settles it with them."""
+        found = float(optimizer.found_inf)  # type: ignore[attr-defined]
+        if not found and self.session.window.symptom is not None:
+            self.session.guarded(self.acting.report)
+        result = call(optimizer, *args, **kwargs)
+        if not found:
+            self._finish(optimizer, True)
+        return result
 
     def step_elsewhere(self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> Any:
         """An optimizer steps where nothing is recorded: in a hook of the backward pass, or in another thread."""

@@ -35,6 +35,10 @@ class Recovering:
         """Whether there is a state to go back to."""
         return self.last is not None
 
+    def stamp(self) -> int | None:
+        """Return which state a rollback goes to, by the updates made before it."""
+        return None if self.last is None else self.last.applied
+
     def begin(self) -> None:
         """Ask for the first snapshot."""
         if self._wanted:

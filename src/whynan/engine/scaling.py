@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from whynan.capsule.replay import Program
 from whynan.capsule.tape import Entry, needed_for
-from whynan.diagnosis import diagnose
+from whynan.diagnosis import Case, diagnose
 from whynan.engine.acting import Acting
 from whynan.engine.noticing import Noticing
 from whynan.engine.session import Session, parameters_of, symptom_of
@@ -88,10 +89,10 @@ class Scaling:
         window = self.session.window
         if window.symptom is None and window.loss is None:
             self.noticing.look_at_losses()  # the scaler has waited for the device already
-        if window.symptom is None:
+        self.together.begin(optimizer)
+        if not self.together.any(window.symptom is not None):
             self._count(scaler, optimizer)
-        if self.together.begin(optimizer) and self.together.any(window.symptom is not None) and window.symptom is None:
-            self.session.see(Symptom("gradient", "nan", "gradient"))
+            self.together.any(window.symptom is not None)
 
     def _count(self, scaler: Any, optimizer: Any) -> None:
         """Tell an overflow of the scale from a fault of the program: the fault stays when the scale is 1."""
@@ -99,16 +100,17 @@ class Scaling:
         self.overflows += 1
         self.counted += 1
         bad = nonfinite(session.named_gradients(optimizer))
-        if not bad:
+        if not bad and not self.together.differ():
             return
+        symptom = symptom_of("gradient", bad) if bad else Symptom("gradient", "inf", "gradient")
         scale = scaler.get_scale()
         if not math.isfinite(scale):
-            session.see(Symptom("scaler", bad[0][2].kind, "scale", f"the scale is {scale}"))
+            session.see(replace(symptom, place="scaler", name="scale", detail=f"the scale is {scale}"))
         elif self._collapses(scaler):
             self._collapsed = True
-            session.see(Symptom("scaler", bad[0][2].kind, bad[0][0], f"{self.overflows} steps skipped in a row"))
+            session.see(replace(symptom, place="scaler", detail=f"{self.overflows} steps skipped in a row"))
         elif self._bad_without_scale(scaler, optimizer):
-            session.see(symptom_of("gradient", bad))
+            session.see(symptom)
 
     def overflows_alone(self, optimizer: Any) -> bool:
         """Whether bad gradients of another optimizer under the same scaler come from the scale: the scaler skips that one by itself."""
@@ -130,7 +132,11 @@ class Scaling:
         program = None
         if entries is not None:
             program = Program(self.session.recorder, needed_for(entries, set(entries)), self.session.leaves())
-        case = self.acting.case(Symptom("gradient", "nan", "gradient"), optimizer, scaler, program, step)
+        with self.together.whole():
+            case = self.acting.case(Symptom("gradient", "nan", "gradient"), optimizer, scaler, program, step)
+            return self._bad_at_scale_one(scale, case)
+
+    def _bad_at_scale_one(self, scale: torch.Tensor, case: Case) -> bool:
         with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(scale):  # type: ignore[attr-defined]
             before = scale.clone()
             scale.fill_(1.0)

@@ -43,6 +43,8 @@ class Window:
     scaled: bool = False  # a gradient scaler is at work: its overflows are its own business
     several: bool = False  # a process group of several ranks is up
     alone: bool = False  # of several ranks only this one has it, and the others will not know
+    agreed: bool = False  # all ranks know that all act on this step
+    received: bool = False  # the symptom is that of another rank
     late: bool = False  # its values are read when the next step comes
 
 

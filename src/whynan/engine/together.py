@@ -2,25 +2,36 @@
 
 A bad value that one rank knows of before its backward pass is carried to the others by the gradients themselves: that
 rank goes back from NaN. So with DDP, and with `fully_shard` where gradients are clipped, the answer comes with a
-collective that is made anyway; only `fully_shard` without clipping needs a small all-reduce of its own.
+collective that is made anyway; only `fully_shard` without clipping, and parameters outside the wrapper, need a small
+all-reduce of their own.
 """
 
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from whynan.capsule.alone import is_sharded, whole
+from whynan.capsule.alone import is_sharded, spread_operations, whole
 from whynan.capsule.replay import Program
-from whynan.diagnosis import Case
+from whynan.diagnosis import Case, diagnose
+from whynan.engine.peers import Peers, peers_of, some_have_ended
 from whynan.engine.session import Session, parameters_of
 from whynan.records import NOWHERE, Cause, Confidence, Incident, Origin, Phase, Symptom
+from whynan.recovery.place import rank_here
 from whynan.recovery.ranks import RankLost, Ranks, several
 from whynan.tripwire.checks import nonfinite
+
+T = TypeVar("T")
+
+SPREAD = "the weights are spread over the ranks and only this rank stopped here: one rank alone cannot replay the step"
+TENSOR_PARALLEL = "operations of the model run on several ranks (tensor parallel): one rank alone cannot replay the step"
+_STRONGEST = ("stopped", "rolled back", "skipped")
 
 
 class Together:
@@ -30,29 +41,43 @@ class Together:
         self.session = session
         self.timeout = timeout
         self.ranks: Ranks | None = None
-        self.sharded = False
-        self._looked = False
-        self.received: Incident | None = None  # what this rank writes down of an incident born on another
+        self.peers: Peers | None = None  # of the optimizer that steps now
+        self.tells = True  # whether this rank writes the incident in hand
+        self.stamp: Callable[[], int | None] = lambda: None  # which snapshot a rollback would go to
+        self.level = True  # whether that is the same on all ranks
+        self._known: weakref.WeakKeyDictionary[torch.optim.Optimizer, Peers | None] = weakref.WeakKeyDictionary()
+        self._joined: dict[tuple[int, ...], Ranks] = {}
+        self._said = False
+        self.diagnosed: Callable[[Case], Incident] = diagnose  # the way in to a diagnosis; the engine also keeps a capsule
 
     def begin(self, optimizer: torch.optim.Optimizer) -> bool:
-        """At a step: join the others if the model is data parallel; return whether there are others."""
-        if self.ranks is None and not self._looked and several():
-            self._looked = True
-            self.sharded = any(is_sharded(p) for p in parameters_of(optimizer))
-            if self.sharded or self.replicated():
-                self._join()
-            else:
-                self.session.journal.say("whynan: the model is neither DistributedDataParallel nor fully_shard: every rank decides for itself")
-        return self.ranks is not None
+        """At a step: say whether it is made together with other ranks; the first time, meet them."""
+        self.peers = self.ranks = None
+        if not several():
+            return False
+        if optimizer not in self._known:
+            if not any(p.grad is not None for p in parameters_of(optimizer)):
+                return False
+            self._known[optimizer] = peers_of(self.session, optimizer)
+        peers = self._known[optimizer]
+        if peers is None or len(peers.members) < 2:
+            self._say_alone()
+            return False
+        if some_have_ended(self.session):
+            return False
+        self.peers, self.ranks = peers, self._joined.get(peers.members) or self._join(peers)
+        return True
 
-    def replicated(self) -> bool:
-        """Whether a model in use averages its gradients over the ranks."""
-        return any(isinstance(root, torch.nn.parallel.DistributedDataParallel) for root in self.session.recorder.roots())
+    def _say_alone(self) -> None:
+        if not self._said and not self._joined:
+            self._said = True
+            self.session.journal.say("whynan: no gradients are shared between the ranks: every rank decides for itself")
 
-    def _join(self) -> None:
-        self.ranks = Ranks(self.timeout)
+    def _join(self, peers: Peers) -> Ranks:
+        self.ranks = self._joined[peers.members] = Ranks(list(peers.members), self.timeout)
         journal = self.session.journal
-        journal.join(self.ranks.rank, self._exchange(journal.place() if self.ranks.rank == 0 else None)[0])
+        journal.join(self.ranks.rank, self._exchange(journal.place() if self.ranks.first else None)[0])
+        return self.ranks
 
     def _exchange(self, value: Any) -> list[Any]:
         assert self.ranks is not None
@@ -62,8 +87,16 @@ class Together:
             self._lost(lost)
             raise
 
+    def _total(self, numbers: list[float]) -> list[float]:
+        assert self.ranks is not None
+        try:
+            return self.ranks.total(numbers)
+        except RankLost as lost:
+            self._lost(lost)
+            raise
+
     def _lost(self, lost: RankLost) -> None:
-        self.session.journal.say(f"whynan: rank {self.ranks.rank if self.ranks else 0} waited for the others in vain: {lost}", always=True)
+        self.session.journal.say(f"whynan: rank {rank_here()} waited for the others in vain: {lost}", always=True)
         self.session.stop(f"stopped at step {self.session.step_count}: not all ranks answered")
 
     # -- one answer for all -------------------------------------------------------------------------------------
@@ -84,68 +117,126 @@ class Together:
 
     def agree(self, norm: float | None) -> None:
         """Before an update: make this rank's answer the same as that of all others."""
+        assert self.peers is not None
         window = self.session.window
+        window.agreed = True
         bad = norm is not None and not math.isfinite(norm)  # the same on all ranks: averaged gradients, or the norm over all shards
-        if self.sharded and (bad or not window.clipped):
-            bad = self._sum_up(0.0 if bad or norm is None else norm)
-        if bad and window.symptom is None and self.sharded:
-            self.session.see(Symptom("gradient", "nan", "gradient"))
-        elif not bad and window.symptom is not None:
+        if not self.peers.even or (self.peers.sharded and (bad or not window.clipped)):
+            bad = self._sum_up(0.0 if bad or norm is None else norm, bad)
+        if bad:
+            self._receive("gradient")
+        elif window.symptom is not None:
             window.alone = True  # the gradients did not carry it: the others go on, so must we
 
-    def _sum_up(self, norm: float) -> bool:
-        assert self.ranks is not None
+    def _sum_up(self, norm: float, bad: bool) -> bool:
+        assert self.peers is not None
         window = self.session.window
-        try:
-            square, bad = self.ranks.total([norm**2, float(window.symptom is not None)])
-        except RankLost as lost:
-            self._lost(lost)
-            raise
-        window.norm = math.sqrt(square) if not bad else math.nan
-        return bool(bad)
+        square, found = self._total([norm**2, float(bad or window.symptom is not None)])
+        if found:
+            window.norm = math.nan
+        elif self.peers.sharded and not window.clipped:
+            window.norm = math.sqrt(square)
+        return bool(found)
 
-    def any(self, here: bool) -> bool:
-        """Whether it holds on any rank. All ranks ask at the same time."""
-        return any(self._exchange(here)) if self.ranks is not None else here
+    def _receive(self, place: str) -> None:
+        if self.session.window.symptom is None:
+            self.session.see(Symptom(place, "nan", place))
+            self.session.window.received = True
+
+    def any(self, here: bool, place: str = "gradient") -> bool:
+        """Whether it holds on any rank, which then has a symptom on all. All ranks ask at the same time."""
+        if self.ranks is None:
+            return here
+        found = bool(self._total([float(here)])[0])
+        if found:
+            self.session.window.agreed = True
+            self._receive(place)
+        return found
+
+    def differ(self) -> bool:
+        """Whether an update can turn out bad on some of the ranks only."""
+        return self.peers is not None and (self.peers.sharded or not self.peers.even)
+
+    def strongest(self, taken: str) -> str:
+        """Return the strongest of the actions that the ranks would take. All ranks ask at the same time."""
+        if self.ranks is None:
+            return taken
+        wanted = self._total([float(taken == action) for action in _STRONGEST])
+        return next((action for action, votes in zip(_STRONGEST, wanted, strict=True) if votes), "")
 
     # -- one incident for all -----------------------------------------------------------------------------------
 
-    def diagnose(self, make: Callable[[], Case], diagnose: Callable[[Case], Incident]) -> Incident:
+    def whole(self) -> AbstractContextManager[str]:
+        """Let every rank replay alone: all of them enter."""
+        return whole(self._roots()) if self.peers is not None else nullcontext("")
+
+    def _roots(self) -> list[torch.nn.Module]:
+        return self.session.recorder.roots()
+
+    def diagnose(self, make: Callable[[], Case]) -> Incident:
         """Diagnose on every rank where the bad value can be born, and return the one incident of the job."""
-        self.received = None
-        if self.ranks is None or self.session.window.alone:
-            return diagnose(make())
-        roots = self.session.recorder.roots()
-        with whole(roots) as note:
+        self.tells = self.level = True
+        if self.ranks is None or not self.session.window.agreed or self.session.window.alone:
+            return self.diagnose_alone(make())
+        budget = self.session.budget
+        with self.whole() as note:
             case = make()
-            case.rank = self.ranks.rank
             case.note = note
-            own = diagnose(case) if self._bad_here(case) else None
-            everyone = self._exchange((own, self.session.budget.total, self.session.budget.streak))
-            born = [rank for rank, (incident, _, _) in enumerate(everyone) if incident is not None]
-            if not born:
-                everyone = [(i, t, s) for i, (_, t, s) in zip(self._exchange(diagnose(case)), everyone, strict=True)]
-        self.session.budget.total = max(total for _, total, _ in everyone)
-        self.session.budget.streak = max(streak for _, _, streak in everyone)
-        first = born[0] if born else 0
-        incident: Incident = everyone[first][0]
-        self._note_received(incident, born)
-        return _with_ranks(incident, born, self.ranks.size)
+            blind = spread_operations(self._roots())
+            nothing: tuple[Incident | None, int] = (None, 0)
+            own, doubt = (self._unseen(case, TENSOR_PARALLEL), 0) if blind else self._safely(lambda: self._diagnose_here(case), nothing)
+            everyone = self._exchange((own, doubt, budget, self.stamp()))
+            averaged = all(incident is None for incident, *_ in everyone)
+            if averaged:
+                failed: Incident | None = None
+                last = self._safely(lambda: self.diagnosed(case), failed) or self._unseen(case, "the diagnosis failed")
+                everyone = [(i, *rest) for i, (_, *rest) in zip(self._exchange(last), everyone, strict=True)]
+        budget.level_with([other for _, _, other, _ in everyone])
+        self.level = len({stamp for *_, stamp in everyone}) == 1
+        self.tells = self.ranks.first
+        return everyone[0][0] if blind else self._of_all([(i, d) for i, d, *_ in everyone], averaged)
 
-    def _bad_here(self, case: Case) -> bool:
-        return case.symptom.place not in ("gradient", "scaler") or not finite(case.program)
+    def _safely(self, action: Callable[[], T], otherwise: T) -> T:
+        """Do something of ours on this rank; the others wait for its answer, so a failure is one too."""
+        try:
+            return action()
+        except Exception as error:
+            self.session.journal.internal_error(error, watching=True)
+            return otherwise
 
-    def _note_received(self, incident: Incident, born: list[int]) -> None:
-        """On a rank that merely received it: keep what goes into its own file."""
+    def _unseen(self, case: Case, why: str) -> Incident:
+        case.program, case.note = Program(self.session.recorder, [], []), why
+        return diagnose(case)
+
+    def _diagnose_here(self, case: Case) -> tuple[Incident | None, int]:
+        """Diagnose if the value can be born here; the number tells how likely it is that it came from elsewhere."""
+        window = self.session.window
+        carried = case.symptom.place in ("gradient", "scaler")
+        if (window.received and not carried) or (carried and finite(case.program)):
+            return None, 0
+        incident = self.diagnosed(case)
+        if case.note:
+            incident = replace(incident, origin=replace(incident.origin, exact=False, note=case.note))
+        return incident, 2 * self.session.recorder.received.from_others() + carried
+
+    def _of_all(self, everyone: list[tuple[Incident | None, int]], averaged: bool) -> Incident:
         assert self.ranks is not None
-        if self.ranks.rank in born or not born:
-            return
-        span = incident.origin.span
-        where = f" at {span.file}:{span.line}" if span.known else ""
-        cause = Cause("WN801", "another-rank", "value that came in from another rank", Confidence.PROVEN,
-                      (f"this rank's own loss and gradients were finite; rank {incident.rank} made the value{where} ({incident.cause.code})",))  # fmt: skip
-        origin = Origin(Phase.BACKWARD, NOWHERE, exact=False, note=f"born on rank {incident.rank}{where}")
-        self.received = replace(incident, rank=self.ranks.rank, origin=origin, cause=cause, remedies=(), experiments=())
+        least = min(doubt for incident, doubt in everyone if incident is not None)
+        found = {r: i for r, (i, doubt) in zip(self.ranks.members, everyone, strict=True) if i is not None and doubt == least}
+        incident = next(iter(found.values()))
+        if self.ranks.rank not in found:
+            self.session.journal.received(_received(incident, self.ranks.rank))
+        return _in_between(incident) if averaged else _with_ranks(incident, list(found), self.ranks.size)
+
+    def diagnose_alone(self, case: Case) -> Incident:
+        """Diagnose without the others: a model that is spread over them is not replayed."""
+        if several() and any(is_sharded(p) for root in self._roots() for p in root.parameters()):
+            return self._unseen(case, SPREAD)
+        incident = self.diagnosed(case)
+        if incident.cause.code == "WN802" and some_have_ended(self.session):
+            self.tells = False
+            self.session.journal.received(_received(incident, rank_here(), known=False))
+        return incident
 
 
 def finite(program: Program) -> bool:
@@ -156,10 +247,30 @@ def finite(program: Program) -> bool:
         return run.error is None and not nonfinite(made)
 
 
+def _received(incident: Incident, rank: int, known: bool = True) -> Incident:
+    """Return what a rank that merely received a bad value writes down."""
+    span = incident.origin.span
+    where = f" at {span.file}:{span.line}" if span.known else ""
+    maker = f"rank {incident.rank} made the value{where} ({incident.cause.code})" if known else "inside Join the ranks do not talk, so which one is not known"
+    cause = Cause("WN801", "another-rank", "value that came in from another rank", Confidence.PROVEN if known else Confidence.SUSPECTED,
+                  (f"what this rank made itself was finite; {maker}",))  # fmt: skip
+    origin = Origin(Phase.BACKWARD, NOWHERE, exact=False, note=f"born on {f'rank {incident.rank}{where}' if known else 'another rank'}")
+    return replace(incident, rank=rank, origin=origin, cause=cause, remedies=(), experiments=())
+
+
+def _in_between(incident: Incident) -> Incident:
+    """Return what is said where no rank made the value: averaging did, in a communication hook, say, or past the range of a dtype."""
+    words = ("every rank replayed the step alone, and loss and gradients were finite",
+             "the value came up where gradients are averaged over the ranks: look at communication hooks and their state")  # fmt: skip
+    cause = Cause("WN901", "origin-not-observed", "damage whose birth was not seen", Confidence.SUSPECTED, words)
+    return replace(incident, cause=cause, remedies=(), experiments=())
+
+
 def _with_ranks(incident: Incident, born: list[int], size: int) -> Incident:
-    if size < 2 or not born:
-        return incident
-    others = size - len(born)
-    words = f"born on rank {born[0]}" if len(born) == 1 else f"born on ranks {', '.join(map(str, born))}; rank {born[0]} is shown"
-    received = f"; {'the other rank' if others == 1 else f'the other {others} ranks'} received it" if others else ""
-    return replace(incident, cause=replace(incident.cause, evidence=(*incident.cause.evidence, words + received)))
+    if size == len(born):
+        words = f"born on all {size} ranks; rank {born[0]} is shown"
+    else:
+        others = size - len(born)
+        words = f"born on rank {born[0]}" if len(born) == 1 else f"born on ranks {', '.join(map(str, born))}; rank {born[0]} is shown"
+        words += f"; {'the other rank' if others == 1 else f'the other {others} ranks'} received it"
+    return replace(incident, cause=replace(incident.cause, evidence=(*incident.cause.evidence, words)))

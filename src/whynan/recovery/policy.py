@@ -99,6 +99,12 @@ class Budget:
     def _fits(self, policy: Policy, hopeless: bool, can_roll_back: bool) -> bool:
         return not (policy is Policy.SKIP and hopeless) and not (policy is Policy.ROLLBACK and not can_roll_back)
 
+    def level_with(self, others: Sequence[Budget]) -> None:
+        """Count what any of the ranks has counted, so that all decide alike."""
+        self.streak = max(b.streak for b in others)
+        self.total = max(b.total for b in others)
+        self.used = {n: max(b.used.get(n, 0) for b in others) for n in range(len(self.chain))}
+
     def healthy(self) -> None:
         """A finite step ends the row."""
         if self.streak:

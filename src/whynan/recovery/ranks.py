@@ -5,7 +5,7 @@ Data parallel ranks step together, so they can also talk together at a step. Not
 
 from __future__ import annotations
 
-import os
+import re
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -20,42 +20,49 @@ class RankLost(Exception):
 
 
 class Ranks:
-    """All ranks of the job, on a group of their own that never waits for a device.
+    """The ranks that train one model, on a group of their own that never waits for a device.
 
     Cost: making it is one collective; each exchange is one more, on the host.
     """
 
-    def __init__(self, timeout: float = 600.0) -> None:
+    def __init__(self, members: list[int] | None = None, timeout: float = 600.0) -> None:
         self.timeout = timedelta(seconds=timeout)
-        self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self._group = dist.new_group(backend="gloo", timeout=self.timeout)
+        self.rank = dist.get_rank()
+        everyone = list(range(dist.get_world_size()))
+        self.members = sorted(members or everyone)
+        self.size = len(self.members)
+        some = self.members != everyone
+        self._group = dist.new_group(self.members if some else None, backend="gloo", timeout=self.timeout, use_local_synchronization=some)
+
+    @property
+    def first(self) -> bool:
+        """Whether this rank speaks for all of them."""
+        return self.rank == self.members[0]
 
     def gather(self, value: T) -> list[T]:
-        """Return every rank's value, in the order of ranks; raise `RankLost` with those that are missing."""
+        """Return every member's value, in the order of members; raise `RankLost` with those that are missing."""
         found: list[Any] = [None] * self.size
         try:
             dist.monitored_barrier(self._group, timeout=self.timeout, wait_all_ranks=True)
             dist.all_gather_object(found, value, group=self._group)
         except (RuntimeError, ValueError) as error:
-            raise RankLost(str(error).splitlines()[0]) from error
+            raise RankLost(_plain(error)) from error
         return found
 
     def total(self, numbers: list[float]) -> list[float]:
-        """Add numbers over all ranks: one small all-reduce."""
+        """Add numbers over all members: one small all-reduce."""
         sums = torch.tensor(numbers, dtype=torch.float64)
         try:
             dist.all_reduce(sums, group=self._group)
         except (RuntimeError, ValueError) as error:
-            raise RankLost(str(error).splitlines()[0]) from error
+            raise RankLost(_plain(error)) from error
         return [float(v) for v in sums]
 
 
-def rank_here() -> int:
-    """Return this process's rank, also before the process group is made (torchrun sets it)."""
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_rank()
-    rank = os.environ.get("RANK", "0")
-    return int(rank) if rank.isdigit() else 0
+def _plain(error: BaseException) -> str:
+    """Return the first sentence of an error of the transport, without the source file it names."""
+    line = next(iter(str(error).splitlines()), type(error).__name__)
+    return re.sub(r"^\[\S+\] ", "", line).split(". ")[0]
 
 
 def several() -> bool:

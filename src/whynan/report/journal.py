@@ -19,6 +19,7 @@ from typing import IO, Any
 
 from whynan import __version__
 from whynan.records import Action, Incident, Notice, dumps
+from whynan.recovery.place import rank_here
 from whynan.recovery.policy import Budget
 from whynan.report import markdown, terminal
 
@@ -44,7 +45,8 @@ class Journal:
         self._broken = False
         self._failed_once = False
         self.closed = False
-        self.rank = 0  # among ranks that keep one journal together
+        self._root: Path | None = None  # of the job, where that is not this process's own directory
+        self._received: Incident | None = None  # to be written with what is done about it
         self._own = 0  # incidents that this process tells
 
     # -- files --------------------------------------------------------------------------------------------------
@@ -54,7 +56,10 @@ class Journal:
         if not self.files or self._broken:
             return None
         if self.directory is None:
-            self.directory = _fresh(Path("whynan-runs"))
+            rank = rank_here()
+            self.directory = _fresh(Path("whynan-runs"), f"-rank-{rank}" if rank else "")
+        elif rank_here() and self._root is None:
+            self._live_below(self.directory, rank_here())
         if not self.directory.is_absolute():
             self.directory = self.directory.absolute()  # the script may change its working directory
         try:
@@ -67,13 +72,16 @@ class Journal:
     def place(self) -> str | None:
         """Return the run directory for the other ranks, making it."""
         home = self.home()
-        return None if home is None else str(home)
+        return None if home is None else str(self._root or home)
 
     def join(self, rank: int, place: str | None) -> None:
         """Keep one journal with other ranks: the first writes it, the others keep files of their own below it."""
-        self.rank = rank
         if rank and place is not None:
-            self.directory = Path(place) / "ranks" / f"rank-{rank}"
+            self._live_below(Path(place), rank)
+
+    def _live_below(self, root: Path, rank: int) -> None:
+        self._root = root.absolute()
+        self.directory = self._root / "ranks" / f"rank-{rank}"
 
     def _give_up(self, error: OSError) -> None:
         self._broken = True
@@ -105,34 +113,39 @@ class Journal:
         """Return the metrics of the last steps."""
         return list(self._history)
 
-    def incident(self, incident: Incident, action: Action, shared: bool = False) -> None:
-        """Close an incident: write it, flush it, tell it. One that all ranks share is told by the first of them."""
+    def incident(self, incident: Incident, action: Action, tell: bool = True) -> None:
+        """Close an incident: write it, flush it, tell it. One that all ranks share is told by one of them."""
         incident = replace(incident, action=action)
+        self._write_received(action)
         key = (incident.cause.code, incident.origin.span.file, incident.origin.span.line)
         self.counts[key] = self.counts.get(key, 0) + 1
         self.incidents.append(incident)
-        if shared and self.rank:
+        if not tell:
             return
         self._own += 1
         home = self.home()
         if home is not None:
-            self._append(home, incident)
+            self._append(self._root or home, incident)
         if self.counts[key] == 1:
             with self._voice():
                 terminal.show(incident)
 
     def received(self, incident: Incident) -> None:
-        """Write down that this rank merely received a bad value, in a file of its own."""
-        home = self.home()
-        if home is not None:
-            own = home if self.rank else home / "ranks" / "rank-0"
-            self._append(own, incident)
+        """Note that this rank merely received a bad value; written, in a file of its own, with what is done about it."""
+        self._received = incident
+
+    def _write_received(self, action: Action) -> None:
+        incident, self._received = self._received, None
+        home = self.home() if incident is not None else None
+        if incident is not None and home is not None:
+            own = home if self._root is not None else home / "ranks" / f"rank-{incident.rank}"
+            self._append(own, replace(incident, action=action))
 
     def _append(self, home: Path, incident: Incident) -> None:
         try:
             home.mkdir(parents=True, exist_ok=True)
-            with (home / "incidents.jsonl").open("a", encoding="utf-8") as file:
-                file.write(dumps(incident.to_json()) + "\n")
+            with (home / "incidents.jsonl").open("ab", buffering=0) as file:  # one write: other ranks may append at the same time
+                file.write((dumps(incident.to_json()) + "\n").encode())
             if self._metrics is not None:
                 self._metrics.flush()
         except OSError as error:
@@ -195,7 +208,7 @@ class Journal:
 
     def say(self, text: str, always: bool = False) -> None:
         """Say one line on stderr; of several ranks only the first speaks, unless it is about this rank alone."""
-        if not self.quiet and (always or not self.rank):
+        if not self.quiet and (always or not rank_here()):
             with self._voice():
                 print(text, file=sys.stderr)
 
@@ -211,7 +224,7 @@ class Journal:
         with contextlib.suppress(OSError, ValueError), bar:
             yield
 
-    def internal_error(self, error: BaseException) -> None:
+    def internal_error(self, error: BaseException, watching: bool = False) -> None:
         """Log our own failure, once, with how to report it."""
         if self._failed_once:
             return
@@ -223,9 +236,10 @@ class Journal:
             with contextlib.suppress(OSError):
                 (home / "internal-error.txt").write_text(f"whynan {__version__}\n{text}", encoding="utf-8")
                 where = f"; details in {home / 'internal-error.txt'}"
+        off = "" if watching else "watching is off, "
         self.say(
-            f"whynan: internal error, watching is off, training goes on: {type(error).__name__}: {error}{where}\n"
-            f"        please report it with that text to {ISSUES}"
+            f"whynan: internal error, {off}training goes on: {type(error).__name__}: {error}{where}\n        please report it with that text to {ISSUES}",
+            always=True,
         )
 
 
@@ -243,9 +257,9 @@ def _short_path(path: Path | None) -> Path | None:
         return path
 
 
-def _fresh(parent: Path) -> Path:
+def _fresh(parent: Path, ending: str = "") -> Path:
     """Return a directory name by the time, with a number where that is taken."""
-    stem = datetime.now().strftime("%m%d-%H%M%S")
+    stem = datetime.now().strftime("%m%d-%H%M%S") + ending
     name, number = parent / stem, 1
     while name.exists():
         number += 1

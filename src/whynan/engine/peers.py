@@ -1,0 +1,54 @@
+"""Who else trains what an optimizer updates, and how the gradients come together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from whynan.capsule.alone import is_sharded
+from whynan.engine.session import Session, parameters_of
+
+DDP = torch.nn.parallel.DistributedDataParallel
+
+
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """The ranks that step an optimizer together."""
+
+    members: tuple[int, ...]
+    sharded: bool = False  # a rank holds and sees a part of each gradient
+    even: bool = True  # the norm of the gradients is the same on all of them
+
+
+def peers_of(session: Session, optimizer: torch.optim.Optimizer) -> Peers | None:
+    """Find out with whom this optimizer steps; nobody where its parameters are this rank's own."""
+    parameters = parameters_of(optimizer)  # also those without a gradient yet: they may get one later
+    sharded = [p for p in parameters if is_sharded(p)]
+    if sharded:
+        ranks = {int(r) for p in sharded for r in p.device_mesh.mesh.flatten().tolist()}  # type: ignore[attr-defined]
+        return Peers(tuple(sorted(ranks)), True, len(sharded) == len(parameters))
+    averaged: set[int] = set()
+    members: set[int] = set()
+    for model in replicas(session):
+        own = {id(p) for n, p in model.module.named_parameters() if n not in model.parameters_to_ignore}
+        if any(id(p) in own for p in parameters):
+            averaged |= own
+            members |= set(dist.get_process_group_ranks(model.process_group))
+    if members:
+        return Peers(tuple(sorted(members)), even=all(id(p) in averaged for p in parameters))
+    if session.recorder.received.sums([p.grad for p in parameters if p.grad is not None]):
+        return Peers(tuple(range(dist.get_world_size())), even=False)
+    return None
+
+
+def replicas(session: Session) -> list[DDP]:
+    """Return the DistributedDataParallel modules in use, wherever they stand."""
+    found = [m for root in session.recorder.roots() for m in root.modules() if isinstance(m, DDP)]
+    return list(dict.fromkeys(found))
+
+
+def some_have_ended(session: Session) -> bool:
+    """Whether the program is inside `Join`: ranks whose data has ended are not there to talk to."""
+    return any(getattr(getattr(m, "_join_config", None), "enable", False) for m in replicas(session))

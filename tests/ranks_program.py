@@ -1,0 +1,210 @@
+"""A training program on many ranks, chosen by one JSON argument; run by tests/test_ranks.py, also without whynan.
+
+Batches are made from their number, so a job that leaves batches out sees the others bit for bit the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.algorithms.join import Join
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+asked: dict[str, Any] = json.loads(sys.argv[1])
+outside = nn.Parameter(torch.ones(()))  # no wrapper knows of it
+faults: dict[int, tuple[int, str]] = {int(n): (rank, kind) for n, (rank, kind) in asked.get("faults", {}).items()}
+every = asked.get("accumulate", 1)
+
+
+def say(*words: object) -> None:
+    """Print a line in one piece: the ranks of a job share their output."""
+    sys.stdout.write(" ".join(map(str, words)) + " \n")
+    sys.stdout.flush()
+
+
+class Net(nn.Module):
+    """Two layers, BatchNorm where asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(8, 16), nn.Linear(16, 16), nn.Linear(16, 4)
+        self.norm = nn.BatchNorm1d(16) if asked.get("norm") else nn.Identity()
+        if asked.get("tied"):
+            self.head = nn.Linear(16, 16, bias=False)
+            self.head.weight = self.second.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.relu(self.second(self.norm(torch.relu(self.first(x))))))
+
+
+class Around(nn.Module):
+    """A module that holds a data-parallel one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = DDP(Net())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x)
+
+
+def sharded(**options: Any) -> nn.Module:
+    net, mesh = Net(), init_device_mesh("cpu", (world,))
+    for part in () if asked.get("tied") else (net.first, net.second):
+        fully_shard(part, mesh=mesh, **options)
+    return fully_shard(net, mesh=mesh, **options)
+
+
+def halves() -> nn.Module:
+    middle = world // 2
+    groups = [dist.new_group(list(range(middle))), dist.new_group(list(range(middle, world)))]
+    return DDP(Net(), process_group=groups[rank >= middle])
+
+
+def tensor_parallel() -> nn.Module:
+    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    return parallelize_module(net, init_device_mesh("cpu", (world,)), {"0": ColwiseParallel(), "2": RowwiseParallel()})
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "ddp": lambda: DDP(Net(), **asked.get("options", {})), "fsdp": lambda: sharded(**asked.get("options", {})), "around": Around, "own": Net,
+    "mixed": lambda: sharded(mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)),
+    "compiled": lambda: torch.compile(DDP(Net()), backend="eager"), "tp": tensor_parallel, "halves": halves,
+}  # fmt: skip
+
+
+def fault_of(number: int) -> str:
+    born, kind = faults.get(number, (-1, ""))
+    return kind if born in (rank, -2) else ""
+
+
+def batch(number: int) -> torch.Tensor:
+    place = 0 if asked["model"] == "tp" else rank  # ranks that share operations share the data
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(1000 * place + number))
+    if fault_of(number) == "data":
+        x.numpy()[2, 1] = float("nan")
+    return x
+
+
+def loss_of(model: nn.Module, number: int) -> torch.Tensor:
+    out = model(batch(number)).float()  # data goes in here
+    loss = out.pow(2).mean() / every
+    if asked.get("contrast") == "gather":
+        parts = [torch.empty_like(out) for _ in range(world)]
+        dist.all_gather(parts, out.detach().contiguous())
+        parts[rank] = out
+        loss = loss + torch.cat(parts).mm(torch.cat(parts).T).pow(2).mean()
+    elif asked.get("contrast"):
+        import torch.distributed.nn as dn
+
+        all_of_them = torch.cat(dn.all_gather(out))
+        loss = loss + F.cross_entropy(all_of_them @ all_of_them.T, torch.arange(len(all_of_them)))
+    if asked.get("log"):
+        dist.all_reduce(mean := loss.detach().clone())
+        mean /= world
+    if fault_of(number) == "loss":
+        loss = loss + torch.log(out[0, 0].detach() * 0)  # bad loss
+    if fault_of(number) == "grad":
+        loss = loss + torch.sqrt((out[1] * 0).abs().sum())  # bad slope
+    if fault_of(number) == "outside":
+        loss = loss + torch.sqrt(outside * 0)  # bad slope of its own
+    if fault_of(number) == "spike":
+        loss = loss + 1e6
+    if fault_of(number) == "index":
+        loss = loss + F.embedding(torch.tensor([9]), torch.ones(2, 2)).sum()
+    return loss
+
+
+def average(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= world
+
+
+def on_the_side(model: nn.Module, number: int) -> None:
+    """What rank 0 does alone while the others wait: evaluation, a checkpoint, a probe of its own that goes bad."""
+    if rank == 0:
+        inner = getattr(model, "module", model)
+        inner.eval()
+        with torch.no_grad():
+            features = inner(torch.ones(3, 8))
+        inner.train()
+        torch.save(inner.state_dict(), "checkpoint.pt")
+        if number == 1:
+            probe = nn.Linear(4, 1)
+            small = torch.optim.SGD(probe.parameters(), 0.1)
+            torch.log(probe(features).sum() * 0).backward()  # bad probe
+            small.step()
+    dist.barrier()
+
+
+def die(number: int) -> None:
+    if asked.get("dies") == [number, rank] and attempt == "0":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def train(model: nn.Module) -> None:
+    rate = asked.get("rate", 0.01)
+    parameters = [*model.parameters(), outside] if asked.get("outside") else model.parameters()
+    optimizer: torch.optim.Optimizer = getattr(torch.optim, asked.get("optimizer", "AdamW"))(parameters, lr=rate)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=3, enabled=bool(asked.get("scaler")))
+    updates = [u for u in range(asked.get("updates", 8)) if u not in asked.get("leave", [])]
+    for update in updates[: asked.get("rows", {}).get(str(rank))]:
+        for number in range(update * every, update * every + every):
+            last = number % every == every - 1
+            waiting = model.no_sync() if isinstance(model, DDP) and not last else contextlib.nullcontext()
+            if asked["model"] == "fsdp":
+                model.set_requires_gradient_sync(last)
+            with waiting:
+                scaler.scale(loss_of(model, number)).backward()
+            die(number)
+        if asked["model"] == "own":
+            average(model)
+        if asked.get("clip"):
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        if asked.get("aside"):
+            on_the_side(model, update)
+        groups = dist.distributed_c10d._world.pg_map
+        say("COLLECTIVES", update, sum(g._get_sequence_number_for_group() for g in groups))
+    if asked.get("scaler"):
+        say("SCALE", rank, scaler.get_scale())
+
+
+def digest(model: nn.Module) -> str:
+    whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in (*model.parameters(), *model.buffers())]
+    return hashlib.sha1(b"".join(t.detach().contiguous().numpy().tobytes() for t in whole)).hexdigest()  # noqa: S324 (compared, not trusted)
+
+
+attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+if "store" in asked:  # a restarted job finds the addresses of the first one in torchrun's own store
+    dist.init_process_group("gloo", f"file://{asked['store']}-{attempt}", rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
+else:
+    dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+if asked.get("dies") == [-1, rank]:
+    sys.exit(5)
+torch.manual_seed(0)
+net = MODELS[asked["model"]]()
+with Join([net]) if "rows" in asked else contextlib.nullcontext():
+    train(net)
+say("END", rank, digest(net))
+dist.destroy_process_group()

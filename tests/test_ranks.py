@@ -1,0 +1,352 @@
+"""Many ranks: all take the same action, nobody waits in vain, one incident names the rank and the sample."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed
+import torch.distributed.fsdp
+import torch.distributed.tensor.parallel
+from conftest import PYTHON, Sandbox
+from jobs import PROGRAM, Ended, finish, free_port, job, line_of, start, torchrun
+
+pytestmark = pytest.mark.skipif(not torch.distributed.is_available() or sys.platform != "linux", reason="torch.distributed with gloo")
+
+THREE = {"2": (1, "data"), "4": (0, "loss"), "6": (1, "grad")}
+CODES = {"data": ("WN701", "data goes in here"), "loss": ("WN101", "bad loss"), "grad": ("WN501", "bad slope")}
+
+
+def plain(box: Sandbox, ranks: int, asked: dict[str, Any], leave: list[int]) -> Ended:
+    """Run the same job without whynan and without some updates."""
+    done = job(Sandbox(box.folder / "plain"), ranks, {**asked, "faults": {}, "leave": leave}, watched=False)
+    assert done.status == [0] * ranks, done.text
+    return done
+
+
+def check_told(done: Ended, faults: dict[str, tuple[int, str]], ranks: int, every: int = 1, taken: str = "skipped") -> None:
+    """One incident for each fault, with its rank, line and sample; all other ranks wrote down that they received it."""
+    assert [(i["step"], i["rank"], i["cause"]["code"], i["origin"]["line"]) for i in done.incidents] == [
+        (int(number) // every, rank, CODES[kind][0], line_of(CODES[kind][1])) for number, (rank, kind) in faults.items()
+    ], done.text
+    for incident, (_, kind) in zip(done.incidents, faults.values(), strict=True):
+        assert incident["origin"]["samples"] == ([2] if kind == "data" else [])
+        assert incident["action"]["taken"] == taken
+    for rank in range(ranks):
+        got = [(i["step"], i["cause"]["code"], i["action"]["taken"]) for i in done.received(rank)]
+        assert got == [(int(n) // every, "WN801", taken) for n, (born, _) in faults.items() if born != rank]
+
+
+# -- under torchrun -----------------------------------------------------------------------------------------------
+
+
+def test_torchrun_with_faults_on_different_ranks(box: Sandbox) -> None:
+    """Under torchrun a fault in data, loss or gradient of one rank is skipped by all, as if no rank had drawn that batch."""
+    asked = {"model": "ddp", "norm": True, "faults": THREE}
+    done = torchrun(box, 2, asked)
+    assert done.status == [0], done.text
+    check_told(done, THREE, 2)
+    assert done.said("END") == plain(box, 2, asked, [2, 4, 6]).said("END")
+    assert [len(done.metrics(rank)) for rank in range(2)] == [8, 8]
+
+
+def test_torchrun_with_four_ranks_and_fully_shard(box: Sandbox) -> None:
+    """Four ranks with fully_shard and accumulation over two micro-batches: the same holds, whichever micro-batch is bad."""
+    faults = {"5": (3, "data"), "8": (2, "grad"), "12": (0, "loss")}
+    asked = {"model": "fsdp", "accumulate": 2, "clip": True, "faults": faults}
+    done = torchrun(box, 4, asked)
+    assert done.status == [0], done.text
+    check_told(done, faults, 4, every=2)
+    assert done.said("END") == plain(box, 4, asked, [2, 4, 6]).said("END")
+    assert len(set(done.said("END").values())) == 1
+
+
+def test_torchrun_restarts_a_job_whose_rank_was_killed(box: Sandbox) -> None:
+    """A rank that is killed while the others go on is told by torchrun, and the restarted job is watched anew."""
+    asked = {"model": "ddp", "dies": (1, 1), "faults": {"3": (0, "loss")}, "store": str(box.folder / "store")}
+    done = torchrun(box, 2, asked, agent=("--standalone", "--max-restarts=1"))
+    assert done.status == [0], done.text
+    check_told(done, {"3": (0, "loss")}, 2)
+    assert done.text.count("COLLECTIVES 0 ") == 4  # two ranks, twice
+    assert done.said("END") == plain(box, 2, {"model": "ddp"}, [3]).said("END")
+
+
+def test_two_agents_make_one_job(box: Sandbox) -> None:
+    """Ranks of two torchrun agents, as on two machines, keep one run directory and tell one incident."""
+    asked = {"model": "ddp", "faults": {"2": (1, "data")}}
+    common = ["--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={free_port()}", "--nproc-per-node=1"]
+    words = ["-m", "whynan", "run", "--run-dir", str(box.run_dir), str(PROGRAM), json.dumps(asked)]
+    agents = [start(box, [PYTHON, "-m", "torch.distributed.run", *common, f"--node-rank={node}", *words]) for node in range(2)]
+    done = finish(box, agents)
+    assert done.status == [0, 0], done.text
+    check_told(done, {"2": (1, "data")}, 2)
+
+
+# -- kinds of models ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"model": "ddp", "norm": True, "options": {"broadcast_buffers": False}},
+        {"model": "ddp", "clip": True, "options": {"gradient_as_bucket_view": True}},
+        {"model": "ddp", "options": {"static_graph": True}, "log": True},
+        {"model": "ddp", "contrast": "gather"},
+        {"model": "ddp", "norm": True, "aside": True},
+        {"model": "ddp", "scaler": True},
+        {"model": "ddp", "scaler": True, "clip": True},
+        {"model": "around"},
+        {"model": "compiled"},
+        {"model": "own"},
+        {"model": "fsdp"},
+        {"model": "fsdp", "clip": True, "options": {"reshard_after_forward": False}},
+        {"model": "fsdp", "norm": True},
+        {"model": "fsdp", "tied": True},
+        {"model": "fsdp", "scaler": True},
+        {"model": "mixed"},
+    ],
+    ids=lambda asked: " ".join(f"{key}={value}" for key, value in asked.items()),
+)
+def test_every_kind_of_model(box: Sandbox, asked: dict[str, Any]) -> None:
+    """A fault of one rank is skipped by all, its rank, line and sample are named, and no bit shows that the batch was drawn."""
+    asked = {**asked, "faults": THREE}
+    done = job(box, 2, asked)
+    assert done.status == [0, 0], done.text
+    own = [i for i in done.incidents if i["origin"]["line"] == line_of("bad probe")]
+    assert len(own) == bool(asked.get("aside"))
+    if not own:
+        check_told(done, THREE, 2)
+    reference = plain(box, 2, asked, [2, 4, 6])
+    assert done.said("END") == reference.said("END")
+    assert "internal error" not in done.text
+    assert [i["origin"]["exact"] for i in done.incidents] == [asked["model"] != "mixed"] * len(done.incidents)
+    assert done.said("SCALE") == reference.said("SCALE")
+
+
+def test_a_loss_over_all_ranks_names_the_rank_that_put_it_in(box: Sandbox) -> None:
+    """A contrastive loss gathers the features of all ranks, so all losses are bad; the rank whose features were is named."""
+    done = job(box, 2, {"model": "ddp", "contrast": "with gradients", "faults": {"2": (1, "data"), "4": (1, "grad")}})
+    assert done.status == [0, 0], done.text
+    check_told(done, {"2": (1, "data"), "4": (1, "grad")}, 2)
+
+
+def test_tensor_parallel_models_are_skipped_but_not_replayed(box: Sandbox) -> None:
+    """Where single operations run on several ranks all skip together, and the incident says why it has no place."""
+    asked = {"model": "tp", "faults": {"2": (-2, "data"), "4": (1, "loss")}}
+    done = job(box, 2, asked)
+    assert done.status == [0, 0], done.text
+    assert [i["cause"]["code"] for i in done.incidents] == ["WN901", "WN901"]
+    assert all("tensor parallel" in i["origin"]["note"] for i in done.incidents)
+    assert done.said("END") == plain(box, 2, asked, [2, 4]).said("END")
+
+
+def test_a_parameter_that_no_wrapper_knows_of(box: Sandbox) -> None:
+    """A gradient that is not averaged can be bad on one rank only: all ranks still skip that step."""
+    asked = {"model": "ddp", "outside": True, "faults": {"3": (1, "outside")}}
+    done = job(box, 2, asked)
+    assert done.status == [0, 0], done.text
+    assert [(i["step"], i["rank"], i["cause"]["code"], i["origin"]["line"]) for i in done.incidents] == [(3, 1, "WN501", line_of("bad slope of its own"))]
+    assert done.said("END") == plain(box, 2, asked, [3]).said("END")
+
+
+def test_ranks_that_train_another_model_are_not_asked(box: Sandbox) -> None:
+    """Two halves of a job train a model each: a fault in one half is settled there, and the other goes on."""
+    asked = {"model": "halves", "faults": {"2": (3, "data")}}
+    done = job(box, 4, asked)
+    assert done.status == [0] * 4, done.text
+    assert [(i["step"], i["rank"]) for i in done.incidents] == [(2, 3)]
+    assert [len(done.received(rank)) for rank in range(4)] == [0, 0, 1, 0]
+    ends, left_out = done.said("END"), plain(box, 4, asked, [2]).said("END")
+    assert (ends[2], ends[3]) == (left_out[2], left_out[3])
+    assert ends[0] == ends[1] != left_out[0]
+
+
+@pytest.mark.parametrize("number", [8, 9, 11], ids=["first", "middle", "last"])
+def test_accumulation_with_no_sync(box: Sandbox, number: int) -> None:
+    """A bad micro-batch of one rank drops the whole window on all ranks, wherever in the window it stands."""
+    asked = {"model": "ddp", "accumulate": 4, "updates": 4, "faults": {str(number): (1, "data")}}
+    done = job(box, 2, asked)
+    assert done.status == [0, 0], done.text
+    check_told(done, {str(number): (1, "data")}, 2, every=4)
+    assert done.said("END") == plain(box, 2, asked, [2]).said("END")
+
+
+def test_uneven_inputs(box: Sandbox) -> None:
+    """Inside Join a rank whose data has ended is not waited for: the others settle a bad step by themselves."""
+    done = job(box, 2, {"model": "ddp", "optimizer": "SGD", "rows": {"0": 4, "1": 7}, "faults": {"2": (1, "data"), "5": (1, "loss")}})
+    assert done.status == [0, 0], done.text
+    assert [(i["step"], i["rank"], i["cause"]["code"]) for i in done.incidents] == [(2, 1, "WN701"), (5, 1, "WN101")]
+    assert [(i["step"], i["cause"]["code"]) for i in done.received(0)] == [(2, "WN801")]
+    assert len(set(done.said("END").values())) == 1
+
+
+# -- actions ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("model", "ranks"), [("ddp", 4), ("fsdp", 2)])
+def test_all_ranks_stop_together(box: Sandbox, model: str, ranks: int) -> None:
+    """A policy that stops, stops every rank at the same step with exit status 3."""
+    done = job(box, ranks, {"model": model, "faults": {"3": (1, "grad")}}, "--policy", "stop")
+    assert done.status == [3] * ranks, done.text
+    check_told(done, {"3": (1, "grad")}, ranks, taken="stopped")
+    assert [len(done.metrics(rank)) for rank in range(ranks)] == [3] * ranks
+
+
+def test_a_row_of_bad_steps_on_different_ranks_stops_all(box: Sandbox) -> None:
+    """Bad steps in a row count for the job, whichever rank they are born on."""
+    done = job(box, 2, {"model": "ddp", "faults": {"2": (1, "data"), "3": (0, "loss"), "4": (1, "grad")}}, "--in-a-row", "2")
+    assert done.status == [3, 3], done.text
+    assert [i["action"]["taken"] for i in done.incidents] == ["skipped", "skipped", "stopped"]
+
+
+@pytest.mark.parametrize("model", ["ddp", "fsdp"])
+def test_all_ranks_roll_back(box: Sandbox, model: str) -> None:
+    """A rollback takes every rank to the same state: the one before the first step, where none was renewed since."""
+    asked = {"model": model, "faults": {"3": (1, "data")}}
+    done = job(box, 2, asked, "--policy", "rollback")
+    assert done.status == [0, 0], done.text
+    check_told(done, {"3": (1, "data")}, 2, taken="rolled back")
+    assert done.said("END") == plain(box, 2, asked, [0, 1, 2, 3]).said("END")
+
+
+def test_a_spike_of_one_rank_is_skipped_by_all(box: Sandbox) -> None:
+    """A spike policy that acts, acts on all ranks, also where one rank alone saw the spike."""
+    asked = {"model": "ddp", "updates": 36, "rate": 1e-4, "faults": {"33": (1, "spike")}}
+    done = job(box, 2, asked, "--spike", "skip")
+    assert done.status == [0, 0], done.text
+    assert "whynan: rank 1 saw a spike at step 33" in done.out[1]
+    assert done.said("END") == plain(box, 2, asked, [33]).said("END")
+
+
+def test_observing_changes_nothing(box: Sandbox) -> None:
+    """The policy that only observes leaves every bit as it would be without whynan, and still tells of the one rank."""
+    asked = {"model": "ddp", "faults": {"2": (1, "loss")}}
+    done = job(box, 2, asked, "--policy", "observe")
+    assert done.status == [0, 0], done.text
+    assert [(i["rank"], i["cause"]["code"], i["action"]["taken"]) for i in done.incidents] == [(1, "WN101", "observed")]
+    without = job(Sandbox(box.folder / "without"), 2, asked, watched=False)
+    assert done.said("END") == without.said("END")
+
+
+# -- ranks that do not answer -------------------------------------------------------------------------------------
+
+
+def test_a_rank_killed_at_a_bad_step_is_told(box: Sandbox) -> None:
+    """Ranks that want to settle a bad step with one that was killed say so and stop, instead of waiting."""
+    done = job(box, 3, {"model": "ddp", "dies": (2, 1), "faults": {"2": (0, "loss")}})
+    assert done.status == [3, -9, 3], done.text
+    assert all(f"whynan: rank {rank} waited for the others in vain" in done.out[rank] for rank in (0, 2))
+
+
+def test_a_rank_that_is_missing_in_the_exchange(box: Sandbox) -> None:
+    """A rank that lives but does not come to the exchange is named after the time that was asked for, and the others stop."""
+    program = box.write(MISSING)
+    done = job(box, 2, {}, "--rank-timeout", "3", program=program)
+    assert done.status == [3, 0], done.text
+    assert "whynan: rank 0 waited for the others in vain" in done.out[0]
+    assert "Ranks 1 failed" in done.out[0]
+
+
+MISSING = """
+    import signal, sys, torch, torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        loss = model(torch.ones(2, 2)).mean()
+        if step == 1:
+            loss = loss * float("nan")
+        loss.backward()
+        if step == 1 and dist.get_rank() == 1:
+            dist.distributed_c10d._get_default_store().get("end")  # until the other has ended
+            break
+        try:
+            optimizer.step()
+        finally:
+            if step == 1:
+                dist.distributed_c10d._get_default_store().set("end", "1")
+                signal.sigtimedwait([], 1)  # the store lives here
+"""
+
+
+@pytest.mark.parametrize("model", ["ddp", "fsdp"])
+def test_an_exception_on_one_rank_is_its_own(box: Sandbox, model: str) -> None:
+    """An exception of one rank ends that rank as it would without whynan; the diagnosis waits for nobody."""
+    done = job(box, 2, {"model": model, "faults": {"3": (1, "index")}})
+    assert done.status == [1, 1], done.text
+    assert "IndexError" in done.out[1]
+    assert "IndexError" not in done.out[0]
+
+
+def test_a_rank_that_ends_before_the_first_step(box: Sandbox) -> None:
+    """Nothing of ours waits for a rank that never came to a step."""
+    done = job(box, 2, {"model": "ddp", "dies": (-1, 1)})
+    assert done.status[1] == 5
+    assert done.status[0] == 1, done.text
+
+
+# -- cost ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "extra"),
+    [({"model": "ddp"}, 0), ({"model": "ddp", "clip": True}, 0), ({"model": "fsdp", "clip": True}, 0), ({"model": "fsdp"}, 1), ({"model": "own"}, 1)],
+    ids=lambda value: str(value),
+)
+def test_collectives_of_a_healthy_step(box: Sandbox, asked: dict[str, Any], extra: int) -> None:
+    """A healthy step makes no collective of ours, but one small one where no collective carries the answer."""
+    counts = [_per_step(run) for run in (job(box, 2, asked), plain(box, 2, asked, []))]
+    assert len(counts[0]) == len(counts[1]) == 6
+    assert counts[0] == [number + extra for number in counts[1]]
+
+
+def _per_step(done: Ended) -> list[int]:
+    """Return how many collectives each step made, without the first, at which the ranks meet."""
+    made = [int(line.split()[2]) for line in done.out[0].splitlines() if line.startswith("COLLECTIVES")]
+    return [after - before for before, after in itertools.pairwise(made[1:])]
+
+
+# -- the other way in ---------------------------------------------------------------------------------------------
+
+SPAWNED = """
+    import os, sys, torch, torch.distributed as dist, torch.multiprocessing as mp, whynan
+
+    def work(rank, world, port, run_dir):
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        dist.init_process_group("gloo", rank=rank, world_size=world)
+        torch.manual_seed(0)
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        try:
+            with whynan.watch(model, optimizer, run_dir=run_dir, policy="skip:1,stop"):
+                for step in range(6):
+                    x = torch.ones(4, 2)
+                    loss = model(x).mean()
+                    if step in (2, 3) and rank == 1:
+                        loss = loss + torch.log(torch.zeros(()))
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
+        except whynan.TrainingStopped as stop:
+            sys.stdout.write(f"STOPPED {rank} {step} \\n")
+        dist.destroy_process_group()
+        sys.stdout.write(f"END {rank} {model.module.weight.sum().item()} \\n")
+
+    if __name__ == "__main__":
+        mp.spawn(work, args=(2, int(sys.argv[1]), sys.argv[2]), nprocs=2)
+"""
+
+
+def test_watch_in_spawned_processes(box: Sandbox) -> None:
+    """`whynan.watch` inside each of several spawned processes: one run directory, TrainingStopped on all, a clean end."""
+    path = box.write(SPAWNED)
+    done = finish(box, [start(box, [PYTHON, str(path), str(free_port()), str(box.run_dir)])])
+    assert done.status == [0], done.text
+    assert done.said("STOPPED") == {0: "3", 1: "3"}
+    assert len(set(done.said("END").values())) == 1
+    assert [(i["step"], i["rank"], i["action"]["taken"]) for i in done.incidents] == [(2, 1, "skipped"), (3, 1, "stopped")]
