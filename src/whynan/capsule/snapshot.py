@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-_NOT_OWN = frozenset({"state", "param_groups", "defaults", "params"})
+# kept above, or lent for one call by a gradient scaler
+_NOT_OWN = frozenset({"state", "param_groups", "defaults", "params", "found_inf", "grad_scale"})
 
 
 class Snapshot:

@@ -43,6 +43,9 @@ def _parts(scene: Scene) -> tuple[Birth, View] | None:
     return birth, forward
 
 
+_NOT_VECTORS = "build the loss on the values or on a projector instead of single vectors, or add a little noise to the matrix"
+
+
 @rule("WN504", "degenerate-decomposition", "gradient of a decomposition with equal values", rank=37)
 def degenerate_decomposition(scene: Scene) -> Finding | None:
     """The gradient of a decomposition was divided by the distance of two equal values.
@@ -106,7 +109,7 @@ def degenerate_decomposition(scene: Scene) -> Finding | None:
     return Finding(
         "two values coincide: the gradient divides by their difference",
         evidence,
-        guarded(name, forward.op.dtype) or guarded("eigh", forward.op.dtype),
+        [*(guarded(name, forward.op.dtype) or guarded("eigh", forward.op.dtype)), Fix(_NOT_VECTORS)],
         from_spans(forward),
     )
 

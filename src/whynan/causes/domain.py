@@ -296,6 +296,9 @@ def zero_over_zero(scene: Scene) -> Finding | None:
         Fix("keep the denominator away from 0", "{x}.clamp_min(1e-12)" if view.op.dtype != "float16" else "{x}.clamp_min(1e-4)", 1),
         *guarded("div", view.op.dtype),
     ]
+    if view.call.endswith("normalize"):
+        eps = "1e-4" if view.op.dtype == "float16" else "1e-12"
+        fixes = [Fix(f"give normalize an eps: {eps}", eps, keyword="eps")]
     return Finding("0 / 0 is nan" + (": a zero vector over its own norm" if norm else ""), evidence, fixes, from_spans(view, 1), empty=birth_on_gradient(scene))
 
 
