@@ -168,17 +168,24 @@ def zero_times_inf(scene: Scene) -> Finding | None:
         return None
     left, right = _factors(view)
     flipped = left is not None and bool(left.isinf().any())
-    number_only = right is None
-    zero, infinite = ("{1}", "{0}") if flipped else ("{0}", "{1}")
     output = view.output()
     count = int(output.isnan().sum()) if output is not None else 1
-    fixes = [Fix("select with where instead of multiplying by a mask", f"torch.where({zero} == 0, 0.0, {infinite})")]
+    fixes = _selections(right if flipped else left, flipped, number_only=right is None)
     if view.name in _PRODUCTS:
         fixes = [Fix("use a large finite number instead of the infinity, or leave these entries out before the product")]
-    elif not number_only:
-        fixes.append(Fix("select with where instead of multiplying by a mask", f"torch.where({zero} == 0, torch.zeros_like({infinite}), {zero} * {infinite})"))
-        fixes.append(Fix("use a large finite number instead of the infinity", f"{zero} * {infinite}.clamp(-1e9, 1e9)"))
     return Finding("0 * inf is nan", [f"{count} products of 0 and an infinity"], fixes, written_spans(birth, "the infinity came from here"))
+
+
+def _selections(factor: torch.Tensor | None, flipped: bool, number_only: bool) -> list[Fix]:
+    """Return the ways to leave an infinity out of a product; only a factor of 0 and 1 may be left out with it."""
+    zero, infinite = ("{1}", "{0}") if flipped else ("{0}", "{1}")
+    is_mask = number_only or (factor is not None and bool(((factor == 0) | (factor == 1)).all()))
+    fixes = [Fix("select with where instead of multiplying by a mask", f"torch.where({zero} == 0, 0.0, {infinite})")] if is_mask else []
+    if not number_only:
+        chosen = f"torch.where({zero} == 0, torch.zeros_like({infinite}), {infinite})"
+        fixes.append(Fix("take the infinity out where the factor is 0, then multiply", f"{zero} * {chosen}"))
+        fixes.append(Fix("use a large finite number instead of the infinity", f"{zero} * {infinite}.clamp(-1e9, 1e9)"))
+    return fixes
 
 
 @rule("WN303", "inf-over-inf", "infinity over infinity", rank=43)
