@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import whynan
+from whynan.capsule.snapshot import Snapshot
 from whynan.recovery.policy import Budget, parse
 
 # -- budgets ------------------------------------------------------------------------------------------------------
@@ -448,3 +449,31 @@ def test_scale_that_never_settles_is_an_incident() -> None:
     assert guard.incidents
     assert all(i.symptom.place in ("gradient", "scaler") for i in guard.incidents)
     assert math.isfinite(float(weight.sum()))
+
+
+class Counting(torch.optim.Optimizer):
+    """Keeps numbers where optimizers of other people keep them: on itself and in its groups."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1, "k": 0})
+        self.calls, self.seen, self.total = 0, [0], torch.zeros(1)
+        self.held = self.param_groups[0]["params"]  # as LBFGS does
+
+    def step(self, closure: Any = None) -> None:
+        self.calls += 1
+        self.param_groups[0]["k"] += 1
+        self.seen.append(self.calls)
+        self.total += 1
+
+
+def test_snapshot_takes_an_optimizers_own_counters_back() -> None:
+    """An undone update leaves no mark on attributes and groups either, and lists of weights stay the lists they are."""
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = Counting([weight])
+    optimizer.step()
+    before = Snapshot(optimizer)
+    optimizer.step()
+    before.restore()
+    assert (optimizer.calls, optimizer.param_groups[0]["k"], optimizer.seen, optimizer.total.item()) == (1, 1, [0, 1], 1.0)
+    assert optimizer.held is optimizer.param_groups[0]["params"]
+    assert optimizer.held[0] is weight

@@ -6,14 +6,22 @@ from typing import Any
 
 import torch
 
+# kept above, or lent for one call by a gradient scaler
+_NOT_OWN = frozenset({"state", "param_groups", "defaults", "params", "found_inf", "grad_scale"})
+
 
 class Snapshot:
-    """Weights and state of one optimizer. Memory: one copy of both, beside the originals or on the host."""
+    """Weights and state of one optimizer. Memory: one copy of both, beside the originals or on the host.
+
+    State is also what the optimizer keeps in attributes of its own and in its groups: step counters, distances,
+    a phase of the schedule. Without them the same update is not the same.
+    """
 
     def __init__(self, optimizer: torch.optim.Optimizer, on_host: bool = False) -> None:
         self.optimizer = optimizer
         self.parameters = [(p, copied(p, on_host)) for g in optimizer.param_groups for p in g["params"]]
         self.state = {p: copied(s, on_host) for p, s in optimizer.state.items()}
+        self.own = [(held, _own(held, on_host)) for held in (vars(optimizer), *optimizer.param_groups)]
 
     @property
     def nbytes(self) -> int:
@@ -36,6 +44,27 @@ class Snapshot:
             del live[key]
         for key, saved in self.state.items():
             live[key] = _merge(live.get(key), saved)
+        for held, own in self.own:
+            for name, value in own.items():
+                held[name] = _merge(held.get(name), value)
+
+
+def _own(held: dict[str, Any], on_host: bool) -> dict[str, Any]:
+    """Copy the values of an optimizer or a group that an update may move: numbers, texts, tensors that are no weights."""
+    return {k: copied(v, on_host) for k, v in held.items() if k not in _NOT_OWN and (_is_plain(v) or _is_tensor(v))}
+
+
+def _is_tensor(value: Any) -> bool:
+    if type(value) is dict:
+        return all(_is_plain(v) or _is_tensor(v) for v in value.values())
+    return isinstance(value, torch.Tensor) and not value.requires_grad
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value holds no tensor: a list of weights must stay the list that it is."""
+    if type(value) is list or type(value) is tuple:
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | complex | str)
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

@@ -43,6 +43,9 @@ def _parts(scene: Scene) -> tuple[Birth, View] | None:
     return birth, forward
 
 
+_NOT_VECTORS = "build the loss on the values or on a projector instead of single vectors, or add a little noise to the matrix"
+
+
 @rule("WN504", "degenerate-decomposition", "gradient of a decomposition with equal values", rank=37)
 def degenerate_decomposition(scene: Scene) -> Finding | None:
     """The gradient of a decomposition was divided by the distance of two equal values.
@@ -106,7 +109,7 @@ def degenerate_decomposition(scene: Scene) -> Finding | None:
     return Finding(
         "two values coincide: the gradient divides by their difference",
         evidence,
-        guarded(name, forward.op.dtype) or guarded("eigh", forward.op.dtype),
+        [*(guarded(name, forward.op.dtype) or guarded("eigh", forward.op.dtype)), Fix(_NOT_VECTORS)],
         from_spans(forward),
     )
 
@@ -137,6 +140,9 @@ def branch_not_taken(scene: Scene) -> Finding | None:
         >>> loss.backward()
         >>> round(loss.item(), 4), x.grad
         (0.6931, tensor([0.0000, 0.5000]))
+
+    A label that is NaN because it is missing is the same trap: (guess - label) ** 2 under a
+    where sends 0 * NaN back. Replace the label first.
 
     Where whole elements are dropped, index before the function: log(x[x > 0]), not
     log(x)[x > 0]. nan_to_num on the result is this trap, not its cure:
@@ -171,19 +177,31 @@ def branch_not_taken(scene: Scene) -> Finding | None:
         return None
     argument = forward.input(0)
     name = forward.name.strip("_")
-    evidence = [f"{name} feeds {chosen.name}, which does not take the bad entries; their gradient is 0 on the way back", "0 times an infinite slope is nan"]
-    if argument is not None:
+    handed = next((i for i, s in enumerate(forward.op.sources) if s.damage.nan), None)
+    evidence = [f"{name} feeds {chosen.name}, which does not take the bad entries; their gradient is 0 on the way back"]
+    evidence.append("0 times an infinite slope is nan" if handed is None else "0 times nan is nan")
+    if argument is not None and handed is None:
         edge = _EDGES.get(forward.name)
         if edge is not None and bool((argument <= edge).any()):
             evidence.append(share(int((argument <= edge).sum()), argument, f"arguments of {name} are at or below {number(edge)}"))
     from whynan.capsule.sites import resolve
 
     spans = [resolve(chosen.site, f"selected here by {chosen.name}")] if chosen.site is not None else []
+    fixes = _safe_before(forward, handed)
+    sent = "0 * inf = nan" if handed is None else "0 * nan = nan"
+    return Finding(f"the entries that are thrown away still send {sent} back", evidence, fixes, [s for s in spans if s.known], backward=True)
+
+
+def _safe_before(forward: View, handed: int | None) -> list[Fix]:
+    """Return the changes that keep the entries thrown away from being computed with; `handed` is the operand that is NaN already."""
+    if handed is not None:
+        title = "take the missing values out before they are computed with"
+        return [Fix(title, "torch.where({x}.isnan(), torch.zeros_like({x}), {x})", handed, safe=True)]
     exponent = forward.scalar("exponent")
     fixes = guarded(forward.name, forward.op.dtype, float(exponent) if isinstance(exponent, int | float) else None)
     if forward.name == "div":
         fixes = [Fix("make the input safe before dividing", "torch.where({x} == 0, torch.ones_like({x}), {x})", 1), *fixes]
-    return Finding("the entries that are thrown away still send 0 * inf = nan back", evidence, fixes, [s for s in spans if s.known], backward=True)
+    return fixes
 
 
 def _selector(birth: Birth, forward: View) -> View | None:
@@ -239,6 +257,10 @@ def _bad_places(birth: Birth) -> Any:
     assert birth.op is not None
     output = birth.outputs.get(birth.op.index)
     return None if output is None else ~output.isfinite()
+
+
+_SOFTEN = "keep the denominator further from 0: a floor under it, or a softening term added to it"
+_CALM = "clip or normalise on the way: shorter unrolls, a lower gain, a smaller loss weight"
 
 
 @rule("WN503", "gradient-overflow", "gradient past the range of its dtype", rank=54)
@@ -301,7 +323,7 @@ def gradient_overflow(scene: Scene) -> Finding | None:
     fixes = (
         [Fix("scale the loss down, or keep this part in float32")]
         if dtype == "float16"
-        else [Fix("clip or normalise on the way: shorter unrolls, a lower gain, a smaller loss weight")]
+        else [Fix(_SOFTEN if forward.name in ("div", "reciprocal", "rsqrt") else _CALM)]
     )
     if dtype == "float16":
         fixes.insert(0, Fix("compute this in float32", "{x}.float()", 0))

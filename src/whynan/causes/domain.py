@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from whynan.causes.catalogue import Finding, Scene, rule
 from whynan.causes.facts import as_view, lineage, rows, share, skip_views
-from whynan.causes.fixes import Fix, guarded
+from whynan.causes.fixes import BY_HAND, Fix, guarded
 from whynan.causes.reductions import _forward_view
 from whynan.records import Phase, Span, number
 
@@ -163,6 +163,7 @@ def _log_fixes(view: View) -> list[Fix]:
             fixes.append(Fix("compute the logarithm of the softmax directly", "torch.log_softmax({inner})", safe=True, inner="softmax"))
         elif made.name == "sigmoid":
             fixes.append(Fix("compute the logarithm of the sigmoid directly", "torch.nn.functional.logsigmoid({inner})", safe=True, inner="sigmoid"))
+        fixes.append(BY_HAND)
     return fixes + guarded(view.name.removeprefix("special_") if "entr" not in view.name else view.name, view.op.dtype)
 
 
@@ -295,6 +296,9 @@ def zero_over_zero(scene: Scene) -> Finding | None:
         Fix("keep the denominator away from 0", "{x}.clamp_min(1e-12)" if view.op.dtype != "float16" else "{x}.clamp_min(1e-4)", 1),
         *guarded("div", view.op.dtype),
     ]
+    if view.call.endswith("normalize"):
+        eps = "1e-4" if view.op.dtype == "float16" else "1e-12"
+        fixes = [Fix(f"give normalize an eps: {eps}", eps, keyword="eps")]
     return Finding("0 / 0 is nan" + (": a zero vector over its own norm" if norm else ""), evidence, fixes, from_spans(view, 1), empty=birth_on_gradient(scene))
 
 
@@ -360,7 +364,7 @@ def division_by_zero(scene: Scene) -> Finding | None:
     evidence = [share(count, below, "denominators are 0") + (f" ({place})" if place else "")]
     fixes = guarded("div", view.op.dtype)
     if view.name == "reciprocal":
-        fixes = [Fix("keep the denominator away from 0", "torch.where({x} == 0, torch.full_like({x}, 1e-6), {x})", 1)]
+        fixes = [fixes[0], Fix("keep the denominator away from 0", "torch.where({x} == 0, torch.full_like({x}, 1e-6), {x})", 1)]
     return Finding(f"division by 0: {share(count, below, 'denominators are 0')}", evidence, fixes, from_spans(view, len(view.op.sources) - 1))
 
 

@@ -51,7 +51,7 @@ class Fix:
             receiver = isinstance(expression.node, ast.Call) and isinstance(expression.node.func, ast.Attribute) and expression.node.func.value is node
             tight = receiver or isinstance(expression.node, ast.BinOp)
             return node, as_operand(new) if tight else new
-        if isinstance(expression.node, ast.AugAssign) or not operands:
+        if isinstance(expression.node, ast.AugAssign) or not operands or _writes_there(expression):
             return None
         rest = [*expression.operands[1:], *(f"{k}={v}" for k, v in expression.keywords.items())]
         try:
@@ -85,7 +85,7 @@ class Fix:
         code = compile(source, "<remedy>", "eval")
 
         def change(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if plain_name(func) != name:
+            if plain_name(func) != name or (self.operand is None and _writes(func)):
                 return NotImplemented
             flipped = expression is not None and _flipped(expression, func, args)
             operands = list(reversed(args[:2])) + list(args[2:]) if flipped else list(args)
@@ -121,6 +121,20 @@ class Fix:
             return func(*args, **{**kwargs, self.keyword: value})
 
         return change
+
+
+BY_HAND = Fix("use binary_cross_entropy, which keeps the logarithm at or above -100", "{inner}", safe=True, inner="cross-entropy by hand")
+
+
+def _writes(func: Any) -> bool:
+    """Whether a function writes its result into its first argument: another expression in its place would not."""
+    name = getattr(func, "__name__", "")
+    return name.endswith("_") and not name.endswith("__")
+
+
+def _writes_there(expression: Expression) -> bool:
+    called = expression.node.func if isinstance(expression.node, ast.Call) else None
+    return isinstance(called, ast.Attribute) and called.attr.endswith("_")
 
 
 def _placeholders(template: str) -> str:
@@ -184,7 +198,7 @@ def guarded(op: str, dtype: str, exponent: float | None = None) -> list[Fix]:
         "acos": [Fix("keep the argument inside (-1, 1)", edge, 0)],
         "asin": [Fix("keep the argument inside (-1, 1)", edge, 0)],
         "atanh": [Fix("keep the argument inside (-1, 1)", edge, 0)],
-        "erfinv": [Fix("keep the argument inside (-1, 1)", edge, 0)],
+        "erfinv": [Fix("keep the argument of erfinv inside (-1, 1)", edge, 0)],
         "acosh": [Fix("keep the argument above 1", "{x}.clamp_min(1 + 1e-6)", 0)],
         "logit": [Fix("keep the argument inside (0, 1)", "{x}.clamp(1e-6, 1 - 1e-6)", 0)],
         "lgamma": [Fix("keep the argument above 0", "{x}.clamp_min(1e-4)", 0)],

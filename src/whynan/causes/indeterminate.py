@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING
 
 from whynan.causes.catalogue import Finding, Scene, rule
 from whynan.causes.facts import skip_views
-from whynan.causes.fixes import Fix, guarded
+from whynan.causes.fixes import BY_HAND, Fix, guarded
 from whynan.causes.reductions import _forward_view, written_spans
 from whynan.records import Phase
 
 if TYPE_CHECKING:
+    import torch
+
     from whynan.trace.birth import View
 
 
@@ -66,7 +68,8 @@ def inf_minus_inf(scene: Scene) -> Finding | None:
     meeting = view.name in ("sub", "add", "rsub", "logaddexp") and left is not None and right is not None
     if meeting and left is not None and right is not None:
         meeting = bool((left.isinf() & right.isinf()).any())
-    if not (meeting or summed) or not birth.op or not birth.op.damage.nan:
+    crossing = _infinities_cross(view)
+    if not (meeting or summed or crossing) or not birth.op or not birth.op.damage.nan:
         return None
     output = view.output()
     count = int(output.isnan().sum()) if output is not None else 1
@@ -76,7 +79,28 @@ def inf_minus_inf(scene: Scene) -> Finding | None:
         Fix("keep both sides finite", "{0}.clamp(-1e4, 1e4) - {1}.clamp(-1e4, 1e4)"),
         Fix("use a large finite number instead of the infinity"),
     ]
-    return Finding("inf - inf is nan", [f"in {count} places both sides are infinite"], fixes, written_spans(birth, "the infinity came from here"))
+    evidence = f"{count} sums of products hold infinities of both signs" if crossing else f"in {count} places both sides are infinite"
+    return Finding("inf - inf is nan", [evidence], fixes[-1:] if crossing else fixes, written_spans(birth, "the infinity came from here"))
+
+
+_PRODUCTS = {"mm": ("self", "mat2"), "bmm": ("self", "mat2"), "addmm": ("mat1", "mat2"), "baddbmm": ("batch1", "batch2"), "mv": ("self", "vec")}
+
+
+def _factors(view: View) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Return what is multiplied; the first argument of addmm is what is added."""
+    names = _PRODUCTS.get(view.name)
+    return (view.input(names[0]), view.input(names[1])) if names is not None else (view.input(0), view.input(1))
+
+
+def _infinities_cross(view: View) -> bool:
+    """Whether a matrix product adds up infinities of both signs, and no zero meets an infinity."""
+    left, right = _factors(view)
+    if view.name not in _PRODUCTS or left is None or right is None:
+        return False
+    if any(bool(t.isnan().any()) for t in (left, right)) or not any(bool(t.isinf().any()) for t in (left, right)):
+        return False
+    zero = (left == 0).float() @ right.isinf().float() + left.isinf().float() @ (right == 0).float()
+    return not bool(zero.any())
 
 
 @rule("WN302", "zero-times-inf", "zero times infinity", rank=42)
@@ -142,17 +166,26 @@ def zero_times_inf(scene: Scene) -> Finding | None:
     written = view.scalar("other") in (float("inf"), float("-inf"))
     if not birth.op or not birth.op.damage.nan or not (written or any(s.damage for s in view.op.sources)):
         return None
-    left, right = view.input(0), view.input(1)
+    left, right = _factors(view)
     flipped = left is not None and bool(left.isinf().any())
-    number_only = right is None
-    zero, infinite = ("{1}", "{0}") if flipped else ("{0}", "{1}")
     output = view.output()
     count = int(output.isnan().sum()) if output is not None else 1
-    fixes = [Fix("select with where instead of multiplying by a mask", f"torch.where({zero} == 0, 0.0, {infinite})")]
-    if not number_only:
-        fixes.append(Fix("select with where instead of multiplying by a mask", f"torch.where({zero} == 0, torch.zeros_like({infinite}), {zero} * {infinite})"))
-        fixes.append(Fix("use a large finite number instead of the infinity", f"{zero} * {infinite}.clamp(-1e9, 1e9)"))
+    fixes = _selections(right if flipped else left, flipped, number_only=right is None)
+    if view.name in _PRODUCTS:
+        fixes = [Fix("use a large finite number instead of the infinity, or leave these entries out before the product")]
     return Finding("0 * inf is nan", [f"{count} products of 0 and an infinity"], fixes, written_spans(birth, "the infinity came from here"))
+
+
+def _selections(factor: torch.Tensor | None, flipped: bool, number_only: bool) -> list[Fix]:
+    """Return the ways to leave an infinity out of a product; only a factor of 0 and 1 may be left out with it."""
+    zero, infinite = ("{1}", "{0}") if flipped else ("{0}", "{1}")
+    is_mask = number_only or (factor is not None and bool(((factor == 0) | (factor == 1)).all()))
+    fixes = [Fix("select with where instead of multiplying by a mask", f"torch.where({zero} == 0, 0.0, {infinite})")] if is_mask else []
+    if not number_only:
+        chosen = f"torch.where({zero} == 0, torch.zeros_like({infinite}), {infinite})"
+        fixes.append(Fix("take the infinity out where the factor is 0, then multiply", f"{zero} * {chosen}"))
+        fixes.append(Fix("use a large finite number instead of the infinity", f"{zero} * {infinite}.clamp(-1e9, 1e9)"))
+    return fixes
 
 
 @rule("WN303", "inf-over-inf", "infinity over infinity", rank=43)
@@ -280,7 +313,7 @@ def _masked_on_the_same_line(scene: Scene) -> Finding | None:
     if (None not in both and both[0] is both[1]) or (both[0] is not None and both[0].node >= 0):
         return None  # the zero was computed with gradients: p * log(p) is the logarithm's own fault
     count = int((factors[0][1] == 0).sum())
-    fixes = guarded(view.name, view.op.dtype)
+    fixes = [BY_HAND, *guarded(view.name, view.op.dtype)]
     return Finding(
         f"0 * inf is nan: {view.name} is infinite where the factor is 0", [f"{count} factors are 0", "multiplying by 0 does not remove an infinity"], fixes
     )

@@ -94,7 +94,7 @@ class Lab:
             return False, outcome.effect() if outcome.error else f"still not finite ({outcome.effect()})"
         if outcome.norm is not None and outcome.norm == 0 and empty:
             return True, f"{outcome.effect()}: this batch then trains nothing, like a skipped one"
-        if outcome.norm is not None and outcome.norm == 0:
+        if outcome.norm is not None and outcome.norm == 0 and not self._often_still():
             return False, f"finite, but the gradient is dead ({outcome.effect()})"
         if same is not None and outcome.loss is not None and abs(outcome.loss - same) > 1e-3 * max(1.0, abs(same)):
             return False, f"finite, but the loss is another: {outcome.effect()} where it was {number(same)}"
@@ -105,6 +105,10 @@ class Lab:
             if abs(outcome.loss) > 1000 * usual:
                 return False, f"finite, but absurd: {outcome.effect()}, the steps before had about {number(usual)}"
         return True, outcome.effect()
+
+    def _often_still(self) -> bool:
+        """Whether steps without any gradient are ordinary in this run: then one more says nothing against a remedy."""
+        return len(self.norms) > 2 and statistics.median(self.norms[-20:]) == 0
 
 
 class Swapper(TorchFunctionMode):

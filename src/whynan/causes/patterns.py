@@ -12,8 +12,8 @@ from typing import Any
 
 from whynan.causes.source import Expression, call_parts
 
-OUTER = ("softmax by hand", "sigmoid by hand", "logsumexp by hand", "softplus by hand", "logcosh by hand")
-_REMEMBERED = frozenset({"softmax", "sigmoid", "pow", "square", "sum", "mul", "exp", "add", "cosh", "radd"})
+OUTER = ("softmax by hand", "sigmoid by hand", "logsumexp by hand", "softplus by hand", "logcosh by hand", "tanh by hand", "cross-entropy by hand")
+_REMEMBERED = frozenset({"softmax", "sigmoid", "pow", "square", "sum", "mul", "exp", "add", "cosh", "radd", "sub", "rsub", "rmul", "log"})
 _made: dict[int, tuple[Any, str, tuple[Any, ...], dict[str, Any]]] = {}
 
 
@@ -132,6 +132,8 @@ def around(expression: Expression, kind: str) -> tuple[ast.AST, str] | None:
     text = expression.segment(argument)
     same = ast.dump(argument)
     for node in expression.parents()[:5]:
+        if kind in _WHOLE and (found := _WHOLE[kind](expression, node)) is not None:
+            return node, found
         if kind == "softmax by hand" and _is_div(node) and _is_exp(node.left, same):  # type: ignore[attr-defined]
             total = node.right  # type: ignore[attr-defined]
             if isinstance(total, ast.Call) and call_parts(total)[0] == "sum" and _is_exp(call_parts(total)[1][0], same):
@@ -151,6 +153,53 @@ def around(expression: Expression, kind: str) -> tuple[ast.AST, str] | None:
         if kind == "logcosh by hand" and isinstance(node, ast.Call) and call_parts(node)[0] == "log":
             return node, f"(({text}).abs() + torch.nn.functional.softplus(-2 * ({text}).abs()) - 0.6931471805599453)"
     return None
+
+
+def _tanh_text(expression: Expression, node: ast.AST) -> str | None:
+    """Read (exp(a) - exp(-a)) / (exp(a) + exp(-a))."""
+    if not _is_div(node):
+        return None
+    above, below = node.left, node.right  # type: ignore[attr-defined]
+    if not (isinstance(above, ast.BinOp) and isinstance(above.op, ast.Sub) and isinstance(below, ast.BinOp) and isinstance(below.op, ast.Add)):
+        return None
+    first = call_parts(above.left)[1] if isinstance(above.left, ast.Call) else []
+    if not first:
+        return None
+    plus, minus = ast.dump(first[0]), ast.dump(ast.UnaryOp(ast.USub(), first[0]))
+    pairs = ((above.left, above.right), (below.left, below.right), (below.right, below.left))
+    fits = [_is_exp(a, plus) and _is_exp(b, minus) for a, b in pairs]
+    return f"torch.tanh({expression.segment(first[0])})" if fits[0] and (fits[1] or fits[2]) else None
+
+
+def _entropy_text(expression: Expression, node: ast.AST) -> str | None:
+    """Read y * log(p) + (1 - y) * log(1 - p), in whatever order."""
+    if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add)):
+        return None
+    terms = [_weighted_log(node.left), _weighted_log(node.right)]
+    for first, second in (terms, terms[::-1]):
+        if first is None or second is None:
+            continue
+        if _is_rest(second[0], first[0]) and _is_rest(second[1], first[1]):
+            return f'-torch.nn.functional.binary_cross_entropy({expression.segment(first[1])}, {expression.segment(first[0])}, reduction="none")'
+    return None
+
+
+def _weighted_log(node: ast.expr) -> tuple[ast.expr, ast.expr] | None:
+    """Return weight and argument of `weight * log(argument)`."""
+    if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)):
+        return None
+    for weight, log in ((node.left, node.right), (node.right, node.left)):
+        if isinstance(log, ast.Call) and call_parts(log)[0] == "log" and len(call_parts(log)[1]) == 1:
+            return weight, call_parts(log)[1][0]
+    return None
+
+
+def _is_rest(node: ast.expr, of: ast.expr) -> bool:
+    one = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub) and isinstance(node.left, ast.Constant) and node.left.value == 1
+    return one and ast.dump(node.right) == ast.dump(of)  # type: ignore[attr-defined]
+
+
+_WHOLE: dict[str, Callable[[Expression, ast.AST], str | None]] = {"tanh by hand": _tanh_text, "cross-entropy by hand": _entropy_text}
 
 
 def _is_div(node: ast.AST) -> bool:
@@ -184,6 +233,8 @@ def outer_swap(kind: str) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], An
     import torch
 
     def change(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if kind == "cross-entropy by hand":
+            return _entropy(torch, args)
         value = _exponent(args[0], 3)
         if value is None:
             return NotImplemented
@@ -194,13 +245,33 @@ def outer_swap(kind: str) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], An
             dim: Any = summed[0][1] if len(summed[0]) > 1 else summed[1].get("dim", summed[1].get("axis"))
             keep = summed[0][2] if len(summed[0]) > 2 else summed[1].get("keepdim", False)
             return torch.softmax(value, dim=dim) if kind == "softmax by hand" else torch.logsumexp(value, dim=dim, keepdim=bool(keep))
-        if kind == "sigmoid by hand":
-            return torch.sigmoid(value)
+        if kind in ("sigmoid by hand", "tanh by hand"):
+            return torch.sigmoid(value) if kind == "sigmoid by hand" else torch.tanh(value)
         if kind == "softplus by hand":
             return torch.nn.functional.softplus(value)
         return value.abs() + torch.nn.functional.softplus(-2 * value.abs()) - 0.6931471805599453
 
     return change
+
+
+def _entropy(torch: Any, args: tuple[Any, ...]) -> Any:
+    """Make the cross-entropy of the two products that are added."""
+    terms = [_factors_of(value) for value in args[:2]]
+    for first, second in (terms, terms[::-1]):
+        rest = _maker(second[1], "rsub", "sub") if first is not None and second is not None else None
+        if first is not None and rest is not None and any(a is first[1] for a in rest[0]):
+            return -torch.nn.functional.binary_cross_entropy(first[1], first[0], reduction="none")
+    return NotImplemented
+
+
+def _factors_of(value: Any) -> tuple[Any, Any] | None:
+    """Return weight and argument of a product of a weight and a logarithm."""
+    made = _maker(value, "mul", "rmul")
+    for index, factor in enumerate(made[0][:2] if made is not None else ()):
+        log = _maker(factor, "log")
+        if made is not None and log is not None:
+            return made[0][1 - index], log[0][0]
+    return None
 
 
 def _exponent(value: Any, depth: int) -> Any:

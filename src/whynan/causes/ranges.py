@@ -258,6 +258,7 @@ def _by_hand(name: str) -> list[Fix]:
     return [
         Fix("use torch.softmax, which subtracts the largest value first", "{inner}", safe=True, inner="softmax by hand"),
         Fix("use torch.sigmoid", "{inner}", safe=True, inner="sigmoid by hand"),
+        Fix("use torch.tanh", "{inner}", safe=True, inner="tanh by hand"),
         Fix("use torch.logsumexp", "{inner}", safe=True, inner="logsumexp by hand"),
         Fix("use softplus", "{inner}", safe=True, inner="softplus by hand"),
     ]

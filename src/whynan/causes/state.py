@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from whynan.causes.catalogue import Finding, Scene, rule
-from whynan.causes.facts import LIMITS
+from whynan.causes.facts import LIMITS, biggest
 from whynan.causes.fixes import Fix
 from whynan.records import Phase, Remedy, number
+
+if TYPE_CHECKING:
+    from whynan.trace.birth import View
 
 
 @rule("WN606", "loss-scale-collapse", "loss scale that never settles", rank=5)
@@ -582,7 +585,7 @@ def divergence(scene: Scene) -> Finding | None:
         return None
     view = birth.view
     assert view is not None
-    if view.name not in _OVERFLOWING or birth.op.dtype == "float16":
+    if view.name not in _OVERFLOWING or birth.op.dtype == "float16" or not _large(view):
         return None
     grown = _growth([h.get("loss") for h in scene.history])
     if grown is None and not birth.op.backward:
@@ -600,6 +603,13 @@ def divergence(scene: Scene) -> Finding | None:
         evidence,
         [Fix("lower the learning rate, warm it up, or clip the gradient norm (torch.nn.utils.clip_grad_norm_)")],
     )
+
+
+def _large(view: View) -> bool:
+    """Whether an argument is so large that the result can leave the range: 0 / 0 after a rising loss is no divergence."""
+    needed = {"exp": 50.0, "sinh": 50.0, "cosh": 50.0, "pow": 1e3, "prod": 10.0, "cumprod": 10.0}.get(view.name, 1e8)
+    kept = [t for t in view.inputs().values() if t.is_floating_point() or t.is_complex()]
+    return not kept or any(biggest(t) >= needed for t in kept)
 
 
 def _growth(values: list[float | None]) -> tuple[list[float], float] | None:

@@ -142,7 +142,7 @@ def _try(scene: Scene, finding: Finding, fix: Fix, expression: Expression | None
         expression = expression.as_plain_call()
     if not _fits(scene, fix, runtime):
         return Remedy(fix.title, "", fix.safe)
-    change = fix.text(expression)
+    change = fix.text(expression) if _handed_through(scene, fix, expression, runtime) else None
     diff = expression.diff(*change) if change is not None else ""
     name = runtime
     try:
@@ -165,7 +165,19 @@ def _fits(scene: Scene, fix: Fix, runtime: str) -> bool:
     view = scene.birth.forward if scene.birth is not None else None
     if view is None or fix.keyword or fix.inner or not guarded(view.name, "float32"):
         return True
-    return runtime in (source_name(view.name), "") or not view.op.call or source_name(view.op.call.rsplit(".", 1)[-1]) != runtime
+    names = ("div" if view.name == "reciprocal" else "", source_name(view.name), "")
+    return runtime in names or not view.op.call or source_name(view.op.call.rsplit(".", 1)[-1]) != runtime
+
+
+def _handed_through(scene: Scene, fix: Fix, expression: Expression, runtime: str) -> bool:
+    """Whether the arguments in the source are those of the function that ran: torch's own modules hand them on, other code may not."""
+    if runtime == source_name(expression.name) or fix.keyword or fix.inner:
+        return True
+    view = scene.birth.forward if scene.birth is not None else None
+    if view is None or not view.op.in_module:
+        return False
+    running = [m for root in scene.program.roots for name, m in root.named_modules() if name == view.op.module]
+    return any(type(m).__module__.startswith("torch.nn.") for m in running)
 
 
 def _finite_loss(scene: Scene) -> float | None:

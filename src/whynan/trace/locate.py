@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -56,8 +57,9 @@ def locate(program: Program, targets: Targets, roles: dict[int, tuple[str, str]]
             used = next((leaf for leaf in graph.leaves if storage_key(leaf.tensor) in suspects), None)
             return None if used is None else Birth(graph, Slice(), None, used, _leaf_phase(used), losses=scalars(first.run))
     found = slice_back(graph, starts)
-    birth = birth_in(graph, found)
-    birth.losses = scalars(first.run)
+    losses = scalars(first.run)
+    birth = _thrown_away(graph, found, losses) or birth_in(graph, found)
+    birth.losses = losses
     reason = program.inexact() or first.tracer.broken
     birth.exact, birth.note = not reason, reason
     return _observe(program, targets, roles or {}, birth)
@@ -79,6 +81,27 @@ def birth_in(graph: Graph, found: Slice) -> Birth:
     if leaf is not None and leaf.role == "input":
         _hand_in(graph, leaf)
     return Birth(graph, found, op, leaf, _phase(graph, op) if op is not None else _leaf_phase(leaf))
+
+
+def _thrown_away(graph: Graph, found: Slice, losses: list[float]) -> Birth | None:
+    """A NaN handed in that never reached the loss was selected away: the gradient is born where the way back meets it.
+
+    Only selection takes a NaN out of a result. One that went through the model stays the input's own fault.
+    """
+    if not losses or not all(map(math.isfinite, losses)) or found.births:
+        return None
+    if not all(leaf.role == "input" and leaf.damage.nan for leaf in found.leaves) or not found.leaves:
+        return None
+    reached = [graph.ops[i] for i in sorted(found.reached) if i >= 0]
+    if any(op.in_module for op in reached if not op.backward):
+        return None
+    meeting = next((op for op in reached if op.backward and not op.live and _meets_gradient(graph, op)), None)
+    return None if meeting is None else Birth(graph, Slice([meeting], found.leaves, found.path, [], found.reached), meeting, None, Phase.BACKWARD)
+
+
+def _meets_gradient(graph: Graph, op: Op) -> bool:
+    """Whether a sound gradient goes into an operation of the way back."""
+    return any(s.maker >= 0 and graph.ops[s.maker].backward and s.colour is not Colour.DAMAGE for s in op.sources)
 
 
 def _hand_in(graph: Graph, leaf: Leaf) -> None:
