@@ -298,7 +298,7 @@ class Guard:
             result = call(*args, **kwargs)
         finally:
             self._in_backward = False
-        if not self.session.optimizers:
+        if self.session.by_hand:
             self.session.guarded(self._manual_check)
         elif self._stepped_inside:
             self.session.guarded(self._after_hooks)
@@ -315,7 +315,7 @@ class Guard:
     def _note_backward(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> None:
         tensors = args[0] if args else kwargs.get("tensors")
         session = self.session
-        if not session.optimizers and session.window.backwards:
+        if session.by_hand and session.window.backwards:
             self._finish(None, True)
         if session.window.entry < 0 and not self.acting.same_loss(tensors):
             self.acting.turned_away()
@@ -348,7 +348,7 @@ class Guard:
         return self._derivative(call, args, kwargs, ())
 
     def _derivative(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any], outputs: Any) -> Any:
-        if self.session.optimizers:
+        if not self.session.by_hand:
             return self.recorder.opaque("call", call, call, args, kwargs)
         if self.session.window.backwards:
             self._finish(None, True)
@@ -365,7 +365,7 @@ class Guard:
     def _writing(self, target: torch.Tensor) -> bool:
         """A loose in-place write. In programs without optimizers, after a bad backward, it is the update: leave it out."""
         session = self.session
-        if session.optimizers or not session.window.told or torch.is_grad_enabled() or session.budget.observes:
+        if not session.by_hand or not session.window.told or torch.is_grad_enabled() or session.budget.observes:
             return True
         return self.recorder.tape.slot_of(target) is not None
 

@@ -56,6 +56,7 @@ class Session:
         self.budget = budget
         self.journal = journal
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
+        self.by_hand = True  # no optimizer was ever made: the program updates its weights itself
         self.window = Window()
         self.step_count = 0
         self.applied = 0  # updates that were really made
@@ -72,6 +73,7 @@ class Session:
 
     def add_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Get to know an optimizer."""
+        self.by_hand = False
         alive = self.optimizers
         if all(o is not optimizer for o in alive):
             self._optimizers = [weakref.ref(o) for o in (*alive, optimizer)]
