@@ -477,3 +477,16 @@ def test_snapshot_takes_an_optimizers_own_counters_back() -> None:
     assert (optimizer.calls, optimizer.param_groups[0]["k"], optimizer.seen, optimizer.total.item()) == (1, 1, [0, 1], 1.0)
     assert optimizer.held is optimizer.param_groups[0]["params"]
     assert optimizer.held[0] is weight
+
+
+def test_observing_damaged_weights_diagnoses_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """Once the weights are damaged and nobody is to touch them, later steps are counted and not diagnosed again."""
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with whynan.watch(model, optimizer, files=False, policy="observe") as guard:
+        for step in range(6):
+            optimizer.zero_grad()
+            model(torch.ones(2, 3) if step else torch.full((2, 3), torch.nan)).sum().backward()
+            optimizer.step()
+    assert [i.cause.code for i in guard.incidents] == ["WN701", "WN601"]
+    assert "6 incidents" in capsys.readouterr().err

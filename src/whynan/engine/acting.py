@@ -33,6 +33,7 @@ class Acting:
     def __init__(self, session: Session, followers: Followers, recovering: Recovering, together: Together, capsules: Shelf) -> None:
         self.session = session
         self.capsules = capsules
+        self._beyond_help = False
         self.stale: list[tuple[torch.Tensor, torch.Tensor]] = []  # gradients of a dropped step
         self.together = together
         self.followers = followers
@@ -46,6 +47,10 @@ class Acting:
         symptom = session.window.symptom
         assert symptom is not None
         session.window.told = True
+        if self._beyond_help and session.budget.streak:
+            session.budget.decide()
+            session.journal.again()
+            return "observed"  # the state is damaged and nobody is to touch it: the next steps are bad for the same reason
         taken = session.window.decided or self._decide(symptom, optimizer, scaler)
         self.write_metrics(optimizer)
         session.window.taken = taken
@@ -130,6 +135,7 @@ class Acting:
         hopeless = incident.cause.code in HOPELESS or incident.symptom.name == "scale"  # which no update of the scaler mends
         taken = session.budget.decide(hopeless, self.recovering.possible and self.together.level)
         session.journal.incident(incident, session.budget.action(taken), tell=self.together.tells)
+        self._beyond_help = hopeless and session.budget.observes
         if taken == "stopped":
             session.stop(f"stopped at step {incident.step}: {incident.cause.title}")
         return taken

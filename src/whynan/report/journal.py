@@ -130,6 +130,11 @@ class Journal:
             with self._voice():
                 terminal.show(incident)
 
+    def again(self) -> None:
+        """Count one more of the last incident without telling it."""
+        last = self.incidents[-1]
+        self.counts[last.cause.code, last.origin.span.file, last.origin.span.line] += 1
+
     def received(self, incident: Incident) -> None:
         """Note that this rank merely received a bad value; written, in a file of its own, with what is done about it."""
         self._received = incident

@@ -191,9 +191,10 @@ def farewell(incidents: list[Incident], counts: dict[tuple[str, str, int], int],
     span = first.origin.span
     place = f"{span.file}:{span.line} `{_short(span.code)}`" if span.known else "a place not known"
     say(f"whynan: step {first.step}, born at {place} ({first.cause.code}, {first.cause.title})")
-    if len(incidents) > 1:
-        steps = ", ".join(str(i.step) for i in incidents[:8]) + (" …" if len(incidents) > 8 else "")
-        say(f"whynan: {len(incidents)} incidents at steps {steps}, {len(counts)} different")
+    total = sum(counts.values())
+    if total > 1:
+        steps = ", ".join(str(i.step) for i in incidents[:8]) + (" …" if total > min(len(incidents), 8) else "")
+        say(f"whynan: {total} incidents at steps {steps}, {len(counts)} different")
     taken = last.action.taken
     if taken == "skipped":
         say(f"whynan: batch skipped ({budget.total} of {budget.in_total} allowed); weights, moments and buffers are as before it")
