@@ -40,6 +40,7 @@ _FILLS = (
     "index_fill",
     "index_fill_",
 )
+_SELECTIVE = ("masked_fill", "masked_fill_", "where", "index_fill", "index_fill_", "constant_pad_nd", "nan_to_num", "nan_to_num_", "scalar_tensor")
 _FILL_CALLS = ("full", "fill", "where", "tensor", "pad", "scalar")  # fmt: skip
 _OVERWRITES = ("copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_", "cauchy_",
                "geometric_", "log_normal_", "set_", "resize_")  # fmt: skip
@@ -260,7 +261,7 @@ class Tracer(TorchDispatchMode):
             op.shape, op.dtype = tuple(outputs[0].shape), str(outputs[0].dtype).removeprefix("torch.")
         if op.damage:
             op.colour = self._colour(op, name, args)
-        if op.damage.nan and self._prepares(op, outputs):
+        if op.damage.nan and (self._prepares(op, outputs) or self._made_of_nan(op, name, outputs)):
             return
         for tensor in outputs:
             if not self._worse_before(tensor, op):
@@ -278,6 +279,18 @@ class Tracer(TorchDispatchMode):
         whole = written[0] if written[0]._base is None else written[0]._base
         self.graph.leaves.append(Leaf(whole, "input", "", op.damage, Colour.DAMAGE, used_at=site, written_at=site, first_use=op.index))
         self._writers[storage_key(whole)] = (whole, -len(self.graph.leaves))
+        return True
+
+    def _made_of_nan(self, op: Op, name: str, made: list[torch.Tensor]) -> bool:
+        """A tensor made with a NaN that the loop's own code writes out (`x * float("nan")`, `full(…, nan)`) is a bad input too."""
+        loose = self.entry is not None and self.entry.kind == "call" and not op.backward and not op.in_module and op.node < 0
+        if not loose or name in _SELECTIVE or not any(isinstance(v, float) and v != v for v in op.scalars.values()):
+            return False
+        if any(s.colour is not Colour.CLEAN for s in op.sources):
+            return False
+        site = self.entry.site if self.entry is not None else None
+        self.graph.leaves.append(Leaf(made[0], "input", "", op.damage, Colour.DAMAGE, used_at=site, written_at=site, first_use=op.index))
+        self._writers[storage_key(made[0])] = (made[0], -len(self.graph.leaves))
         return True
 
     def _origin(self, source: Source) -> Op | Leaf:
