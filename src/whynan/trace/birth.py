@@ -121,8 +121,8 @@ class Birth:
     def handed_in(self) -> torch.Tensor:
         """For a bad leaf: the tensor as the step computes with it, the batch where it was cut out of a data set."""
         assert self.leaf is not None
-        kept = self.inputs.get(self.leaf.first_use, {})
-        return next((t for t in kept.values() if t.dim() and damage_of(t)), self.leaf.dense())
+        kept, own = self.inputs.get(self.leaf.first_use, {}), self.leaf.dense()
+        return next((t for t in kept.values() if t.dim() and t.shape[1:] == own.shape[1:] and damage_of(t)), own)
 
     def path(self) -> list[View]:
         """Return the operations from the birth to the symptom."""
