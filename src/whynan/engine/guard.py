@@ -151,6 +151,7 @@ class Guard:
             self.session.guarded(self.recorder.before_call)
         self.session.guarded(self.foreseeing.settle)
         self.session.guarded(lambda: self.foreseeing.state(wait=True))
+        self.together.leave()
         self.recorder.stop()
         self._interception.remove()
         try:

@@ -68,6 +68,11 @@ class Together:
         self.peers, self.ranks = peers, self._joined.get(peers.members) or self._join(peers)
         return True
 
+    def leave(self) -> None:
+        """Let go of the groups: one that outlives the program's own is torn down with the interpreter, and may abort it."""
+        self.peers = self.ranks = None
+        self._joined.clear()
+
     def _say_alone(self) -> None:
         if not self._said and not self._joined:
             self._said = True
