@@ -490,3 +490,29 @@ def test_observing_damaged_weights_diagnoses_once(capsys: pytest.CaptureFixture[
             optimizer.step()
     assert [i.cause.code for i in guard.incidents] == ["WN701", "WN601"]
     assert "6 incidents" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_a_dropped_step_leaves_what_another_optimizer_gathers(watched: bool) -> None:
+    """A generator gathers gradients over two iterations; the discriminator's dropped step in between takes none of them away."""
+    ends = []
+    for draws_it in (False, watched):
+        torch.manual_seed(0)
+        maker, judge = torch.nn.Linear(2, 2), torch.nn.Linear(2, 1)
+        slow, fast = torch.optim.SGD(maker.parameters(), lr=0.1), torch.optim.SGD(judge.parameters(), lr=0.1)
+        with whynan.watch(maker, judge, slow, fast, files=False) as guard:
+            for number in range(6):
+                x = torch.full((4, 2), 0.1 * (number + 1))
+                judge(maker(x)).mean().backward(inputs=list(maker.parameters()))
+                if number != 2 or draws_it:
+                    fast.zero_grad()
+                    batch = x.clone()
+                    batch[0, 0] = torch.nan if number == 2 else 0.5
+                    judge(batch).square().mean().backward()
+                    fast.step()
+                if number % 2:
+                    slow.step()
+                    slow.zero_grad()
+        assert [i.action.taken for i in guard.incidents] == ["skipped"] * draws_it
+        ends.append([p.detach().clone() for p in (*maker.parameters(), *judge.parameters())])
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))

@@ -50,6 +50,7 @@ class Acting:
         if self._beyond_help and session.budget.streak:
             session.budget.decide()
             session.journal.again()
+            self.write_metrics(optimizer)
             return "observed"  # the state is damaged and nobody is to touch it: the next steps are bad for the same reason
         taken = session.window.decided or self._decide(symptom, optimizer, scaler)
         self.write_metrics(optimizer)
@@ -81,7 +82,11 @@ class Acting:
         for state in self.session.recorder.current():
             state.rewind()
         self.recovering.hold_averages()
-        self.stale = [(p, p.grad) for o in self.session.optimizers for p in parameters_of(o) if p.grad is not None]
+
+    def dropped(self, optimizer: Any) -> None:
+        """An optimizer was kept from its step: its gradients, and no other's, are those of what was dropped."""
+        if optimizer is not None:
+            self.stale += [(p, p.grad) for p in parameters_of(optimizer) if p.grad is not None]
 
     def free_stale(self) -> None:
         """A backward pass begins and nobody has zeroed the gradients of the dropped step (some optimizers do it in their step)."""

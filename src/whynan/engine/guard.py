@@ -650,6 +650,8 @@ class Guard:
         dropped = not applied and window.taken not in ("", "observed")  # a scaler's own skip is not ours to follow up
         if applied or dropped:
             self.followers.stepped(optimizer, applied)
+        if dropped:
+            self.acting.dropped(optimizer)
         if optimizer is not None:
             self.sharing.finished(optimizer, window.taken if dropped else "")
         self.recovering.finished(applied, window.taken == "rolled back")
