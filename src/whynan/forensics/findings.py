@@ -1,0 +1,129 @@
+"""What a look at a file gives.
+
+Finding, TensorStats ─► Checked (one path) ─┬────────────► Report ─► text, JSON, GitHub
+                                            └─► History ─┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from whynan.records import Json, TensorStats, jsonable
+
+
+class Severity(StrEnum):
+    """How much a finding says."""
+
+    BAD = "bad"  # this file must not be used as it is
+    SUSPECT = "suspect"  # most likely a fault
+    NOTE = "note"  # worth knowing; not a finding, does not change the exit status
+
+
+class Kind(StrEnum):
+    """What a path holds."""
+
+    CHECKPOINT = "checkpoint"
+    DATA = "data"
+    LOG = "log"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing found in one file.
+
+    >>> print(Finding(Severity.BAD, "not-finite", "12 nan of 4 096 values", place="model.fc.weight", code="WN601"))
+    bad: model.fc.weight: 12 nan of 4 096 values (WN601)
+    """
+
+    severity: Severity
+    what: str  # a slug of ours: not-finite, all-zero, negative-second-moment, constant-column …
+    message: str
+    place: str = ""  # a tensor, a column, a series
+    code: str = ""  # a cause code, where one fits
+    rows: tuple[int, ...] = ()  # rows of data, steps of a log; the first few
+    row_count: int = 0
+    line: int = 0  # 1-based line of a text file
+    values: Mapping[str, Json] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        where = f"{self.place}: " if self.place else ""
+        return f"{self.severity}: {where}{self.message}" + (f" ({self.code})" if self.code else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What is known of one path."""
+
+    path: str
+    kind: Kind | None = None
+    form: str = ""  # "torch zip", "safetensors, 3 shards", "TensorBoard events"
+    size: int = 0
+    step: int | None = None  # where it says, or its name does
+    findings: tuple[Finding, ...] = ()
+    tensors: tuple[TensorStats, ...] = ()
+    facts: Mapping[str, Json] = field(default_factory=dict)  # counters, learning rates, rows, columns
+    unreadable: str = ""  # why it could not be read; the rest is then what was seen before that
+    plot: str = ""  # a curve for the terminal
+
+    @property
+    def worst(self) -> Severity | None:
+        """The worst of its findings that count."""
+        found = {f.severity for f in self.findings}
+        return next((s for s in (Severity.BAD, Severity.SUSPECT) if s in found), None)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether it can be used."""
+        return not self.unreadable and self.worst is not Severity.BAD
+
+    def at(self, path: str) -> Checked:
+        """The same under another name."""
+        return replace(self, path=path)
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The checkpoints of one folder in the order they were written."""
+
+    folder: str
+    members: tuple[Checked, ...]
+    last_healthy: str = ""
+    first_bad: str = ""
+    moved: tuple[tuple[str, str], ...] = ()  # from, to
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The answer of `whynan.check`; its repr is the report."""
+
+    checked: tuple[Checked, ...]
+    histories: tuple[History, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing was found and everything was read."""
+        return self.status == 0
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Everything found that counts."""
+        everything = (*self.checked, *(m for h in self.histories for m in h.members))
+        return tuple(f for c in everything for f in c.findings if f.severity is not Severity.NOTE)
+
+    @property
+    def status(self) -> int:
+        """The exit status: 2 where a path that was named could not be read; inside a history, one that cannot be read is a finding."""
+        if any(c.unreadable for c in self.checked):
+            return 2
+        return int(bool(self.findings) or any(m.unreadable for h in self.histories for m in h.members))
+
+    def to_json(self) -> Json:
+        """Return the report as JSON without a bare NaN."""
+        return jsonable(self)
+
+    def __repr__(self) -> str:
+        from whynan.report.checks import text
+
+        return text(self)
