@@ -61,6 +61,9 @@ class Received:
         self.places: set[int] = set()  # memory that they wrote to outside modules
         self._reduced: list[tuple[int, int]] = []  # memory and size of what was summed over all ranks
 
+    def __bool__(self) -> bool:
+        return bool(self._kept or self.places or self._reduced)
+
     def clear(self) -> None:
         """Begin a new step."""
         self._kept.clear()

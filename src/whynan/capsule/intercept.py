@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 
 from whynan.capsule.collectives import watch_collectives
 from whynan.capsule.following import watch_followers, watch_scaler
@@ -19,6 +19,7 @@ from whynan.capsule.loaders import watch_loaders
 from whynan.capsule.recorder import Recorder
 
 _MISSING = object()
+_BACKWARD_NAMES = {"gradient": "grad_tensors"}  # what `Tensor.backward` calls otherwise than `torch.autograd.backward`
 
 
 class Doors(Protocol):
@@ -90,10 +91,10 @@ class Interception:
         original = torch.nn.Module.__call__
 
         def __call__(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            # dynamo traces through this wrapper: it folds the first test and sees only the original
-            if not is_compiling() and recorder.here:
-                return recorder.module_call(original, self, args, kwargs)
-            return original(self, *args, **kwargs)
+            # dynamo traces through this wrapper: it folds the first test and sees only the original; every submodule comes this way
+            if is_dynamo_compiling() or recorder.inside or not recorder.here or is_compiling():
+                return original(self, *args, **kwargs)
+            return recorder.outermost(recorder.recorded, "module", self, functools.partial(original, self), args, kwargs)
 
         self.replace(torch.nn.Module, "__call__", __call__)
 
@@ -108,7 +109,7 @@ class Interception:
             if is_compiling():
                 return backward(*args, **kwargs)
             if recorder.here:
-                return recorder.suspended(doors.backward, backward, args, kwargs)
+                return recorder.outermost(doors.backward, backward, args, kwargs)
             if recorder.replaying and recorder.replayed is not None:
                 recorder.replayed(args[0] if args else kwargs["tensors"])
             return backward(*args, **kwargs)
@@ -117,14 +118,25 @@ class Interception:
         def watched_grad(*args: Any, **kwargs: Any) -> Any:
             if is_compiling() or not recorder.here:
                 return grad(*args, **kwargs)
-            return recorder.suspended(doors.grad, grad, args, kwargs)
+            return recorder.outermost(doors.grad, grad, args, kwargs)
 
         @functools.wraps(clip)
         def watched_clip(*args: Any, **kwargs: Any) -> Any:
             if is_compiling() or not recorder.here:
                 return clip(*args, **kwargs)
-            return recorder.suspended(doors.clip, clip, args, kwargs)
+            return recorder.outermost(doors.clip, clip, args, kwargs)
 
+        tensor_backward = torch.Tensor.backward
+
+        @functools.wraps(tensor_backward)
+        def watched_tensor_backward(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            # the same as the mode would come to, without its detour
+            if is_compiling() or len(args) > 3 or type(self) is not torch.Tensor or not recorder.here or not recorder.alone:
+                return tensor_backward(self, *args, **kwargs)  # type: ignore[no-untyped-call]
+            renamed = {_BACKWARD_NAMES.get(name, name): value for name, value in kwargs.items()} if kwargs else kwargs
+            return recorder.outermost(doors.backward, backward, (self, *args), renamed)
+
+        self.replace(torch.Tensor, "backward", watched_tensor_backward)
         self.replace(torch.autograd, "backward", watched_backward)
         self.replace(torch.autograd, "grad", watched_grad)
         self.replace(torch.nn.utils, "clip_grad_norm_", watched_clip)
@@ -144,7 +156,7 @@ class Interception:
         @functools.wraps(zero)
         def zero_grad(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
             if not is_compiling() and recorder.here:
-                recorder.suspended(doors.zeroed, zero, self, args, kwargs)
+                recorder.outermost(doors.zeroed, zero, self, args, kwargs)
             elif not recorder.replaying or self not in recorder.stepped:
                 zero(self, *args, **kwargs)
 
@@ -194,7 +206,7 @@ class Interception:
             if is_compiling():
                 return original(self, *args, **kwargs)
             if recorder.here:
-                return recorder.suspended(doors.step, original, self, args, kwargs)
+                return recorder.outermost(doors.step, original, self, args, kwargs)
             if recorder.replaying:
                 return recorder.left_out(self, args, kwargs)
             if recorder.running and not doors.stepping:

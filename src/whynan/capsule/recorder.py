@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import IntEnum
-from functools import partial
 from threading import get_ident
 from typing import Any
 
@@ -33,8 +32,8 @@ _autocast_on = torch._C._is_any_autocast_enabled
 
 FORGET = 64  # steps after which a module that is not called any more is let go
 _PLAIN = frozenset({int, float, bool, str, type(None)})
-_EMPTY = (torch.empty, torch.empty_like, torch.Tensor.new_empty)
-_JOINS = (torch.cat, torch.stack, torch.concat, torch.vstack, torch.hstack, torch.Tensor.clone, torch.Tensor.to)
+_EMPTY = frozenset({torch.empty, torch.empty_like, torch.Tensor.new_empty})
+_JOINS = frozenset({torch.cat, torch.stack, torch.concat, torch.vstack, torch.hstack, torch.Tensor.clone, torch.Tensor.to})
 
 
 class Sort(IntEnum):
@@ -117,6 +116,7 @@ class Recorder(TorchFunctionMode):
         self._begun: set[int] = set()  # roots whose state was taken
         self._again: set[int] = set()  # and those that had an earlier micro-batch in this step
         self._called: dict[int, int] = {}  # by root: the step of its last call
+        self.has_buffers = False  # some root has had any
         self._rolls = 0
 
     def start(self) -> None:
@@ -141,6 +141,11 @@ class Recorder(TorchFunctionMode):
     def here(self) -> bool:
         """Whether a call made now would be recorded: right thread, not inside anything recorded already."""
         return self.running and not self.inside and get_ident() == self.thread
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other mode is on the stack: one of the user's wants to see every call."""
+        return _depth() == 1 and _at(0) is self
 
     def __torch_function__(  # type: ignore[override]
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -172,7 +177,7 @@ class Recorder(TorchFunctionMode):
             target = _target(args, kwargs) if sort is Sort.WRITE else None
             if target is not None and not self.seen_write(target):
                 return target
-            entry = self._entry("call", func, args, kwargs)
+            entry = self.note("call", func, args, kwargs)
             if target is not None:
                 self.tape.about_to_change(target)
             if sort is Sort.RANDOM:
@@ -182,7 +187,7 @@ class Recorder(TorchFunctionMode):
         self.failed = entry
         result = func(*args, **kwargs)
         self.failed = None
-        if entry is not None and (sort is Sort.WRITE or sort is Sort.GRAD or _holds_tensor(result)):
+        if entry is not None and (isinstance(result, torch.Tensor) or sort is Sort.WRITE or sort is Sort.GRAD or _holds_tensor(result)):
             try:
                 self._close(entry, sort, args, kwargs, result)
             except Exception as error:
@@ -230,18 +235,19 @@ class Recorder(TorchFunctionMode):
             else:
                 self._partly.add(key)
 
-    def _entry(self, kind: str, fn: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Entry:
+    def note(self, kind: str, fn: Callable[..., Any], args: Any = (), kwargs: dict[str, Any] | None = None) -> Entry:
+        """Make an entry for a call that is about to be made; it is not on the tape yet."""
         self._reads = []
         return Entry(
-            number=self.tape.number(),
-            kind=kind,
-            fn=fn,
-            args=tuple([a if type(a) in _PLAIN else self._keep(a) for a in args]),
-            kwargs={k: v if type(v) in _PLAIN else self._keep(v) for k, v in kwargs.items()} if kwargs else {},
-            reads=self._reads,
-            site=take_site(2),
-            grad_enabled=_is_grad_enabled(),
-            autocast=autocast_state() if _autocast_on() else (),
+            self.tape.number(),
+            kind,
+            fn,
+            tuple([a if type(a) in _PLAIN else self._keep(a) for a in args]),
+            {k: v if type(v) in _PLAIN else self._keep(v) for k, v in kwargs.items()} if kwargs else {},
+            take_site(4),  # at least so many frames are ours
+            _is_grad_enabled(),
+            autocast_state() if _autocast_on() else (),
+            self._reads,
             first_node=_node_number(),
         )
 
@@ -272,19 +278,12 @@ class Recorder(TorchFunctionMode):
         made = any(not isinstance(leaf, Outside) for leaf in attributes.values())
         return Rebuild(value, attributes, None) if made else value
 
-    def note(self, kind: str, fn: Callable[..., Any], args: Any = (), kwargs: dict[str, Any] | None = None) -> Entry:
-        """Make an entry for a call that the engine itself carries out."""
-        return self._entry(kind, fn, args, kwargs or {})
-
-    def module_call(self, original: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Record one outermost module call; inside it the mode is off the stack."""
-        return self.suspended(self._recorded, "module", module, partial(original, module), args, kwargs)
-
     def opaque(self, kind: str, fn: Callable[..., Any], call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         """Record `fn(*args)` as one entry, running it as `call(*args)` with recording suspended."""
-        return self.suspended(self._recorded, kind, fn, call, args, kwargs)
+        return self.suspended(self.recorded, kind, fn, call, args, kwargs)
 
-    def _recorded(self, kind: str, fn: Callable[..., Any], call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    def recorded(self, kind: str, fn: Callable[..., Any], call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        """Record `fn(*args)`, an outermost module call or an opaque one, run as `call(*args)`; called with the mode off the stack."""
         try:
             if kind == "module":
                 if self.before_call is not None:
@@ -292,9 +291,9 @@ class Recorder(TorchFunctionMode):
                 if self.before_draw is not None and _is_grad_enabled():  # not for a validation between update and scheduler
                     self.before_draw()
                 self._begin_state(fn)  # type: ignore[arg-type]
-            entry = self._entry(kind, fn, args, kwargs)
+            entry = self.note(kind, fn, args, kwargs)
             draws = self._draws(fn) if kind == "module" else None
-            entry.rng = take_rng(python=draws is not None and draws.watched)
+            entry.rng = take_rng(python=draws is not None)
         except Exception as error:
             self.faulty(error)
             return call(*args, **kwargs)
@@ -304,18 +303,18 @@ class Recorder(TorchFunctionMode):
         try:
             entry.last_node = _node_number()
             self.tape.add(entry, result)
-            if draws is not None and draws.watched:
+            if draws is not None:
                 draws.compare(entry.rng)
         except Exception as error:
             self.faulty(error)
         return result
 
-    def _draws(self, module: Any) -> PythonDraws:
-        """Whether a module is known to draw from Python's generator, counting this call."""
+    def _draws(self, module: Any) -> PythonDraws | None:
+        """Return what is known of a module's draws from Python's generator, if they are to be watched in this call."""
         known = self.states.get(id(module))
         draws = known[1].draws if known is not None else PythonDraws()
         draws.calls += 1
-        return draws
+        return draws if draws.drew or draws.calls % 64 < 4 else None
 
     def _begin_state(self, root: torch.nn.Module) -> None:
         key = id(root)
@@ -326,13 +325,16 @@ class Recorder(TorchFunctionMode):
         if known is None or known[0] is not root:
             self.seen_root(root)
             self.states[key] = (root, ModuleState(root))
+            self.has_buffers = self.has_buffers or any(m._buffers for m in root.modules())
         self.states[key][1].begin(again=key in self._again)
         self._called[key] = self._rolls
 
     def suspended(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run something with the mode off the stack."""
-        if not self.here:
-            return call(*args, **kwargs)
+        return self.outermost(call, *args, **kwargs) if self.here else call(*args, **kwargs)
+
+    def outermost(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Do the same where it is known that a call made now would be recorded."""
         depth = _depth()
         on_top = depth > 0 and _at(depth - 1) is self  # not so inside our own handler, or under a mode of the user's
         if on_top:
@@ -387,14 +389,16 @@ class Recorder(TorchFunctionMode):
     def roll(self) -> None:
         """Begin a new step."""
         self.tape.roll()
-        for _, state in self.states.values():
-            state.over()
+        for key in self._begun | self._again if self._again else self._begun:
+            if key in self.states:
+                self.states[key][1].begun = False
         self._begun.clear()
         self._again.clear()
         self._rolls += 1
         if self._rolls % FORGET == 0:
             self._forget_unused()
-        self.received.clear()
+        if self.received:
+            self.received.clear()
         self.failed = None
 
     def _forget_unused(self) -> None:
@@ -428,7 +432,7 @@ def _target(args: Any, kwargs: dict[str, Any]) -> torch.Tensor | None:
 
 
 def _holds_tensor(result: object) -> bool:
-    return isinstance(result, torch.Tensor) or (not isinstance(result, LEAVES) and next(tensors_of(result), None) is not None)
+    return not isinstance(result, LEAVES) and next(tensors_of(result), None) is not None
 
 
 def autocast_state() -> tuple[tuple[str, bool, torch.dtype], ...]:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
+_generator = torch.default_generator
 _BASE_KEYS = frozenset(torch.nn.Module().__dict__)
 Copies = dict[int, tuple[torch.Tensor, torch.Tensor, int]]  # id(buffer): buffer, copy, version
 
@@ -33,7 +34,7 @@ class ModuleState:
         self._modules = own_modules(root)
         self._busy = self._modules
         self._calls = 0
-        self._begun = False  # called since the state was last taken or put back
+        self.begun = False  # called in the step in progress, and not put back
         self._rewound = False  # whether attributes change cannot be learned from a step that was taken back
         self.draws = PythonDraws()
         self._silent: set[int] = set()  # buffers that a kernel writes without moving their version counter
@@ -44,12 +45,14 @@ class ModuleState:
     def begin(self, again: bool = False) -> None:
         """Take the state before the first call of a step, or of a further micro-batch in it."""
         self._calls += 1
-        self._begun = True
+        self.begun = True
         if not again:
             self._first = None
         elif self._first is None:
             self._first = {k: (buffer, copy.clone(), -1) for k, (buffer, copy, _) in self._copies.items()}, self._homes, self._attributes
         self._copy_attributes()
+        if not self._homes:
+            return
         stale_buffers, stale_copies = [], []
         for key, (buffer, copy, version) in self._copies.items():
             if buffer._version != version or key in self._silent:
@@ -62,10 +65,6 @@ class ModuleState:
                 torch._foreach_copy_(stale_copies, stale_buffers)
         if any(m._buffers.get(name) is not buffer for m, name, buffer in self._homes):
             self._resnapshot()
-
-    def over(self) -> None:
-        """The step is over; what was called in it is not called in the next one yet."""
-        self._begun = False
 
     def _resnapshot(self) -> None:
         root = self._root()
@@ -84,13 +83,15 @@ class ModuleState:
             self._busy = [m for m, old in before if _differs(m.__dict__, old)] if len(before) == len(self._modules) else self._busy
         elif self._calls % 64 == 2:
             self._busy, self._rewound = self._modules, False
-        self._attributes = [(m, m.__dict__.copy()) for m in self._busy]
+        self._attributes = [(m, m.__dict__.copy()) for m in self._busy] if self._busy else []
         if self._calls % 64 == 1:
             self._holders = [m for m in self._modules if holdings(m.__dict__)]
-        self._held = [Mutable(v) for m in self._holders for v in holdings(m.__dict__)]
+        self._held = [Mutable(v) for m in self._holders for v in holdings(m.__dict__)] if self._holders else []
 
     def changed_buffers(self) -> list[tuple[str, torch.Tensor]]:
         """Return the floating-point buffers written since the step began, with their names."""
+        if not self._homes:
+            return []
         root = self._root()
         changed = {k for k, (b, _, version) in self._copies.items() if (b._version != version or k in self._silent) and b.is_floating_point()}
         others = (m._buffers.get(name) for m, name, buffer in self._homes if m._buffers.get(name) is not buffer)
@@ -102,9 +103,9 @@ class ModuleState:
 
     def rewind(self, alone: bool = False) -> None:
         """Put buffers and attributes back to the beginning of the step (or only of the micro-batch), bit for bit."""
-        if not self._begun:
+        if not self.begun:
             return  # not called in this step: nothing of it is this step's
-        self._begun, self._rewound = False, True
+        self.begun, self._rewound = False, True
         if self._first is not None and not alone:
             self._copies, self._homes, self._attributes = self._first
         with torch.no_grad():
@@ -271,10 +272,6 @@ class PythonDraws:
         self.calls = 0
         self.drew = False
 
-    @property
-    def watched(self) -> bool:
-        return self.drew or self.calls % 64 < 4
-
     def compare(self, before: Rng) -> None:
         """Note whether the state moved during a call."""
         if not self.drew:
@@ -288,7 +285,7 @@ def take_rng(python: bool = False, everything: bool = False) -> Rng:
     """Take the state of torch's random generators (of the current device; no device wait), and Python's and numpy's."""
     cuda = [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []
     numpy = sys.modules.get("numpy.random") if everything else None
-    return torch.get_rng_state(), cuda, random.getstate() if python or everything else None, numpy.get_state() if numpy is not None else None
+    return _generator.get_state(), cuda, random.getstate() if python or everything else None, numpy.get_state() if numpy is not None else None
 
 
 def put_rng(state: Rng) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.nn.parameter import is_lazy
+from torch.nn.parameter import UninitializedTensorMixin as _Lazy  # type: ignore[attr-defined]
 
 from whynan.capsule.sites import Site
 
@@ -22,6 +22,7 @@ CONTAINERS = (tuple, list, dict)
 READ_LIMIT = 64 << 20  # bytes of an outside tensor copied because the tape has read it and it is about to change
 WRITE_LIMIT = 1 << 20  # the same for one that was not read before: a moving average, a counter
 IDLE = 64  # calls without gradients after which the tape looks which of them can be forgotten
+STALE = 256  # slots, above which they are looked through for those that are gone
 HELD_LIMIT = 64 << 20  # or bytes of tensors they read
 LEAVES = (int, float, bool, str, bytes, type(None), torch.Size, torch.dtype, torch.device, slice, range)
 
@@ -83,7 +84,7 @@ class Entry:
     outputs: int = 0
     needs_grad: bool = False
     refs: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
-    wanted: set[tuple[int, int]] = field(default_factory=set)
+    wanted: set[tuple[int, int]] | frozenset[tuple[int, int]] = frozenset()  # of the tensors born inside, those that are picked up elsewhere
     error: str = ""
 
 
@@ -111,7 +112,7 @@ class Rebuild:
 
 def version_of(tensor: torch.Tensor) -> int:
     """Return a tensor's version counter; inference tensors have none."""
-    return -1 if is_lazy(tensor) or tensor.is_inference() else tensor._version
+    return -1 if isinstance(tensor, _Lazy) or tensor.is_inference() else tensor._version
 
 
 class Tape:
@@ -124,7 +125,7 @@ class Tape:
         self.entries: dict[int, Entry] = {}
         self.limit = limit
         self.overflowed = False
-        self._next = 0
+        self.last = 0  # the newest number handed out
         self._slots: dict[int, tuple[weakref.ref[torch.Tensor], Slot]] = {}
         self._outside: dict[int, Outside] = {}
         self._memory: dict[int, list[Outside]] = {}  # storage: the outside tensors that live in it
@@ -137,26 +138,28 @@ class Tape:
 
     def number(self) -> int:
         """Hand out the next entry number; numbers never repeat."""
-        self._next += 1
-        return self._next
+        self.last += 1
+        return self.last
 
     def add(self, entry: Entry, result: object) -> None:
         """Append an entry and register the tensors of its result."""
         if len(self.entries) >= self.limit:
             self._make_room()
         self.entries[entry.number] = entry
-        index = 0
-        for tensor in (result,) if isinstance(result, torch.Tensor) else () if result is None else tensors_of(result):
-            ref = weakref.ref(tensor)
-            entry.refs.append(ref)
-            self._slots[id(tensor)] = (ref, Slot(entry.number, index))
-            entry.needs_grad = entry.needs_grad or tensor.requires_grad
-            index += 1
-        entry.outputs = index
+        if result is not None:
+            self._register(entry, result)
         if not entry.needs_grad and not entry.grad_enabled:
             self._idle += 1
             if self._idle >= IDLE or self._held > HELD_LIMIT:
                 self.prune()
+
+    def _register(self, entry: Entry, result: object) -> None:
+        for index, tensor in enumerate((result,) if isinstance(result, torch.Tensor) else tensors_of(result)):
+            ref = weakref.ref(tensor)
+            entry.refs.append(ref)
+            self._slots[id(tensor)] = (ref, Slot(entry.number, index))
+            entry.needs_grad = entry.needs_grad or tensor.requires_grad
+        entry.outputs = len(entry.refs)
 
     def slot_of(self, tensor: torch.Tensor) -> Slot | None:
         """Return the slot that made this very tensor object, if one did."""
@@ -195,14 +198,14 @@ class Tape:
             inner = self._inner(tensor)
             if inner is not None:
                 return inner
-        known = self._outside.get(id(tensor))
-        if known is not None and known.tensor is tensor and version_of(tensor) == known.version:
+        known, version = self._outside.get(id(tensor)), version_of(tensor)
+        if known is not None and known.tensor is tensor and version == known.version:
             return known
-        outside = Outside(tensor, version_of(tensor))
+        outside = Outside(tensor, version)
         self._outside[id(tensor)] = outside
         self._unfiled.append(outside)
-        if not tensor.requires_grad and not is_lazy(tensor):
-            self._held += _size(tensor)
+        if not tensor.requires_grad and not isinstance(tensor, _Lazy):
+            self._held += tensor.nbytes
         return outside
 
     def _living_in(self, memory: int) -> list[Outside]:
@@ -218,13 +221,13 @@ class Tape:
         for entry in self.entries.values():
             if entry.first_node <= number < entry.last_node:
                 inner = Inner(entry.number, number - entry.first_node, tensor.output_nr)
-                entry.wanted.add((inner.offset, inner.output_nr))
+                entry.wanted = entry.wanted | {(inner.offset, inner.output_nr)}
                 return inner
         return None
 
     def about_to_change(self, tensor: torch.Tensor) -> None:
         """Keep the values of outside tensors whose memory is about to be written, if they were read or are small."""
-        if is_lazy(tensor) or tensor.is_inference():
+        if isinstance(tensor, _Lazy) or tensor.is_inference():
             return
         known = self._living_in(memory_of(tensor))
         for outside in known:
@@ -258,20 +261,21 @@ class Tape:
     def roll(self) -> None:
         """Begin a new step: forget everything that nothing alive depends on."""
         keep: set[int] = set()
-        for number in reversed(self.entries):
-            entry = self.entries[number]
+        self._unfiled = []
+        for number, entry in reversed(self.entries.items()):
             if entry.kind != "backward" and (number in keep or (entry.needs_grad and _alive(entry.refs))):
                 keep.add(number)
-                keep.update(dependencies(entry))
-        if keep:
-            self.entries = {n: e for n, e in self.entries.items() if n in keep}
+                for read in entry.reads:
+                    if isinstance(read, Outside):
+                        self._unfiled.append(read)  # what is kept may still be written to
+                    else:
+                        keep.add(read.entry)
+        for number in [n for n in self.entries if n not in keep]:
+            del self.entries[number]
+        if len(self._slots) > STALE:  # those of entries that are gone do no harm
             self._slots = {i: (ref, slot) for i, (ref, slot) in self._slots.items() if slot.entry in keep}
-        else:
-            self.entries, self._slots = {}, {}
         self._outside.clear()
         self._memory.clear()
-        # what is kept may still be written to
-        self._unfiled = [leaf for entry in self.entries.values() for leaf in entry.reads if isinstance(leaf, Outside)]
         self.overflowed = False
 
     def clear(self) -> None:
@@ -330,7 +334,7 @@ def _unused(entry: Entry, read_later: set[int]) -> bool:
 
 def memory_of(tensor: torch.Tensor) -> int:
     """Identify the memory a tensor lives in."""
-    if is_lazy(tensor):
+    if isinstance(tensor, _Lazy):
         return id(tensor)
     try:
         return int(tensor.untyped_storage()._cdata)

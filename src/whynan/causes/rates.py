@@ -88,28 +88,25 @@ class Overrides:
     """The loads of a run that wait for the first step after them."""
 
     def __init__(self) -> None:
-        self._waiting: dict[int, tuple[weakref.ref[Any], Rates, Rates, Site | None]] = {}
+        self.waiting: dict[int, tuple[weakref.ref[Any], Rates, Rates, Site | None]] = {}
         self._told: set[int] = set()
-
-    def __bool__(self) -> bool:
-        return bool(self._waiting)
 
     def loaded(self, owner: Any, before: Rates, site: Site | None) -> None:
         """Note a load. What was configured before an earlier load of the same owner stays what was configured."""
-        earlier = self._waiting.pop(id(owner), None)
+        earlier = self.waiting.pop(id(owner), None)
         configured = earlier[1] if earlier is not None and earlier[0]() is owner else before
         after = _of_optimizer(owner) if hasattr(owner, "param_groups") else before_load(owner)
         if after is not None and overridden(configured, after):
-            self._waiting[id(owner)] = (weakref.ref(owner), configured, after, site)
+            self.waiting[id(owner)] = (weakref.ref(owner), configured, after, site)
 
     def due(self, optimizer: Any = None) -> Iterator[Override]:
         """Yield what is still overridden of the loads that concern an optimizer, or of all; each optimizer is told once."""
-        for key, (reference, configured, after, site) in list(self._waiting.items()):
+        for key, (reference, configured, after, site) in list(self.waiting.items()):
             owner = reference()
             trains = owner if hasattr(owner, "param_groups") else getattr(owner, "optimizer", None)
             if owner is not None and optimizer is not None and trains is not optimizer:
                 continue
-            del self._waiting[key]
+            del self.waiting[key]
             changes = _remaining(owner, configured, after) if owner is not None else ()
             if changes and id(trains) not in self._told:
                 self._told.add(id(trains))

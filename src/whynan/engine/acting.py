@@ -38,7 +38,7 @@ class Acting:
         self.together = together
         self.followers = followers
         self.recovering = recovering
-        self._places: list[tuple[torch.Tensor, torch.Tensor | None]] = []  # gradients put in place of dropped ones
+        self.places: list[tuple[torch.Tensor, torch.Tensor | None]] = []  # gradients put in place of dropped ones
         together.diagnosed = self.diagnosed
 
     def act(self, optimizer: Any, scaler: Any = None) -> str:
@@ -125,14 +125,14 @@ class Acting:
             if all(p.grad is None for p in parameters):
                 for parameter in parameters:
                     parameter.grad = torch.full_like(parameter, -0.0)
-                self._places += [(p, p.grad) for p in parameters]
+                self.places += [(p, p.grad) for p in parameters]
 
     def free_places(self) -> None:
         """A backward pass begins: what it does not reach has no gradient again."""
-        for parameter, grad in self._places:
+        for parameter, grad in self.places:
             if parameter.grad is grad:
                 parameter.grad = None
-        self._places.clear()
+        self.places.clear()
 
     def close(self, incident: Incident) -> str:
         """Decide about an incident, write it, and stop where that is the decision."""
@@ -261,13 +261,11 @@ class Acting:
         """Write what the host knows of this step."""
         session = self.session
         window = session.window
-        norm = None if isinstance(window.norm, torch.Tensor) and window.norm.device.type != "cpu" else window.norm
+        norm = window.norm
+        if isinstance(norm, torch.Tensor):
+            norm = float(norm) if norm.is_cpu else None
         lr = optimizer.param_groups[0].get("lr") if optimizer is not None else None
-        session.journal.metrics(session.step_count, window.loss, _number(norm), _number(lr), window.scale)
-
-
-def _number(value: torch.Tensor | float | None) -> float | None:
-    return None if value is None else float(value)
+        session.journal.metrics(session.step_count, window.loss, norm, lr if lr is None else float(lr), window.scale)
 
 
 def _unwatched_step(optimizer: torch.optim.Optimizer) -> Callable[..., Any]:

@@ -59,16 +59,18 @@ class Clipping:
 def _clip_in_two(call: Callable[..., Any], parameters: list[torch.Tensor], rest: Any, named: dict[str, Any], before: Callable[[], None]) -> Any:
     """Clip, with a look between norm and scaling where the norm is on the CPU and not finite."""
     grads = [p.grad for p in parameters if p.grad is not None]
-    if not grads or any(g.device.type != "cpu" for g in grads):
+    if not grads or not all(g.is_cpu for g in grads):
         return call(parameters, *rest, **named)
-    try:
-        bound = _signature(call).bind(parameters, *rest, **named)
-    except TypeError:
-        return call(parameters, *rest, **named)
-    bound.apply_defaults()
-    options = bound.arguments
-    norm = torch.nn.utils.get_total_norm(grads, options["norm_type"], options["error_if_nonfinite"], options["foreach"])
+    max_norm, norm_type, raises, foreach = rest[0] if rest and len(rest) == 1 and not named else None, 2.0, False, None
+    if max_norm is None:
+        try:
+            bound = _signature(call).bind(parameters, *rest, **named)
+        except TypeError:
+            return call(parameters, *rest, **named)
+        bound.apply_defaults()
+        _, max_norm, norm_type, raises, foreach = bound.arguments.values()
+    norm = torch.nn.utils.get_total_norm(grads, norm_type, raises, foreach)
     if not math.isfinite(float(norm)):
         before()
-    torch.nn.utils.clip_grads_with_norm_(parameters, options["max_norm"], norm, options["foreach"])
+    torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm, foreach)
     return norm

@@ -21,16 +21,18 @@ class Foreseeing:
         self.session = session
         self.policy = SpikePolicy(options.spike)
         self.early = EarlyWarning(options.track, spikes=self.policy is not SpikePolicy.OFF)
+        self.acts = self.policy not in (SpikePolicy.WARN, SpikePolicy.OFF)
         self._tracks = bool(options.track)
         self._waiting: list[tuple[int, float | None, torch.Tensor | float | None, torch.optim.Optimizer, torch.dtype | None]] = []
 
     def before_update(self, optimizer: torch.optim.Optimizer) -> str:
         """Look at the numbers of a finite step; return what is to be done, nothing as a rule."""
         session, window = self.session, self.session.window
-        norm = None if window.scaled or window.norm is None or _far(window.norm) else window.norm
+        norm = window.norm
+        if norm is not None and (window.scaled or (not isinstance(norm, float) and not norm.is_cpu)):
+            norm = None
         self._waiting.append((session.step_count, window.loss, norm, optimizer, window.losses[-1].dtype if window.losses else None))
-        acts = self.policy is not SpikePolicy.WARN and self.policy is not SpikePolicy.OFF
-        return self.settle(before_update=True) if acts or len(self._waiting) >= TOGETHER else ""
+        return self.settle(before_update=True) if self.acts or len(self._waiting) >= TOGETHER else ""
 
     def settle(self, before_update: bool = False) -> str:
         """Look at the numbers that were put off."""
@@ -65,7 +67,3 @@ class Foreseeing:
         for notice in notices:
             self.session.journal.warning(notice, aloud=notice.severe or self.policy is not SpikePolicy.WARN)
         return on_spike(self.policy, before_update) if has_spike(notices) else ""
-
-
-def _far(value: torch.Tensor | float) -> bool:
-    return isinstance(value, torch.Tensor) and value.device.type != "cpu"

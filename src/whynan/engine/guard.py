@@ -22,28 +22,27 @@ from whynan.capsule.recorder import Recorder
 from whynan.capsule.sites import take_site
 from whynan.capsule.snapshot import Snapshot
 from whynan.capsule.state import take_rng
-from whynan.capsule.tape import Entry, tensors_of
+from whynan.capsule.tape import Entry
 from whynan.capsules import Shelf
 from whynan.causes import rates
 from whynan.engine.acting import Acting
+from whynan.engine.byhand import ByHand
 from whynan.engine.clipping import Clipping
 from whynan.engine.foreseeing import Foreseeing
 from whynan.engine.noticing import Noticing
 from whynan.engine.options import Options
 from whynan.engine.recovering import Recovering
 from whynan.engine.scaling import Scaling
-from whynan.engine.session import Session, parameters_of, shape_of, symptom_of
+from whynan.engine.session import Session, parameters_of, symptom_of
 from whynan.engine.sharing import Sharing
 from whynan.engine.together import Together
+from whynan.engine.waiting import Waiting
 from whynan.errors import TrainingStopped
-from whynan.records import Symptom
 from whynan.recovery.followers import Followers
 from whynan.recovery.place import rank_here
 from whynan.recovery.ranks import several
-from whynan.recovery.spikes import SpikePolicy
 from whynan.report.journal import Journal
 from whynan.tripwire.checks import fits_beside, may_break, nonfinite, optimizer_state
-from whynan.tripwire.late import LateFlag, can_wait, is_bad, late_symptom
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -85,8 +84,11 @@ class Guard:
         self.scaling = Scaling(self.session, self.noticing, self.acting, self.together, self.sharing, self._finish)
         self.clipping = Clipping(self.session)
         self.foreseeing = Foreseeing(self.session, self.options)
+        self.by_hand = ByHand(self.session, self.noticing, self.acting)
+        self.waiting = Waiting(
+            self.session, self.noticing, self.acting, self.followers, self.recovering, self.sharing, self.scaling, self.foreseeing, self._finish
+        )
         self.stepping = False  # an optimizer's own step is running
-        self._late: LateFlag | None = None
         self._interception = Interception(self)
         self._risky: dict[int, bool] = {}
         self._cramped: set[int] = set()  # optimizers whose state does not fit in memory twice
@@ -114,7 +116,7 @@ class Guard:
         self._interception.install()
         self.session.broken = self.recorder.faulty = self._internal_error
         self.recorder.seen_probe = self.noticing.probed
-        self.recorder.seen_write = self._writing
+        self.recorder.seen_write = self.by_hand.may_write
         self.recorder.seen_root = self.recovering.met
         self.recorder.start()
         self._open = True
@@ -137,7 +139,7 @@ class Guard:
         _open_guards.discard(self)
         atexit.unregister(self.close)
         try:
-            self._settle_late()
+            self.waiting.settle()
             self._tell_overrides()
             if self.session.window.symptom is None:
                 self.session.window.symptom = self.scaling.never_stepped()
@@ -223,7 +225,9 @@ class Guard:
 
     def zeroed(self, call: Callable[..., Any], owner: Any, args: Any, kwargs: dict[str, Any]) -> None:
         """Gradients are dropped; a pending symptom that was never stepped on is told now."""
-        self.session.guarded(lambda: self._note_zero(owner))
+        session = self.session
+        if self.recorder.tape.last > session.window_start or session.window.symptom is not None or self.acting.stale:
+            session.guarded(lambda: self._note_zero(owner))
         call(owner, *args, **kwargs)
 
     def _note_zero(self, owner: Any) -> None:
@@ -259,7 +263,7 @@ class Guard:
         if self.session.guarded(lambda: self.followers.may_move(follower)) is False:
             return None
         self.recovering.followed()
-        if self._late is not None and self._late.pending:
+        if self.waiting.pending:
             self.session.guarded(lambda: self.followers.about_to_move(follower))
         return call(follower, *args, **kwargs)
 
@@ -293,14 +297,15 @@ class Guard:
             raise
         except Exception as error:
             self._internal_error(error)
-        self.acting.free_places()
+        if self.acting.places:
+            self.acting.free_places()
         self._in_backward = True
         try:
             result = call(*args, **kwargs)
         finally:
             self._in_backward = False
         if self.session.by_hand:
-            self.session.guarded(self._manual_check)
+            self.session.guarded(self.by_hand.check_gradients)
         elif self._stepped_inside:
             self.session.guarded(self._after_hooks)
         elif self.options.drop_alone:
@@ -322,7 +327,8 @@ class Guard:
             self.acting.turned_away()
         window = session.window
         self.sharing.went_back()
-        self.acting.free_stale()
+        if self.acting.stale:
+            self.acting.free_stale()
         entry = self.recorder.note("backward", call, args, kwargs)
         self.recorder.tape.add(entry, None)
         if not window.noted:
@@ -354,63 +360,37 @@ class Guard:
         if self.session.window.backwards:
             self._finish(None, True)
         result = self.recorder.opaque("derivative", call, call, args, kwargs)
-        self.session.guarded(lambda: self._check_derivative(outputs, result))
+        self.session.guarded(lambda: self.by_hand.check_derivative(outputs, result))
         return result
 
     def clip(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         """The user clips: the norm is there for nothing."""
         return self.clipping.clip(call, args, kwargs)
 
-    # -- doors: programs without optimizers ---------------------------------------------------------------------
-
-    def _writing(self, target: torch.Tensor) -> bool:
-        """A loose in-place write. In programs without optimizers, after a bad backward, it is the update: leave it out."""
-        session = self.session
-        if not session.by_hand or not session.window.told or torch.is_grad_enabled() or session.budget.observes:
-            return True
-        return self.recorder.tape.slot_of(target) is not None
-
-    def _manual_check(self) -> None:
-        session = self.session
-        bad = nonfinite((f"gradient of {shape_of(p)}", p.grad) for p in session.leaves() if p.grad is not None)
-        self._settle_manual(Symptom("gradient", bad[0][2].kind, bad[0][0]) if bad else None)
-
-    def _check_derivative(self, outputs: Any, result: Any) -> None:
-        self.noticing.losses(outputs)
-        self.session.window.backwards += 1
-        self.noticing.check_loss(next(reversed(self.recorder.tape.entries.values()), None))
-        bad = nonfinite(("gradient", t) for t in tensors_of(result))
-        self._settle_manual(Symptom("gradient", bad[0][2].kind, "gradient") if bad else None)
-
-    def _settle_manual(self, symptom: Symptom | None) -> None:
-        session = self.session
-        if symptom is not None and session.window.symptom is None:
-            session.see(symptom)
-        if session.window.symptom is not None and not session.window.told:
-            self.acting.act(None)
-        else:
-            self.acting.write_metrics(None)
-
     # -- doors: steps -------------------------------------------------------------------------------------------
 
     def step(self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> Any:
         """The user updates the weights: the last moment to stop it."""
-        if self._overrides:
+        if self._overrides.waiting:
             self.session.guarded(lambda: self._tell_overrides(optimizer))
         self.stepping = True
         try:
-            if callable(args[0] if args else kwargs.get("closure")):
+            if (args or kwargs) and callable(args[0] if args else kwargs.get("closure")):
                 return self._step_with_closure(call, optimizer, args, kwargs)
             if hasattr(optimizer, "found_inf"):
                 return self._step_of_scaler(call, optimizer, args, kwargs)
-            if self.session.guarded(lambda: self._may_wait(optimizer)):
-                return self._step_late(call, optimizer, args, kwargs)
+            if optimizer.param_groups[0].get("fused") and self.session.guarded(lambda: self.waiting.may_wait(optimizer)):
+                return self.waiting.step(call, optimizer, args, kwargs)
             if not self._allowed(optimizer):
                 return None
-            before = self.session.guarded(lambda: self._before_update(optimizer))
-            self.session.guarded(lambda: self.recovering.clip(optimizer))
+            before = self.session.guarded(lambda: self._snapshot(optimizer)) if self._is_risky(optimizer) else None
+            if self.options.clip_after_rollback is not None:
+                self.session.guarded(lambda: self.recovering.clip(optimizer))
             result = call(optimizer, *args, **kwargs)
-            self._after_update(optimizer, before)
+            if before is None:
+                self._finish(optimizer, True)
+            else:
+                self._after_update(optimizer, before)
             return result
         finally:
             self.stepping = False
@@ -418,14 +398,14 @@ class Guard:
     def _allowed(self, optimizer: torch.optim.Optimizer, in_closure: bool = False) -> bool:
         """Look at everything before an update; return whether it may go on."""
         session = self.session
-        self._stop_again()
+        self.session.stop_again()
         try:
             if self._left_out():
                 if not in_closure:
                     self._finish(optimizer, False)
                 return False
             self.noticing.look(optimizer)
-            if session.window.symptom is None:
+            if session.window.symptom is None and session.has_several:
                 self._look_at_partners(optimizer)
             if session.window.several and self.together.begin(optimizer):
                 norm = self.noticing.norm_of(optimizer)
@@ -434,7 +414,8 @@ class Guard:
                 self.acting.report()
                 return True
             if session.window.symptom is None:
-                return in_closure or not self._spike(optimizer, self._same_for_all(self.foreseeing.before_update(optimizer)))
+                taken = self.foreseeing.before_update(optimizer)
+                return in_closure or not self.foreseeing.acts or not self._spike(optimizer, taken)
             if session.window.told:
                 return session.budget.observes
             self.foreseeing.settle()
@@ -450,9 +431,9 @@ class Guard:
 
     def _left_out(self) -> bool:
         """Whether this step falls away without a new incident: with a partner's, met again after a rollback, all its micro-batches dropped."""
-        if self.sharing.drops():
+        if self.sharing.fate and self.sharing.drops():
             return True
-        if self.recovering.met_before() or (self.session.window.dropped and not self.session.window.backwards):
+        if (self.recovering.redoing and self.recovering.met_before()) or (self.session.window.dropped and not self.session.window.backwards):
             self.acting.drop()
             return True
         return False
@@ -468,14 +449,13 @@ class Guard:
             self.session.see(symptom)
 
     def _same_for_all(self, taken: str) -> str:
-        if self.foreseeing.policy in (SpikePolicy.WARN, SpikePolicy.OFF):
-            return taken
         if taken and rank_here():  # of other ranks the first would not know
             self.journal.say(f"whynan: rank {rank_here()} saw a spike at step {self.session.step_count}; details in its warnings.jsonl", always=True)
         return self.together.strongest(taken)
 
     def _spike(self, optimizer: torch.optim.Optimizer, taken: str) -> bool:
         """Do what was asked for about a spike; return whether this update is left out."""
+        taken = self._same_for_all(taken)
         if taken == "stopped":
             self.session.stop(f"stopped at step {self.session.step_count}: a spike of the loss or the gradient norm")
         if taken == "rolled back" and self.recovering.possible:
@@ -488,13 +468,6 @@ class Guard:
         self.journal.say(f"whynan: step {self.session.step_count} {taken}: a spike of the loss or the gradient norm")
         self._finish(optimizer, False)
         return True
-
-    def _stop_again(self) -> None:
-        if self.session.stopped:
-            raise TrainingStopped(self.session.stopped)
-
-    def _before_update(self, optimizer: torch.optim.Optimizer) -> Snapshot | None:
-        return self._snapshot(optimizer) if self._is_risky(optimizer) else None
 
     def _is_risky(self, optimizer: torch.optim.Optimizer) -> bool:
         risky = self._risky.get(id(optimizer))
@@ -512,10 +485,8 @@ class Guard:
         return None
 
     def _after_update(self, optimizer: torch.optim.Optimizer, before: Snapshot | None) -> None:
-        taken = ""
-        if before is not None:
-            taken = self.session.guarded(lambda: self._check_update(optimizer, before)) or ""
-        self._finish(optimizer, taken in ("", "observed"))
+        taken = self.session.guarded(lambda: self._check_update(optimizer, before)) if before is not None else ""
+        self._finish(optimizer, taken in (None, "", "observed"))
 
     def _check_update(self, optimizer: torch.optim.Optimizer, before: Snapshot) -> str:
         bad = nonfinite(self.session.names_of(parameters_of(optimizer))) or nonfinite(optimizer_state(optimizer))
@@ -567,12 +538,12 @@ class Guard:
     def _step_of_scaler(self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> Any:
         """A fused optimizer under a gradient scaler: the gradients are still scaled and the kernel skips by itself."""
         session = self.session
-        self._stop_again()
+        self.session.stop_again()
         found = optimizer.found_inf  # type: ignore[attr-defined]
         if several():
             return self._step_of_scaler_together(call, optimizer, args, kwargs)
-        if found.device.type != "cpu" and self._nobody_waits(optimizer):
-            return self._step_late(call, optimizer, args, kwargs, found)
+        if found.device.type != "cpu" and self.waiting.nobody_else(optimizer):
+            return self.waiting.step(call, optimizer, args, kwargs, found)
         if session.guarded(self._left_out):
             self._finish(optimizer, False)
             return None
@@ -636,7 +607,12 @@ class Guard:
 
     def _finish(self, optimizer: Any, applied: bool) -> None:
         """The step is over: made, or left out."""
-        self.session.guarded(lambda: self._end_step(optimizer, applied))
+        try:
+            self._end_step(optimizer, applied)
+        except TrainingStopped:
+            raise
+        except Exception as error:
+            self._internal_error(error)
 
     def _end_step(self, optimizer: Any, applied: bool) -> None:
         session = self.session
@@ -654,79 +630,10 @@ class Guard:
             self.acting.dropped(optimizer)
         if optimizer is not None:
             self.sharing.finished(optimizer, window.taken if dropped else "")
-        self.recovering.finished(applied, window.taken == "rolled back")
+        if self.recovering.last is not None:
+            self.recovering.finished(applied, window.taken == "rolled back")
         self.foreseeing.state()
         session.next_step()
-
-    # -- steps that are read late -------------------------------------------------------------------------------
-
-    def _may_wait(self, optimizer: torch.optim.Optimizer) -> bool:
-        if self.session.window.symptom is not None or not can_wait(optimizer) or self.session.window.several:
-            return False
-        if self.noticing.unchecked:
-            self.session.guarded(self.noticing.look_at_state)
-        return self.session.window.symptom is None and self._nobody_waits(optimizer)
-
-    def _nobody_waits(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether nothing else must be kept from moving before the next backward pass."""
-        alone = not self.followers.averages and not self.recovering.averages and not self.sharing.partners(optimizer) and not self.sharing.drops()
-        return alone and _has_state(optimizer) and not self.noticing.busy_buffers()
-
-    def _step_late(self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any], found: Any = None) -> Any:
-        """Let the kernel skip by a flag on the device; the host reads it when the next step comes."""
-        self._stop_again()
-        late = self._late = self._late or LateFlag()
-        late.flag = None
-        rolled_back = self.session.guarded(lambda: late.read(self._late_values)) == "rolled back"
-        if rolled_back:
-            self.session.window.taken = "rolled back"
-            self._finish(optimizer, False)  # its gradients are those of the state that was left
-            return None
-        self.session.guarded(lambda: self._arm(late, optimizer, found))
-        scaled, skips = found is not None, not self.session.budget.observes
-        if late.flag is not None and skips:
-            optimizer.found_inf = late.flag  # type: ignore[attr-defined]
-        try:
-            result = call(optimizer, *args, **kwargs)
-        finally:
-            if not scaled and late.flag is not None and skips:
-                del optimizer.found_inf  # type: ignore[attr-defined]
-        self._finish(optimizer, True)
-        return result
-
-    def _arm(self, late: LateFlag, optimizer: torch.optim.Optimizer, found: Any) -> None:
-        window = self.session.window
-        window.late = True
-        norm = None if found is not None else self.noticing.norm_of(optimizer)
-        assert not isinstance(norm, float)  # gradients on the device have their norm there
-        if norm is not None or window.losses:
-            context = (dict(self.recorder.tape.entries), optimizer, self.scaling.current if found is not None else None)
-            late.arm(window.losses, norm, self.session.step_count, context, found)
-            self.scaling.bad_loss = late.bad_loss if found is not None else None
-            self.scaling.waits = found is not None
-
-    def _late_values(self, step: int, loss: float, norm: float, context: Any) -> str:
-        entries, optimizer, scaler = context
-        lr = optimizer.param_groups[0].get("lr")
-        self.journal.metrics(step, loss, norm if scaler is None else None, float(lr) if lr is not None else None, None)
-        if not is_bad(loss, norm):
-            self.session.budget.healthy()
-            self.scaling.settled()
-            return self._late_spike(self.foreseeing.late(step, loss, norm if scaler is None else None, optimizer))
-        symptom = late_symptom(loss, norm) if scaler is None else self.scaling.late(step, loss, entries, optimizer, scaler)
-        return "" if symptom is None else self.acting.late(step, symptom, entries, optimizer, scaler)
-
-    def _late_spike(self, taken: str) -> str:
-        if taken == "stopped":
-            self.session.stop(f"stopped at step {self.session.step_count}: a spike of the loss or the gradient norm")
-        if taken == "rolled back" and self.recovering.possible:
-            self.recovering.roll_back()
-            return taken
-        return ""
-
-    def _settle_late(self) -> None:
-        if self._late is not None:
-            self._late.read(self._late_values)
 
     def _note_function(self, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Entry:
         entry = self.recorder.note("function", function, args, kwargs)
@@ -749,11 +656,6 @@ class Guard:
                 self.session.function = None
 
         return watched  # type: ignore[return-value]
-
-
-def _has_state(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether nothing is new to an optimizer: a fused step that skips on the device leaves new state without values (SGD's momentum)."""
-    return sum(p.grad is not None for p in parameters_of(optimizer)) <= len(optimizer.state)
 
 
 def _drop_gradients(tensors: list[torch.Tensor]) -> None:

@@ -28,16 +28,19 @@ class Noticing:
 
     def losses(self, tensors: Any) -> None:
         """Note what the program goes back from."""
-        self.session.window.losses += [t.detach() for t in tensors_of(tensors)]
+        found = (tensors,) if type(tensors) is torch.Tensor else tensors_of(tensors)
+        self.session.window.losses += [t.detach() for t in found]
 
     def check_loss(self, entry: Entry | None) -> None:
         """Look at the newest loss, where that needs no waiting."""
         window = self.session.window
         loss = window.losses[-1] if window.losses else None
-        if loss is None or loss.device.type != "cpu":
+        if loss is None or not loss.is_cpu:
             return  # looked at on the device, later
         if loss.numel() == 1 and not loss.is_complex():
             window.loss = float(loss.item())
+            if math.isfinite(window.loss):
+                return
             damage = scalar_damage(window.loss)
         else:
             window.loss, damage = float(loss.abs().float().sum()), damage_of(loss)
@@ -63,7 +66,7 @@ class Noticing:
             self.look_at_losses()
         if window.symptom is None:
             self._look_at_gradients(optimizer)
-        if window.symptom is None:
+        if window.symptom is None and self.session.recorder.has_buffers:
             self.look_at_buffers()
 
     def look_at_losses(self) -> None:
@@ -78,14 +81,14 @@ class Noticing:
     def norm_of(self, optimizer: torch.optim.Optimizer) -> torch.Tensor | float | None:
         """Return the norm of the gradients: the one that clipping computed, or one pass over them."""
         window = self.session.window
-        parameters = parameters_of(optimizer)
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
         if window.norm is None or not window.clipped.issuperset(map(id, parameters)):
             window.norm = norm_of_gradients(parameters)
         return window.norm
 
     def _look_at_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         norm = self.norm_of(optimizer)
-        if isinstance(norm, torch.Tensor):
+        if norm is not None and not isinstance(norm, float):
             norm = self.session.window.norm = float(norm)
         if norm is not None and not math.isfinite(norm):
             bad = nonfinite(self.session.named_gradients(optimizer))
@@ -96,8 +99,7 @@ class Noticing:
         """Look at the buffers that the forward passes of this step wrote."""
         for state in self.session.recorder.current():
             changed = state.changed_buffers()
-            bad = nonfinite(changed) if changed else []
-            if bad:
+            if changed and (bad := nonfinite(changed)):
                 self.session.see(symptom_of("buffer", bad))
                 return
 

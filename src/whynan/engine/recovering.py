@@ -27,7 +27,7 @@ class Recovering:
         self.last: LastGood | None = None
         self._rewound: list[tuple[Any, Any]] = []  # loaders to set back, with their position
         self._wanted = (session.budget.includes(Policy.ROLLBACK) or options.spike == "rollback") and options.snapshots != "off"
-        self._redoing = False
+        self.redoing = False  # batches from before a rollback come again
         self._told = False
 
     @property
@@ -80,9 +80,9 @@ class Recovering:
         session.recorder.before_draw = None
         if session.guarded(lambda: state.damaged(self.last)) is not False:
             return
-        ahead = {step - self.last.since for step in self.last.bad if step >= self.last.since} if self.last is not None and self._redoing else set()
+        ahead = {step - self.last.since for step in self.last.bad if step >= self.last.since} if self.last is not None and self.redoing else set()
         self.last = session.guarded(lambda: LastGood(state, session.applied, self.options.snapshots == "host", ahead))
-        self._redoing = bool(ahead)
+        self.redoing = bool(ahead)
         if self.last is not None and not self._told:
             self._told = True
             size = _megabytes(self.last.nbytes)
@@ -99,7 +99,7 @@ class Recovering:
         assert self.last is not None
         self._rewound = self.last.restore(self.options.rewind_data)
         self.session.applied = self.last.applied
-        self._redoing = bool(self._rewound)
+        self.redoing = bool(self._rewound)
         self._lower_rates(self.options.lr_after_rollback)
         self.hold_averages()
 
@@ -124,7 +124,7 @@ class Recovering:
 
     def met_before(self) -> bool:
         """Whether this step's batch was dropped before the rollback and comes again now."""
-        return self._redoing and self.last is not None and self.last.since in self.last.bad
+        return self.redoing and self.last is not None and self.last.since in self.last.bad
 
     def clip(self, optimizer: torch.optim.Optimizer) -> None:
         """Clip tighter after a rollback, where the user asked for it."""

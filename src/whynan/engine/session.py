@@ -56,6 +56,7 @@ class Session:
         self.budget = budget
         self.journal = journal
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
+        self.has_several = False  # more than one optimizer; one that is gone may still be counted
         self.by_hand = True  # no optimizer was ever made: the program updates its weights itself
         self.window = Window()
         self.step_count = 0
@@ -77,6 +78,7 @@ class Session:
         alive = self.optimizers
         if all(o is not optimizer for o in alive):
             self._optimizers = [weakref.ref(o) for o in (*alive, optimizer)]
+            self.has_several = bool(alive)
 
     def see(self, symptom: Symptom, entry: Entry | None = None) -> None:
         """Note the symptom of the step in progress."""
@@ -94,6 +96,11 @@ class Session:
         """Stop the training, and again at every later step if the program swallows it."""
         self.stopped = reason
         raise TrainingStopped(reason)
+
+    def stop_again(self) -> None:
+        """Raise again if the training was stopped."""
+        if self.stopped:
+            raise TrainingStopped(self.stopped)
 
     def guarded(self, action: Callable[[], T]) -> T | None:
         """Do something of ours; a failure is logged once and switches the watching off."""

@@ -24,30 +24,31 @@ class Sharing:
         self.session = session
         self._stepped: list[int] = []  # optimizers that stepped since the last backward pass
         self._apart: set[frozenset[int]] = set()
-        self._fate = ""  # what was done about those that were kept from their step
+        self.fate = ""  # what was done about those that were kept from their step
 
     def went_back(self) -> None:
         """A backward pass begins: whoever has not stepped since the last one does not step along with those who have."""
-        for first in self._stepped:
-            self._apart.update(frozenset((first, id(other))) for other in self.session.optimizers if id(other) not in self._stepped)
+        if self.session.has_several:
+            for first in self._stepped:
+                self._apart.update(frozenset((first, id(other))) for other in self.session.optimizers if id(other) not in self._stepped)
         self._stepped.clear()
-        self._fate = ""
+        self.fate = ""
 
     def finished(self, optimizer: torch.optim.Optimizer, fate: str) -> None:
         """An optimizer stepped or was kept from it."""
         self._stepped.append(id(optimizer))
-        self._fate = self._fate or fate
+        self.fate = self.fate or fate
 
     def drops(self) -> bool:
         """Whether the step that comes now belongs to a backward pass that was dropped already; it is dropped alike."""
-        if self._fate and not self.session.window.backwards:
-            self.session.window.taken = self._fate
+        if self.fate and not self.session.window.backwards:
+            self.session.window.taken = self.fate
             return True
         return False
 
     def partners(self, optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
         """Return who may step after this one from the same gradients."""
-        if len(self.session.optimizers) < 2:
+        if not self.session.has_several:
             return []
         others = [o for o in self.session.optimizers if o is not optimizer and id(o) not in self._stepped]
         return [o for o in others if frozenset((id(optimizer), id(o))) not in self._apart]

@@ -21,17 +21,18 @@ class Followers:
 
     def __init__(self, keep_wall_steps: bool = False) -> None:
         self.keep_wall_steps = keep_wall_steps  # schedulers count drawn batches instead of updates
-        self._counts: dict[int, Counts] = {}  # by optimizer; 0 is all of them
+        self._counts: dict[int, Counts] = {}  # by optimizer
         self._seen: dict[int, tuple[weakref.ref[Any], Counts]] = {}  # by id: a scheduler may compare by value
         self._moved: dict[int, list[Moved]] = {}  # by optimizer
         self.averages: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
     def stepped(self, optimizer: Any, made: bool) -> None:
         """An optimizer made its update, or was kept from it."""
-        self._moved.pop(_group(optimizer), None)
-        for key in (0, _group(optimizer)):
-            done, dropped = self._counts.get(key, (0, 0))
-            self._counts[key] = (done + made, dropped + (not made))
+        key = _group(optimizer)
+        if self._moved:
+            self._moved.pop(key, None)
+        done, dropped = self._counts.get(key, (0, 0))
+        self._counts[key] = (done + made, dropped + (not made))
 
     @property
     def schedulers(self) -> list[Any]:
@@ -40,11 +41,11 @@ class Followers:
 
     def begin(self, follower: Any) -> None:
         """A follower came to be: what happened before it does not concern it."""
-        self._note(follower, self._counts.get(_key(follower), (0, 0)))
+        self._note(follower, self._count(_key(follower)))
 
     def may_move(self, follower: Any) -> bool:
         """Whether a follower's call goes through; it is taken as made."""
-        done, dropped = self._counts.get(_key(follower), (0, 0))
+        done, dropped = self._count(_key(follower))
         ref, last = self._seen.get(id(follower), (None, (0, 0)))
         if ref is not None and ref() is not follower:
             last = (0, 0)  # of one that is gone
@@ -52,6 +53,12 @@ class Followers:
         if self.keep_wall_steps and isinstance(follower, LRScheduler):
             return True
         return not (done == last[0] and dropped > last[1])
+
+    def _count(self, key: int) -> Counts:
+        """Return the updates of an optimizer, or with key 0 of all of them."""
+        if key:
+            return self._counts.get(key, (0, 0))
+        return sum(done for done, _ in self._counts.values()), sum(dropped for _, dropped in self._counts.values())
 
     def _note(self, follower: Any, counts: Counts) -> None:
         if id(follower) not in self._seen:
@@ -67,12 +74,11 @@ class Followers:
         """An optimizer's last step was dropped on the device: put those who followed it back, or keep them from it."""
         for moved in reversed(self._moved.pop(_group(optimizer), [])):
             moved.restore()
-        for key in (0, _group(optimizer)):
-            done, dropped = self._counts.get(key, (0, 0))
-            self._counts[key] = (done - 1, dropped + 1)
+        done, dropped = self._counts.get(_group(optimizer), (0, 0))
+        self._counts[_group(optimizer)] = (done - 1, dropped + 1)
         for key, (ref, (done, _)) in self._seen.items():
             follower = ref()
-            now = self._counts.get(_key(follower), (0, 0))
+            now = self._count(_key(follower))
             if done > now[0]:
                 self._seen[key] = (ref, now)  # it had followed the step already, and was put back
 

@@ -39,7 +39,7 @@ class Journal:
         self.counts: dict[tuple[str, str, int], int] = {}
         self.notices: dict[tuple[str, str], int] = {}
         self._spoken: dict[tuple[str, str], int] = {}
-        self._history: deque[dict[str, float]] = deque(maxlen=200)
+        self._history: deque[tuple[int, float | None, float | None, float | None, float | None]] = deque(maxlen=200)
         self._metrics: IO[str] | None = None
         self._written = 0
         self._broken = False
@@ -89,13 +89,10 @@ class Journal:
 
     def metrics(self, step: int, loss: float | None, norm: float | None, lr: float | None, scale: float | None) -> None:
         """Write one line of metrics; values that are not known are left out."""
-        row: dict[str, float] = {"step": step}
-        for key, value in (("loss", loss), ("grad_norm", norm), ("lr", lr), ("scale", scale)):
-            if value is not None:
-                row[key] = value
-        self._history.append(row)
+        self._history.append((step, loss, norm, lr, scale))
         if not self.files or self._broken:
             return
+        row = _known(step, loss, norm, lr, scale)
         try:
             if self._metrics is None:
                 home = self.home()
@@ -111,7 +108,7 @@ class Journal:
 
     def history(self) -> list[dict[str, float]]:
         """Return the metrics of the last steps."""
-        return list(self._history)
+        return [_known(*values) for values in self._history]
 
     def incident(self, incident: Incident, action: Action, tell: bool = True) -> None:
         """Close an incident: write it, flush it, tell it. One that all ranks share is told by one of them."""
@@ -246,6 +243,14 @@ class Journal:
             f"whynan: internal error, {off}training goes on: {type(error).__name__}: {error}{where}\n        please report it with that text to {ISSUES}",
             always=True,
         )
+
+
+def _known(step: int, loss: float | None, norm: float | None, lr: float | None, scale: float | None) -> dict[str, float]:
+    row: dict[str, float] = {"step": step}
+    for key, value in (("loss", loss), ("grad_norm", norm), ("lr", lr), ("scale", scale)):
+        if value is not None:
+            row[key] = value
+    return row
 
 
 def _row(row: dict[str, float]) -> str:

