@@ -8,6 +8,8 @@ from typing import NamedTuple
 from whynan.forensics.logs.entries import Entry
 from whynan.records import count
 
+_MOST_KINDS = 4096  # of lines, told apart by their first name
+
 
 class Moment(NamedTuple):
     """When a value was written."""
@@ -40,6 +42,21 @@ class _Lap:
 
 
 @dataclass(slots=True)
+class _Tally:
+    """Counts entries that carry no step."""
+
+    last: int = 0
+    whole: bool = True  # every entry so far had another whole epoch
+    begun: bool = False
+
+    def next(self, epoch: float | None) -> int:
+        self.whole = self.whole and epoch is not None and epoch.is_integer() and not (self.begun and int(epoch) == self.last)
+        self.begun = True
+        self.last = int(epoch) if self.whole and epoch is not None else self.last + 1
+        return self.last
+
+
+@dataclass(slots=True)
 class Clock:
     """Gives every entry its moment.
 
@@ -49,7 +66,7 @@ class Clock:
     """
 
     _laps: dict[tuple[int | None, str], _Lap] = field(default_factory=dict)
-    _unnamed: dict[str, int] = field(default_factory=dict)
+    _unnamed: dict[str, _Tally] = field(default_factory=dict)
 
     def of(self, entry: Entry) -> Moment:
         """Return the moment of the next entry."""
@@ -66,7 +83,7 @@ class Clock:
 
     def _lapped(self, entry: Entry) -> tuple[int, bool]:
         key = (entry.total, next(iter(entry.values), "")) if entry.inner else (None, next(iter(entry.values), ""))
-        lap = self._laps.setdefault(key, _Lap()) if len(self._laps) < 4096 else _Lap()
+        lap = self._laps.setdefault(key, _Lap()) if len(self._laps) < _MOST_KINDS else _Lap()
         step = entry.step or 0
         later = entry.epoch is not None and lap.epoch is not None and int(entry.epoch) > int(lap.epoch)
         if step < lap.last and (later or (entry.inner and 2 * step <= lap.last)):
@@ -75,8 +92,7 @@ class Clock:
         return lap.offset + step, entry.inner or lap.offset > 0
 
     def _by_order(self, entry: Entry) -> int:
-        """Count the entries that carry no step, for each first name apart: lines of another kind do not make steps."""
+        """Return the epoch where whole epochs are counted, else the number of the entry: for each first name apart, lines of another kind do not make steps."""
         name = next(iter(entry.values), "")
-        if len(self._unnamed) < 4096 or name in self._unnamed:
-            self._unnamed[name] = self._unnamed.get(name, 0) + 1
-        return self._unnamed.get(name, 0)
+        tally = self._unnamed.setdefault(name, _Tally()) if len(self._unnamed) < _MOST_KINDS or name in self._unnamed else _Tally()
+        return tally.next(entry.epoch)

@@ -101,7 +101,7 @@ def _course(series: Series, run: Run) -> str:
     """Say what the non-finite values are and where they lie."""
     share = f"{count(series.bad)} of {count(series.total)} values"
     kind = number(run.value)
-    if run.then is not None:
+    if run.then is not None and not run.ended:
         return f"{kind} at {run.first}, {'nan' if kind != 'nan' else 'inf'} from {run.then} on; not finite in {share}"
     word = kind if not (series.nan and series.inf) else "not finite"
     if series.bad == 1:

@@ -149,9 +149,10 @@ def _first_bad(panel: _Panel, series: Series, marks: _Marks) -> None:
 def _ticks(axis: Axis) -> list[float]:
     if axis.log:
         low, high = math.ceil(math.log10(axis.low)), math.floor(math.log10(axis.high))
-        each = max(1, (high - low) // 6 + 1)
-        tens = [10.0**k for k in range(low, high + 1, each)]
-        return tens if len(tens) > 2 else sorted({m * 10.0**k for k in range(low - 1, high + 1) for m in (1, 2, 5) if axis.low <= m * 10.0**k <= axis.high})
+        for steps in ((1,), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 8)):
+            ticks = sorted({m * 10.0**k for k in range(low - 1, high + 1) for m in steps if axis.low <= m * 10.0**k <= axis.high})
+            if len(ticks) > 2:
+                return ticks[:: len(ticks) // 8 + 1]
     return _round_steps(axis.low, axis.high, 5)
 
 
