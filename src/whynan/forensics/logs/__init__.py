@@ -19,12 +19,12 @@ __all__ = ["check_log", "plot", "recognise"]
 def recognise(place: Place) -> str | None:
     """Say which kind of log a file is, by its content; None where it is none.
 
-    Cost: 64 KB are read.
+    Cost: the first 64 KB are read, and the last where those say nothing.
     """
-    from whynan.forensics.logs.forms import HEAD, form_of
+    from whynan.forensics.logs.forms import form_of_file
 
     with place.open() as file:
-        return form_of(file.read(HEAD))
+        return form_of_file(file)
 
 
 def check_log(place: Place, wishes: Wishes = Wishes()) -> Checked:  # noqa: B008 - frozen
@@ -56,13 +56,12 @@ def plot(place: Place, target: Path, wishes: Wishes = Wishes()) -> None:  # noqa
 
 def _read(place: Place, wishes: Wishes) -> Log:
     from whynan.forensics.logs.collecting import Log
-    from whynan.forensics.logs.forms import HEAD, READERS, Form, form_of
+    from whynan.forensics.logs.forms import READERS, Form, form_of_file
 
     with place.open() as file:
-        head = file.read(HEAD)
-        form = form_of(head) or (Form.TEXT if wishes.kind is Kind.LOG else None)
+        form = form_of_file(file) or (Form.TEXT if wishes.kind is Kind.LOG else None)
         if form is None:
-            raise Unreadable("empty" if not head else "no training log: no loss, gradient norm or learning rate with a step in its first 64 KB")
+            raise Unreadable("no training log: no loss, gradient norm or learning rate with a step in its first and last 64 KB")
         file.seek(0)
         try:
             log = Log(str(form), wishes.allow).gather(READERS[form](file, wishes.tick))

@@ -47,6 +47,7 @@ class Log:
     hidden: Meeting = field(default_factory=Meeting)  # loss finite and repeated or zero, gradient norm not finite
     dead: Meeting = field(default_factory=Meeting)  # loss and gradient norm exactly 0
     _clock: Clock = field(default_factory=Clock)
+    _stepped: Moment | None = None
     _loss: dict[str, tuple[int, float]] = field(default_factory=dict)
     _norm: tuple[int, float] | None = None
 
@@ -79,9 +80,15 @@ class Log:
         self.entries += 1
         moment = self._clock.of(entry)
         for name, value in entry.values.items():
-            series = self._named(name)
+            series = self.series.get(name) or self._named(name)
             if series is None:
                 continue
+            if moment.step is not None:
+                series.stepped = self._stepped = moment
+            elif series.stepped is not None:
+                if math.isfinite(value):
+                    continue  # a summary of steps that were written before: of an epoch, of a window
+                moment = self._stepped or moment
             series.see(moment, value, entry.live)
             if series.naming.role is Role.LOSS:
                 if series.naming.main and not series.naming.validation:
@@ -90,13 +97,10 @@ class Log:
                 self._meet_norm(moment, value)
 
     def _named(self, name: str) -> Series | None:
-        series = self.series.get(name)
-        if series is None:
-            if len(self.series) >= _MOST_SERIES or any(fnmatchcase(name, pattern) for pattern in self.allow):
-                self.crowded += len(self.series) >= _MOST_SERIES
-                return None
-            series = self.series[name] = Series.of(name)
-        return series
+        if len(self.series) >= _MOST_SERIES or any(fnmatchcase(name, pattern) for pattern in self.allow):
+            self.crowded += len(self.series) >= _MOST_SERIES
+            return None
+        return self.series.setdefault(name, Series.of(name))
 
     def _meet_loss(self, moment: Moment, series: Series, value: float) -> None:
         self._loss[series.name] = (moment.position, value)

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 MOST_NAME = 160
 _STEPS = ("global_step", "step", "iteration", "iter", "num_updates", "update", "it", "n_iter", "train_step", "steps", "iterations", "num_steps", "total_steps")
@@ -55,19 +56,24 @@ def entry_of(pairs: Mapping[str, object], line: int = 0) -> Entry:
     entry = Entry(line)
     best = len(_RANK)
     for name, value in flat(pairs):
-        number = to_number(value)
+        number = value if type(value) is float else to_number(value)
         if number is None:
             continue
-        last = name.rsplit("/", 1)[-1].strip().lower().lstrip("_").replace(" ", "_")
-        rank = _RANK.get(last)
-        if rank is not None:
-            if rank < best and number.is_integer() and abs(number) < 2**62:
-                entry.step, best = int(number), rank
-        elif last in _EPOCHS and math.isfinite(number):
-            entry.epoch = number
-        else:
+        rank = _rank(name)
+        if rank is None:
             entry.values[name[:MOST_NAME]] = number
+        elif rank < 0:
+            entry.epoch = number if math.isfinite(number) else None
+        elif rank < best and number.is_integer() and abs(number) < 2**62:
+            entry.step, best = int(number), rank
     return entry
+
+
+@lru_cache(maxsize=8192)
+def _rank(name: str) -> int | None:
+    """Return how well a name says the step, the best 0; -1 for the epoch, None for a curve."""
+    last = name.rsplit("/", 1)[-1].strip().lower().lstrip("_").replace(" ", "_")
+    return -1 if last in _EPOCHS else _RANK.get(last)
 
 
 def flat(pairs: Mapping[str, object], before: str = "", depth: int = 4) -> Iterator[tuple[str, object]]:

@@ -11,7 +11,7 @@ from typing import IO
 from whynan.forensics.logs.entries import Entry, entry_of
 from whynan.forensics.logs.events import event_entries, is_event_file
 from whynan.forensics.logs.grammar import read_line
-from whynan.forensics.logs.lines import encoding_of, lines, strokes
+from whynan.forensics.logs.lines import encoding_of, lines, plain, strokes
 from whynan.forensics.logs.names import Role, naming
 from whynan.forensics.logs.objects import listed_objects, object_lines
 from whynan.forensics.logs.offline import HEADER, offline_entries
@@ -37,10 +37,9 @@ class Form(StrEnum):
 def text_entries(file: IO[bytes], tick: Tick) -> Iterator[Entry | None]:
     """Yield an entry for every line, or drawing of a progress bar, that has named numbers."""
     for number, line in lines(file, tick):
-        for stroke in strokes(line):
-            entry = read_line(stroke, number)
-            if entry is not None:
-                yield entry
+        entry = read_line(plain(line), number)
+        if entry is not None:
+            yield entry
 
 
 READERS: dict[Form, Callable[[IO[bytes], Tick], Iterator[Entry | None]]] = {
@@ -52,6 +51,16 @@ READERS: dict[Form, Callable[[IO[bytes], Tick], Iterator[Entry | None]]] = {
     Form.TABLE: rows,
     Form.TEXT: text_entries,
 }
+
+
+def form_of_file(file: IO[bytes]) -> Form | None:
+    """Tell the form of a log from its first 64 KB, or from its last where a long preamble says nothing; None where it is no log."""
+    head = file.read(HEAD)
+    form = form_of(head)
+    if form is not None or len(head) < HEAD or b"\0" in head:
+        return form
+    file.seek(-min(HEAD, file.seek(0, 2)), 2)
+    return Form.TEXT if _is_text_log(file.read(HEAD).decode("utf-8", "replace").split("\n")[1:]) else None
 
 
 def form_of(head: bytes) -> Form | None:
@@ -113,7 +122,7 @@ def _is_text_log(whole: list[str]) -> bool:
     seen: Counter[str] = Counter()
     for line in whole:
         for stroke in strokes(line):
-            entry = read_line(stroke, 0)
+            entry = read_line(plain(stroke), 0)
             names = [n for n in entry.values if naming(n).role in (Role.LOSS, Role.NORM)] if entry else []
             if entry and names and (entry.step is not None or entry.epoch is not None):
                 return True

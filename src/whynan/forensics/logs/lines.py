@@ -21,17 +21,21 @@ def encoding_of(head: bytes) -> str:
 
 
 def lines(file: IO[bytes], tick: Tick, most: int = MOST_LINE) -> Iterator[tuple[int, str]]:
-    """Yield every line with its number, cut at `most` characters.
+    """Yield every line with its number, cut at `most` characters; a progress bar drawn over itself is several with one number.
 
     Cost: one piece of 1 MB and one line in memory.
     """
     number, rest = 1, ""
     for text in _texts(file, tick):
         parts = text.split("\n")
+        parts[0] = rest + parts[0]
+        rest = ""
         for part in parts[:-1]:
-            yield number, (rest + part)[:most].rstrip("\r")
-            number, rest = number + 1, ""
-        rest = (rest + parts[-1])[:most]
+            yield from ((number, stroke[:most]) for stroke in strokes(part))
+            number += 1
+        *drawn, rest = parts[-1].split("\r")
+        yield from ((number, stroke[:most]) for stroke in drawn)
+        rest = rest[:most]
     if rest:
         yield number, rest
 
@@ -46,11 +50,18 @@ def _texts(file: IO[bytes], tick: Tick) -> Iterator[str]:
 
 
 def strokes(line: str) -> list[str]:
-    r"""Take a line apart where a progress bar was drawn over itself, without colours.
+    r"""Take a line apart where a progress bar was drawn over itself.
 
-    >>> strokes("\x1b[32m 1/9\x1b[0m loss=2\r 2/9 loss=1")
+    >>> strokes(" 1/9 loss=2\r 2/9 loss=1\r")
     [' 1/9 loss=2', ' 2/9 loss=1']
     """
-    if "\x1b" in line:
-        line = _COLOUR.sub("", line)
     return [s for s in line.split("\r") if s] if "\r" in line else [line]
+
+
+def plain(line: str) -> str:
+    r"""Return a line without colours.
+
+    >>> plain("\x1b[32m 1/9\x1b[0m loss=2")
+    ' 1/9 loss=2'
+    """
+    return _COLOUR.sub("", line) if "\x1b" in line else line

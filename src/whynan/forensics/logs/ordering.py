@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from whynan.forensics.logs.clock import Moment
@@ -41,51 +40,47 @@ class Order:
     resumes: list[Resume] = field(default_factory=list)
     strides: Counter[int] = field(default_factory=Counter)
     gaps: list[tuple[Moment, Moment]] = field(default_factory=list)
+    typical: int = 1  # how often a step is usually written
+    _usual: int = 0  # the most frequent stride
+    _calm: bool = False  # steps are written once, one after the other
     _pending: dict[int, _Slot] = field(default_factory=dict)
     _newest: Moment | None = None
     _out: Moment | None = None
 
-    def see(self, moment: Moment, value: float, live: bool) -> Iterator[tuple[Moment, float]]:
-        """Take the next value; yield the values that are complete."""
+    def see(self, moment: Moment, value: float, live: bool) -> list[tuple[Moment, float]]:
+        """Take the next value; return the values that are complete."""
         slot = self._pending.get(moment.position)
         newest = self._newest
+        done: list[tuple[Moment, float]] = []
         if newest is not None and moment.position < newest.position and (slot is None or self._calm):
             if self._late(moment, newest):
-                return
-            yield from self._resume(newest, moment)
-            slot = None
+                return done
+            done = self._resume(newest, moment)
+            slot = newest = None
         if slot is not None:
             self._again(slot, moment, value, live)
-            return
+            return done
         self._pending[moment.position] = _Slot(moment, value)
-        if newest is None or moment.position > newest.position or not self._pending.get(newest.position):
+        if newest is None or moment.position > newest.position:
             self._newest = moment
-        if len(self._pending) > (2 if self._calm else _WINDOW):
-            yield self._finish(next(iter(self._pending)))
+        if len(self._pending) > (1 if self._calm else _WINDOW):
+            done.append(self._finish(next(iter(self._pending))))
+        return done
 
-    def flush(self) -> Iterator[tuple[Moment, float]]:
-        """Yield what is left."""
-        while self._pending:
-            yield self._finish(next(iter(self._pending)))
-
-    @property
-    def typical(self) -> int:
-        """How often a step is usually written."""
-        return self.copies.most_common(1)[0][0] if self.copies else 1
-
-    @property
-    def _calm(self) -> bool:
-        return self.copies[1] >= _CALM and self.typical == 1
+    def flush(self) -> list[tuple[Moment, float]]:
+        """Return what is left."""
+        return [self._finish(position) for position in tuple(self._pending)]
 
     def _late(self, moment: Moment, newest: Moment) -> bool:
         """Whether another rank writes a step that is already complete."""
         return not self._calm and moment.position not in self._pending and newest.position - moment.position <= _WINDOW and self.typical > 1
 
-    def _resume(self, newest: Moment, moment: Moment) -> Iterator[tuple[Moment, float]]:
-        yield from self.flush()
+    def _resume(self, newest: Moment, moment: Moment) -> list[tuple[Moment, float]]:
+        done = self.flush()
         if len(self.resumes) < _MOST_KEPT:
             self.resumes.append(Resume(newest, moment))
         self._newest = self._out = None
+        return done
 
     def _again(self, slot: _Slot, moment: Moment, value: float, live: bool) -> None:
         if live:
@@ -100,6 +95,9 @@ class Order:
     def _finish(self, position: int) -> tuple[Moment, float]:
         slot = self._pending.pop(position)
         self.copies[slot.copies] += 1
+        if self.copies[slot.copies] > self.copies[self.typical]:
+            self.typical = slot.copies
+        self._calm = self.typical == 1 and self.copies[1] >= _CALM
         self.differing += slot.differs
         if self._out is not None:
             self._stride(self._out, slot.moment)
@@ -110,6 +108,7 @@ class Order:
         stride = after.position - before.position
         if len(self.strides) < 256 or stride in self.strides:
             self.strides[stride] += 1
-        usual, times = self.strides.most_common(1)[0]
-        if times >= 16 and stride > 10 * usual and len(self.gaps) < _MOST_KEPT:
+        if self.strides[stride] > self.strides[self._usual]:
+            self._usual = stride
+        if stride > 10 * self._usual and self.strides[self._usual] >= 16 and len(self.gaps) < _MOST_KEPT:
             self.gaps.append((before, after))

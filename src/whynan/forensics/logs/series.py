@@ -14,6 +14,7 @@ from whynan.tripwire.spikes import Spike, SpikeWatch
 
 _MOST_RUNS = 64
 _WATCHED = (Role.LOSS, Role.NORM)
+_UNORDERED = (Role.OTHER, Role.TALLY)  # nothing is said of the order of their steps
 _HELD, _JUMP = 10, 1.5  # values since the highest one, and how much higher the next highest is, for it to be a jump and not a warm-up
 _LARGER = 100.0  # times anything before it: a spike that no curve of this run has a scale for
 
@@ -77,6 +78,7 @@ class Series:
     resumed: list[Resumed] = field(default_factory=list)
     jumps: list[tuple[Moment, float, float]] = field(default_factory=list)  # a new highest value after a long time: when, the old one, the new one
     since_peak: int = 0
+    stepped: Moment | None = None  # the last moment that had a step
     _changes: deque[float] = field(default_factory=lambda: deque(maxlen=16))
     _watch: SpikeWatch = field(default_factory=SpikeWatch)
 
@@ -86,6 +88,9 @@ class Series:
 
     def see(self, moment: Moment, value: float, live: bool) -> None:
         """Take the next value of the file."""
+        if self.naming.role in _UNORDERED:
+            self._take(moment, value)
+            return
         resumes = len(self.order.resumes)
         for when, number in self.order.see(moment, value, live):
             self._take(when, number)
