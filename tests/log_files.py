@@ -161,7 +161,10 @@ def _bars(folder: Path, chance: random.Random) -> Path:
 
 
 def _megatron(folder: Path, chance: random.Random) -> Path:
-    form = " iteration {s:>8}/    5000 | consumed samples: {c:>12} | elapsed time per iteration (ms): 512.1 | learning rate: {lr:.3E} | global batch size:   512 | lm loss: {loss:.6E} | loss scale: 4096.0 | grad norm: {norm:.3f} | number of skipped iterations:   0 | number of nan iterations:   0 |"
+    form = (
+        " iteration {s:>8}/    5000 | consumed samples: {c:>12} | elapsed time per iteration (ms): 512.1 | learning rate: {lr:.3E} | global batch size:   512"
+        " | lm loss: {loss:.6E} | loss scale: 4096.0 | grad norm: {norm:.3f} | number of skipped iterations:   0 | number of nan iterations:   0 |"
+    )
     return text(
         folder / "megatron.log",
         [form.format(s=s, c=512 * s, lr=cosine(s, end=5000), loss=falling(s, chance), norm=math.exp(chance.gauss(0, 0.3))) for s in range(1, 600)],
@@ -173,9 +176,9 @@ def _timm(folder: Path, chance: random.Random) -> Path:
     for epoch in range(4):
         for n in range(0, 1251, 50):
             loss = falling(1251 * epoch + n, chance, low=4, high=7, slow=3000)
-            lines.append(
-                f"Train: {epoch} [{n:>4d}/1251 ({100 * n // 1251:>3}%)]  Loss: {loss:.3g} ({loss:.4g})  Time: 0.541s, 1890.12/s  LR: {1e-3 * (epoch + 1) / 4:.3e}  Data: 0.010 (0.011)"
-            )
+            rate = 1e-3 * (epoch + 1) / 4
+            share = f"[{n:>4d}/1251 ({100 * n // 1251:>3}%)]"
+            lines.append(f"Train: {epoch} {share}  Loss: {loss:.3g} ({loss:.4g})  Time: 0.541s, 1890.12/s  LR: {rate:.3e}  Data: 0.010 (0.011)")
         lines += [
             f"Test: [{n:>4d}/97]  Time: 0.112 (0.211)  Loss: {falling(epoch, chance):>7.4f} (6.1)  Acc@1: {chance.uniform(0, 80):>7.4f}" for n in (0, 50, 97)
         ]
@@ -246,10 +249,6 @@ def _ranks(folder: Path, chance: random.Random) -> Path:
     return text(folder / "ranks.log", lines)
 
 
-HEALTHY: dict[str, Callable[[Path, random.Random], Path]] = {
-    maker.__name__.strip("_"): maker
-    for maker in (
-        (_transformer, _cyclical, _restarts, _lightning, _saturated, _gan, _reinforced, _policy_zero, _scaler, _not_yet)
-        + (_missing, _bars, _megatron, _timm, _nano, _steps_down, _spiky, _converged, _classes, _ranks)
-    )
-}
+MAKERS = (_transformer, _cyclical, _restarts, _lightning, _saturated, _gan, _reinforced, _policy_zero, _scaler, _not_yet)
+MORE_MAKERS = (_missing, _bars, _megatron, _timm, _nano, _steps_down, _spiky, _converged, _classes, _ranks)
+HEALTHY: dict[str, Callable[[Path, random.Random], Path]] = {maker.__name__.strip("_"): maker for maker in (*MAKERS, *MORE_MAKERS)}

@@ -30,7 +30,7 @@ def recognise(place: Place) -> str | None:
 def check_log(place: Place, wishes: Wishes = Wishes()) -> Checked:  # noqa: B008 - frozen
     """Read a log and say what is wrong in it; raises `Unreadable` where it is no log.
 
-    Cost: one pass; the memory of some 2 000 points a series, whatever the length of the file.
+    Cost: one pass; the memory of some 1 000 points a series, whatever the length of the file.
     """
     from whynan.forensics.logs.drawing import draw
     from whynan.forensics.logs.judging import facts_of, judge

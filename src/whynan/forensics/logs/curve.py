@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-_MOST = 2048
-
 
 @dataclass(slots=True)
 class Stretch:
@@ -45,7 +43,7 @@ class Curve:
     (True, 99, [50])
     """
 
-    def __init__(self, most: int = _MOST) -> None:
+    def __init__(self, most: int = 1024) -> None:
         self.stretches: list[Stretch] = []
         self._most, self._each, self._room = most, 1, 0
 

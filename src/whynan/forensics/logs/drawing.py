@@ -14,6 +14,7 @@ from whynan.records import count, number
 _WIDTH, _HEIGHT = 66, 9  # characters of the field, each 2 by 4 dots
 _LABEL = 9
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+_LEAST, _MOST = 1e-280, 1e280  # ends of a logarithmic axis: there is room around them
 _WIDE = 30.0  # highest over lowest from which on an axis is logarithmic
 
 
@@ -31,18 +32,21 @@ class Axis:
         lows, highs = [s.low for s in stretches], [s.high for s in stretches]
         low, high = min(lows, default=0.0), max(highs, default=1.0)
         if low > 0.0 and high / wide > low:
-            return cls(low, high, True)
+            return cls(max(low, _LEAST), min(high, _MOST), True)
         return cls(low, high if high > low else low + (abs(low) or 1.0), False)
 
     def share(self, value: float) -> float:
         """Return where a value lies, from 0 at the bottom to 1 at the top."""
         if self.log:
-            return math.log(value / self.low) / math.log(self.high / self.low) if value > 0.0 else 0.0
+            low, high = math.log(self.low), math.log(self.high)
+            return min(1.0, max(0.0, (math.log(max(value, _LEAST)) - low) / (high - low)))
         return (value / 2 - self.low / 2) / (self.high / 2 - self.low / 2)  # halves: the difference of two large numbers may not be finite
 
     def value(self, share: float) -> float:
         """Return the value at a place."""
-        return self.low * (self.high / self.low) ** share if self.log else self.low * (1 - share) + self.high * share
+        if self.log:
+            return math.exp(math.log(self.low) * (1 - share) + math.log(self.high) * share)
+        return self.low * (1 - share) + self.high * share
 
 
 def draw(curves: Sequence[Series], main: Series | None) -> str:

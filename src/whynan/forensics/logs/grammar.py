@@ -12,7 +12,10 @@ from whynan.forensics.logs.entries import MOST_NAME, Entry
 from whynan.forensics.logs.names import Role, naming
 from whynan.forensics.logs.placing import place
 
-_NUM = r"[-+]?(?:\d{1,3}(?:,\d{3}){1,6}(?![\d,])(?:\.\d{1,40})?|\d{1,40}\.?\d{0,40}(?:[eE][-+]?\d{1,4})?|\.\d{1,40}(?:[eE][-+]?\d{1,4})?|[nN]a[nN]|NAN|[iI]nf(?:inity)?|INF)"
+_POWER = r"(?:[eE][-+]?\d{1,4})?"
+_NUM = (
+    rf"[-+]?(?:\d{{1,3}}(?:,\d{{3}}){{1,6}}(?![\d,])(?:\.\d{{1,40}})?|\d{{1,40}}\.?\d{{0,40}}{_POWER}|\.\d{{1,40}}{_POWER}|[nN]a[nN]|NAN|[iI]nf(?:inity)?|INF)"
+)
 _WRAP = r"(?:(?:tensor|array|np\.float\d+|numpy\.float\d+|float)\(\[?|\[)?"
 _END = r"(?:ms|us|s|it|%|[kKMGT]i?B?|/s)?(?=$|[^\w:./-]|[.:,/-](?!\d))"
 _PAIR = re.compile(rf"(?P<sep>[:=]\s{{0,12}}| is\s|\s[|]?\s{{0,40}})(?P<wrap>{_WRAP})['\"]?(?P<num>{_NUM}){_END}")
@@ -22,6 +25,9 @@ _PHASE = re.compile(r"(?<![\w./-])(?:val(?:id(?:ation)?)?|eval(?:uat\w+)?|test(?
 _WHEN = re.compile(r"(?: (?:at|after|in|for|on))? (?:step|iteration|iter|epoch|batch) \d+$", re.IGNORECASE)
 _PLACES = frozenset({"epoch", "epochs", "ep", "step", "steps", "iter", "iters", "iteration", "iterations", "it", "global_step", "train"})
 _PLACES |= {"num_updates", "update", "updates", "batch"}
+
+
+_STOPS = frozenset("|,;[{(<>:=-+*/\\")  # what no name ends in
 
 
 def read_line(text: str, line: int) -> Entry | None:
@@ -48,7 +54,10 @@ def _fill(values: dict[str, float], text: str) -> int:
     """Put the named numbers of a line into `values`; return where the first name begins."""
     begin, end = len(text), 0
     for found in _PAIR.finditer(text):
-        name = _name(text[max(end, found.start() - 100) : found.start()], found["sep"][0])
+        left = text[max(end, found.start() - 100) : found.start()].rstrip()
+        if not left or left[-1] in _STOPS:
+            continue
+        name = _name(left[max(left.rfind("|"), left.rfind(","), left.rfind("{")) + 1 :], found["sep"][0])
         if not name:
             continue
         begin = min(begin, found.start() - len(name))

@@ -9,7 +9,7 @@ from typing import IO
 
 from whynan.forensics.wishes import Tick
 
-PIECE = 1 << 20
+PIECE = 1 << 18
 MOST_LINE = 1 << 16  # characters of a line that are looked at: a log line is shorter, a dumped tensor is not
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _MARKS = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be", b"\xef\xbb": "utf-8-sig"}
@@ -23,7 +23,7 @@ def encoding_of(head: bytes) -> str:
 def lines(file: IO[bytes], tick: Tick, most: int = MOST_LINE) -> Iterator[tuple[int, str]]:
     """Yield every line with its number, cut at `most` characters; a progress bar drawn over itself is several with one number.
 
-    Cost: one piece of 1 MB and one line in memory.
+    Cost: one piece of 256 KB and one line in memory.
     """
     number, rest = 1, ""
     for text in _texts(file, tick):

@@ -35,7 +35,7 @@ def listed_objects(file: IO[bytes], tick: Tick) -> Iterator[Entry | None]:
 
     A file that ends too early gives what is in it.
 
-    Cost: an object and 1 MB in memory, however long the list is.
+    Cost: an object and 256 KB in memory, however long the list is.
     """
     window = _Window(file, tick)
     if window.text.lstrip("\ufeff \t\r\n").startswith("{"):

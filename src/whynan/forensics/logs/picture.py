@@ -72,7 +72,7 @@ def _axis(series: Series) -> Axis:
     """Widen the axis a little, so that no curve runs along the frame."""
     axis = Axis.over([s for s in series.curve.stretches if s.finite], _WIDE)
     if axis.log:
-        rim = (axis.high / axis.low) ** 0.05
+        rim = math.exp(0.05 * (math.log(axis.high) - math.log(axis.low)))
         return Axis(axis.low / rim, axis.high * rim, True)
     rim = (axis.high - axis.low) * 0.05
     return Axis(axis.low - rim, axis.high + rim, False) if math.isfinite(rim) else axis

@@ -13,6 +13,7 @@ from whynan.forensics.logs.ordering import Order, Resume
 from whynan.tripwire.spikes import Spike, SpikeWatch
 
 _MOST_RUNS = 64
+_POINTS, _FEW_POINTS = 1024, 128  # of a curve that is drawn or asked for its course, and of another
 _WATCHED = (Role.LOSS, Role.NORM)
 _UNORDERED = (Role.OTHER, Role.TALLY)  # nothing is said of the order of their steps
 _HELD, _JUMP = 10, 1.5  # values since the highest one, and how much higher the next highest is, for it to be a jump and not a warm-up
@@ -84,7 +85,8 @@ class Series:
 
     @classmethod
     def of(cls, name: str) -> Series:
-        return cls(name, naming(name))
+        known = naming(name)
+        return cls(name, known, curve=Curve(_POINTS if known.role is not Role.OTHER else _FEW_POINTS))
 
     def see(self, moment: Moment, value: float, live: bool) -> None:
         """Take the next value of the file."""
