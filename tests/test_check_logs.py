@@ -344,6 +344,10 @@ def test_columns_with_any_delimiter_and_a_header_written_twice(tmp_path: Path) -
         ),
         ("Cost loss after iteration {s}: {v}", 30, "Cost loss", "step 30"),
         ("|    train/loss   | {v}  |", 31, "train/loss", "entry 31"),
+        ("[{s}]\ttrain-logloss:{v}", 30, "train-logloss", "step 30"),
+        ("INFO:tensorflow:loss = {v}, step = {s} (3.123 sec)", 30, "loss", "step 30"),
+        ("step:{s} - actor/pg_loss:{v} - actor/lr:1e-06 - critic/score/mean:0.3", 30, "actor/pg_loss", "step 30"),
+        ("I0728 23:55:39.066  4259 solver.cpp:218] Iteration {s} (4.71 iter/s, 21.2s/100 iters), loss = {v}", 30, "loss", "step 30"),
     ],
 )
 @pytest.mark.parametrize("value", ["nan", "inf"])
@@ -355,6 +359,28 @@ def test_lines_as_people_print_them(line: str, step: int, name: str, where: str,
     finding = found(check(path), "not-finite")
     assert (finding.place, finding.rows, finding.row_count, finding.line, finding.severity) == (name, (step,), 10, 32, Severity.BAD)
     assert finding.message.startswith(f"{value} from {where} to the end, 10 of 40 values")
+
+
+def test_a_summary_without_a_step_does_not_disturb_the_steps(tmp_path: Path) -> None:
+    """Caffe prints each loss again without its step; a nan that is only there counts at the last step."""
+    lines = []
+    for s in range(0, 4000, 100):
+        lines.append(f"solver.cpp:218] Iteration {s} (4.71 iter/s, 21.213s/100 iters), loss = {5 - s / 2000}")
+        lines.append(f"solver.cpp:237]     Train net output #0: loss = {'nan' if s == 3000 else 5 - s / 2000} (* 1 = 2.40473 loss)")
+    checked = check(text(tmp_path / "caffe.log", lines))
+    assert found(checked, "not-finite").rows == (3000,) and len(checked.findings) == 1
+
+
+def test_series_of_unknown_names(tmp_path: Path) -> None:
+    """CycleGAN's names say nothing: what turns nan for good is suspect, an option printed as inf is nothing."""
+    lines = ["max_dataset_size: inf"]
+    lines += [
+        f"(epoch: {s // 10 + 1}, iters: {s % 10 * 100 + 100}, time: 1.294) , D_A: {0.5 + s % 3}, G_A: {'nan' if s > 40 else 1.5 + s % 5}" for s in range(60)
+    ]
+    checked = check(text(tmp_path / "loss_log.txt", lines))
+    finding = found(checked, "not-finite")
+    assert (finding.place, finding.severity, finding.row_count) == ("G_A", Severity.SUSPECT, 19) and len(checked.findings) == 1
+    assert "from epoch 5, step 200 to the end" in finding.message
 
 
 def test_progress_bars_drawn_over_themselves(tmp_path: Path) -> None:

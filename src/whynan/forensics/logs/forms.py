@@ -118,13 +118,19 @@ def _is_object_lines(whole: list[str]) -> bool:
 
 
 def _is_text_log(whole: list[str]) -> bool:
-    """Whether a loss or a norm is written with a step, or again and again; a source file or a configuration does neither."""
+    """Whether a loss or a norm is written with a step, or again and again; a source file or a configuration does neither.
+
+    Where no name is known, the same few names with a step, again and again, make a log too: `(epoch: 1, iters: 100) D_A: 1.016, G_A: 1.631`.
+    """
     seen: Counter[str] = Counter()
-    for line in whole:
-        for stroke in strokes(line):
-            entry = read_line(plain(stroke), 0)
-            names = [n for n in entry.values if naming(n).role in (Role.LOSS, Role.NORM)] if entry else []
-            if entry and names and (entry.step is not None or entry.epoch is not None):
-                return True
-            seen.update(names)
+    for entry in (read_line(plain(stroke), 0) for line in whole for stroke in strokes(line)):
+        if entry is None:
+            continue
+        names = [n for n in entry.values if naming(n).role in (Role.LOSS, Role.NORM)]
+        timed = entry.step is not None or entry.epoch is not None
+        if names and timed:
+            return True
+        seen.update(names)
+        if timed and len(entry.values) > 1:
+            seen[" ".join(entry.values)] += 1
     return any(times >= 3 for times in seen.values())

@@ -76,7 +76,7 @@ def _name(left: str, sep: str) -> str:
         words = _WORDS.search(_WHEN.sub("", left).rsplit(". ", 1)[-1])
         name = _FILLERS.sub("", words[1]).strip() if words else ""
         name = name if sep in ":=" else _spoken(name)
-    return "" if _is_place(name) else name[:MOST_NAME]
+    return "" if _is_place(name) or name.endswith((".py", ".cpp", ".cc", ".cu")) else name[:MOST_NAME]  # `train.py:53` is where, not what
 
 
 def _spoken(name: str) -> str:

@@ -22,7 +22,7 @@ def nonfinite(log: Log) -> list[Finding]:
     """Return a finding for every series that is not finite somewhere; the first one in time comes first and tells what came before it."""
     judged = [(s, severity_of(s, log)) for s in log.curves if s.bad]
     real = sorted((p for p in judged if p[1] is not Severity.NOTE), key=lambda p: _when(p[0]))
-    noted = [(s, v) for s, v in judged if v is Severity.NOTE]
+    noted = [(s, v) for s, v in judged if v is Severity.NOTE and s.total > 1]  # a single one is an option that was printed: `max_size: inf`
     findings = [_finding(s, v, _story(s, log) if n == 0 else "") for n, (s, v) in enumerate(real[:_MOST_SERIES])]
     if len(real) > _MOST_SERIES:
         findings.append(Finding(real[-1][1], "not-finite", f"and {len(real) - _MOST_SERIES} more series that are not finite"))
@@ -126,7 +126,7 @@ def _story(series: Series, log: Log) -> str:
     also = [s.name for s in log.curves if s is not series and s.runs and s.naming.trained_on and s.runs[0].first.position == first.position]
     fine = [s.name for s in log.curves if s.naming.trained_on and _is_fine_at(s, first)]
     words.append(f"; the same at that step: {_listed(also)}" if also else "")
-    words.append(f"; still finite then: {_listed(fine)}" if fine else "")
+    words.append(f"; still finite then: {_listed(fine)}" if fine and not log.hidden.zeros else "")
     return "".join(words)
 
 

@@ -14,7 +14,7 @@ _STEP = re.compile(rf"{_WORD}{_SIGN}{_COUNT}(?![\d.])(?:\s{{0,12}}/\s{{0,12}}(\d
 _EPOCH = re.compile(rf"(?:[eE]p(?:och)?|EPOCH)(?:\(\w{{1,9}}\))?{_SIGN}(\d{{1,9}}(?:\.\d{{1,18}})?)(?!\d|:\d)")
 _TRAIN = re.compile(r"Train: (\d{1,9})(?= \[)")
 _COUNTER = re.compile(r"(\d{1,15})\s?/\s{0,12}(\d{1,15})(?![\d/])")
-_LEADING = re.compile(r"\s{0,40}(?:(\d{1,9})\s{1,12})?(\d{1,15})(?=\s)")
+_LEADING = re.compile(r"\s{0,40}(?:(\d{1,9})\s{1,12})?\[?(\d{1,15})\]?(?=\s)")
 _BARS = ("%|", "% |", "━", "it/s", "s/it", "ETA:", "[=", "[>")
 
 

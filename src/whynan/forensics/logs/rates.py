@@ -32,17 +32,28 @@ def _against(series: list[Series], wish: float) -> list[Finding]:
     top = max(series, key=lambda s: s.largest)
     if top.largest < wish and _still_to_come(top):
         return []
-    stretch = max(top.curve.stretches, key=lambda s: s.high)
-    message = f"reaches {number(top.largest)} (step {count(stretch.first)}), {number(wish)} was expected: a loaded optimizer or scheduler may have replaced it"
+    at = f" at {top.peak}" if top.peak else ""
+    message = f"reaches {number(top.largest)}{at}, {number(wish)} was expected: a loaded optimizer or scheduler may have replaced it"
     values = {"highest": jsonable(top.largest), "expected": jsonable(wish)}
-    return [Finding(Severity.SUSPECT, "rate-overridden", message, top.name, "WN607", (stretch.first,), values=values)]
+    return [
+        Finding(
+            Severity.SUSPECT,
+            "rate-overridden",
+            message,
+            top.name,
+            "WN607",
+            (top.peak.position,) if top.peak else (),
+            line=top.peak.line if top.peak else 0,
+            values=values,
+        )
+    ]
 
 
 def _still_to_come(series: Series) -> bool:
     """Whether the highest rate may lie outside of the log: it still rises at the end, or falls from the first line of a log that begins late."""
     stretches = [s for s in series.curve.stretches if s.finite]
     rising = stretches[-1].high >= series.largest > stretches[0].high
-    late = series.first is not None and (series.first.step or 0) > 2 * (series.total // max(1, series.total - 1)) and stretches[0].high == series.largest
+    late = series.first is not None and (series.first.step or 0) > series.total // 10 and stretches[0].high == series.largest
     return rising or (late and stretches[-1].low < stretches[0].high)
 
 

@@ -79,6 +79,7 @@ class Series:
     resumed: list[Resumed] = field(default_factory=list)
     jumps: list[tuple[Moment, float, float]] = field(default_factory=list)  # a new highest value after a long time: when, the old one, the new one
     since_peak: int = 0
+    peak: Moment | None = None  # where the largest value of a rate or a scale is
     stepped: Moment | None = None  # the last moment that had a step
     _changes: deque[float] = field(default_factory=lambda: deque(maxlen=16))
     _watch: SpikeWatch = field(default_factory=SpikeWatch)
@@ -165,7 +166,7 @@ class Series:
             return
         if self.since_peak > _HELD and value > _JUMP * self.largest > 0.0 and len(self.jumps) < 5:
             self.jumps.append((moment, self.largest, value))
-        self.largest, self.since_peak = abs(value), 0
+        self.largest, self.since_peak, self.peak = abs(value), 0, moment
 
     def _watch_for_spikes(self, moment: Moment, value: float) -> None:
         spike = self._watch.see(moment.position, value)
