@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import doctest
+import importlib
 import json
 import math
 import random
@@ -14,6 +16,7 @@ from log_files import HEALTHY, INF, NAN, cosine, falling, json_lines, text
 from whynan.forensics.addresses import Place, Unreadable
 from whynan.forensics.findings import Checked, Finding, Kind, Severity
 from whynan.forensics.logs import check_log, recognise
+from whynan.forensics.logs.names import Role, naming
 from whynan.forensics.wishes import Wishes
 
 
@@ -183,6 +186,65 @@ def test_rate_lowered_at_a_resume_is_no_alarm(tmp_path: Path) -> None:
         {"step": s, "loss": falling(s, chance), "lr": 3e-4} for s in range(500, 800)
     ]
     assert not alarms(check(json_lines(tmp_path / "m.jsonl", rows)))
+
+
+def test_several_runs_in_one_file_are_no_alarm(tmp_path: Path) -> None:
+    """A sweep that tries higher rates begins again at step 0 each time."""
+    chance = random.Random(0)
+    rows = [{"step": s, "loss": falling(s, chance), "lr": rate} for rate in (1e-4, 3e-4, 1e-3) for s in range(300)]
+    checked = check(json_lines(tmp_path / "sweep.jsonl", rows))
+    assert not alarms(checked) and [f.rows for f in checked.findings if f.what == "resumed"] == [(0,), (0,)]
+
+
+def test_rate_of_zero_and_rate_that_is_not_a_number(tmp_path: Path) -> None:
+    chance = random.Random(0)
+    zero = json_lines(tmp_path / "zero.jsonl", [{"step": s, "loss": falling(s, chance), "lr": 0.0} for s in range(30)])
+    assert found(check(zero), "rate-zero").severity is Severity.SUSPECT
+    broken = json_lines(tmp_path / "nan.jsonl", [{"step": s, "loss": falling(s, chance), "lr": NAN if s > 20 else 1e-3} for s in range(30)])
+    assert found(check(broken), "not-finite", "lr").severity is Severity.SUSPECT
+
+
+def test_rate_that_jumps_in_one_run_is_noted(tmp_path: Path) -> None:
+    chance = random.Random(0)
+    rows = [{"step": s, "loss": falling(s, chance), "lr": 1e-4 if s < 100 else 1e-3} for s in range(200)]
+    checked = check(json_lines(tmp_path / "m.jsonl", rows))
+    assert found(checked, "rate-jump").rows == (100,) and not alarms(checked)
+
+
+def test_a_term_of_the_loss_comes_before_the_loss(tmp_path: Path) -> None:
+    """All go bad on one line: the term is named first, what is still finite is said."""
+    rows = [{"step": s, "loss": NAN if s > 9 else 1.0 / (s + 1), "kl_loss": NAN if s > 9 else 2.0 / (s + 1), "ce_loss": 3.0 / (s + 1)} for s in range(20)]
+    first = check(json_lines(tmp_path / "m.jsonl", rows)).findings[0]
+    assert first.place == "kl_loss" and "the same at that step: loss" in first.message and "still finite then: ce_loss" in first.message
+
+
+def test_many_bad_series_are_counted(tmp_path: Path) -> None:
+    rows = [{"step": s, **{f"fvu/block.{b}": NAN if s > 5 else 1.0 for b in range(40)}} for s in range(10)]
+    checked = check(json_lines(tmp_path / "m.jsonl", rows))
+    assert len(checked.findings) == 13 and "and 28 more series" in checked.findings[12].message
+
+
+MODULES = ("clock", "curve", "entries", "grammar", "lines", "names", "svg", "tables", "wire")
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_in_docstrings_run(name: str) -> None:
+    result = doctest.testmod(importlib.import_module(f"whynan.forensics.logs.{name}"))
+    assert result.attempted and not result.failed
+
+
+@pytest.mark.parametrize(
+    ("name", "role"),
+    [
+        ("loss", Role.LOSS), ("train/total_loss", Role.LOSS), ("eval_loss", Role.LOSS), ("nll", Role.LOSS), ("val_ppl", Role.LOSS), ("LossD", Role.LOSS),
+        ("loss_weight", Role.OTHER), ("loss scale", Role.SCALE), ("scale", Role.SCALE), ("amp/grad_scaler", Role.SCALE), ("lr_scale", Role.OTHER),
+        ("grad_norm", Role.NORM), ("gnorm", Role.NORM), ("norm", Role.NORM), ("layer_norm", Role.OTHER), ("param_norm", Role.OTHER),
+        ("lr", Role.RATE), ("learning_rate", Role.RATE), ("lr-Adam/pg2", Role.RATE), ("Current learning rate", Role.RATE), ("lr_mult", Role.OTHER),
+        ("accuracy", Role.OTHER), ("time", Role.OTHER), ("glossary", Role.OTHER), ("nan_count", Role.TALLY),
+    ],
+)  # fmt: skip
+def test_what_a_series_is_by_its_name(name: str, role: Role) -> None:
+    assert naming(name).role is role
 
 
 def test_loss_scale_that_collapses(tmp_path: Path) -> None:

@@ -20,15 +20,11 @@ class Meeting:
     """Steps at which the loss looks healthy and the gradient norm is not."""
 
     first: Moment | None = None
-    last: Moment | None = None
-    first_value: float = 0.0
     count: int = 0
     zeros: int = 0  # of them, those with a loss of exactly 0
 
     def take(self, moment: Moment, loss: float) -> None:
-        self.first_value = loss if self.first is None else self.first_value
         self.first = self.first or moment
-        self.last = moment
         self.count += 1
         self.zeros += loss == 0.0
 
@@ -42,10 +38,8 @@ class Log:
     series: dict[str, Series] = field(default_factory=dict)
     entries: int = 0
     broken: int = 0
-    first_broken: int = 0
     crowded: int = 0  # values of names beyond the first 1 024
-    hidden: Meeting = field(default_factory=Meeting)  # loss finite and repeated or zero, gradient norm not finite
-    dead: Meeting = field(default_factory=Meeting)  # loss and gradient norm exactly 0
+    hidden: Meeting = field(default_factory=Meeting)  # the loss finite, the gradient norm not
     _clock: Clock = field(default_factory=Clock)
     _stepped: Moment | None = None
     _loss: dict[str, tuple[int, float]] = field(default_factory=dict)
@@ -114,7 +108,5 @@ class Log:
                 self._meet(moment, loss, value)
 
     def _meet(self, moment: Moment, loss: float, norm: float) -> None:
-        if loss == 0.0 and norm == 0.0:
-            self.dead.take(moment, loss)
-        elif math.isfinite(loss) and not math.isfinite(norm):
+        if math.isfinite(loss) and not math.isfinite(norm):
             self.hidden.take(moment, loss)

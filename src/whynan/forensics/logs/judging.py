@@ -66,7 +66,7 @@ def _ranks(series: Series) -> list[Finding]:
 
 def _resumes(series: Series) -> list[Finding]:
     return [
-        _note("resumed", f"goes back from {r.before} to {r.after}: the run was resumed there", series.name, (r.after.position,), r.after.line)
+        _note("resumed", f"goes back from {r.before} to {r.after}: the run was resumed or begun again there", series.name, (r.after.position,), r.after.line)
         for r in series.order.resumes[:5]
     ]
 

@@ -97,7 +97,7 @@ class Series:
         resumes = len(self.order.resumes)
         for when, number in self.order.see(moment, value, live):
             self._take(when, number)
-        if len(self.order.resumes) > resumes:
+        if len(self.order.resumes) > resumes and self.first is not None and moment.position > self.first.position:  # else it is another run
             earlier = self.curve.at(moment.position)
             self.resumed += [Resumed(self.order.resumes[-1], earlier.low, earlier.high, value)] if earlier else []
 
