@@ -55,9 +55,10 @@ def _fill(values: dict[str, float], text: str) -> int:
     begin, end = len(text), 0
     for found in _PAIR.finditer(text):
         left = text[max(end, found.start() - 100) : found.start()].rstrip()
-        if not left or left[-1] in _STOPS:
+        sep = found["sep"][0]
+        if not left or left[-1] in _STOPS or (sep not in ":=" and not _speaks(left[left.rfind(" ") + 1 :])):
             continue
-        name = _name(left[max(left.rfind("|"), left.rfind(","), left.rfind("{")) + 1 :], found["sep"][0])
+        name = _name(left[max(left.rfind("|"), left.rfind(","), left.rfind("{")) + 1 :], sep)
         if not name:
             continue
         begin = min(begin, found.start() - len(name))
@@ -79,14 +80,17 @@ def _name(left: str, sep: str) -> str:
     return "" if _is_place(name) or name.endswith((".py", ".cpp", ".cc", ".cu")) else name[:MOST_NAME]  # `train.py:53` is where, not what
 
 
+@lru_cache(maxsize=8192)
+def _speaks(word: str) -> bool:
+    """Whether a word may end the name of a number without a sign between them: in prose most do not, and are passed over at once."""
+    return naming(word).role is not Role.OTHER or word.lower() == "rate"
+
+
 def _spoken(name: str) -> str:
     """Return the name before a number without a sign between them: only words known to be measured, or prose would be read as curves."""
     words = name.split(" ")
-    for count in (2, 1):
-        tail = " ".join(words[-count:])
-        if len(words) >= count and (naming(tail).role is not Role.OTHER or _is_place(tail)):
-            return tail if naming(words[-1]).role is not Role.OTHER or _is_place(words[-1]) or naming(tail).role is not Role.LOSS else ""
-    return ""
+    tails = (" ".join(words[-2:]), words[-1])
+    return next((tail for tail in tails if naming(tail).role is not Role.OTHER), "")
 
 
 def _is_place(name: str) -> bool:
