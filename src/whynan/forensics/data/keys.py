@@ -22,7 +22,7 @@ def keys_of(block: Block, which: tuple[int, ...]) -> Array:
 
     keys = np.zeros(block.rows, np.uint64)
     for number in which:
-        keys = _stir(keys + np.uint64(0x9E3779B97F4A7C15)) + _piece_keys(block.pieces[number])
+        keys = _stir(keys + np.uint64(0x9E3779B97F4A7C15)) + piece_keys(block.pieces[number])
     return keys
 
 
@@ -37,7 +37,8 @@ def row_bytes(piece: Piece, rows: Array) -> list[bytes]:
     return [b"" if missing[r] else piece.values[ends[r] - piece.lengths[r] : ends[r]].tobytes() for r in rows]
 
 
-def _piece_keys(piece: Piece) -> Array:
+def piece_keys(piece: Piece) -> Array:
+    """Return one 64-bit key per row of one column."""
     keys = _dense(piece.values) if piece.lengths is None else _ragged(piece)
     if piece.missing is not None:
         keys[piece.missing] = 1

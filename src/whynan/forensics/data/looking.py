@@ -94,7 +94,7 @@ def _look(table: Table, wishes: Wishes) -> Look:
             rows.add(block, look.rows)
             look.rows, look.size = look.rows + block.rows, look.size + block.size
             wishes.tick(block.size)
-        repeats = rows.repeats(table, look.rows)
+        repeats = rows.repeats(table)
     except Unreadable as why:
         look.unreadable, repeats = str(why), Duplicates()
     if not look.rows and not look.unreadable:
@@ -107,7 +107,7 @@ class _Rows:
     """What is gathered of whole rows; nothing where a row is one number, which repeats by nature."""
 
     def __init__(self, tallies: list[Tally], kept: list[int], batch: int) -> None:
-        pairs = list(zip(tallies, kept, strict=True))
+        self._pairs = pairs = list(zip(tallies, kept, strict=True))
         self._all = tuple(n for t, n in pairs if t.role is not Role.NUMBERING)
         inputs = [(t, n) for t, n in pairs if t.role not in (Role.NUMBERING, Role.LABEL, Role.MASK)]
         told = len(inputs) > 1 or any(not t.column.scalar or t.column.sort is Sort.FLOAT for t, _ in inputs)
@@ -123,8 +123,9 @@ class _Rows:
         if self._store is not None:
             self._store.add(keys if self._all == self._inputs else keys_of(block, self._all), start)
 
-    def repeats(self, table: Table, rows: int) -> Duplicates:
-        return find_duplicates(table, self._store, self._all) if self._store is not None else Duplicates()
+    def repeats(self, table: Table) -> Duplicates:
+        telling = frozenset(n for t, n in self._pairs if t.telling)
+        return find_duplicates(table, self._store, self._all, telling) if self._store is not None else Duplicates()
 
 
 def _judge(look: Look, rows: _Rows, repeats: Duplicates) -> list[Finding]:

@@ -75,8 +75,8 @@ class KeyStore:
         return np.asarray(rows[np.isin(keys, twice)] if len(twice) else rows[:0])
 
 
-def find_duplicates(table: Table, store: KeyStore, which: tuple[int, ...]) -> Duplicates:
-    """Read the rows with equal keys again and say which are equal in every byte; rows of nothing but zeros are left out.
+def find_duplicates(table: Table, store: KeyStore, which: tuple[int, ...], telling: frozenset[int]) -> Duplicates:
+    """Read the rows with equal keys again and say which are equal in every byte; rows that are blank in a telling column are left out.
 
     Cost: a second reading of the file where keys were equal; none otherwise.
     """
@@ -87,7 +87,7 @@ def find_duplicates(table: Table, store: KeyStore, which: tuple[int, ...]) -> Du
     firsts: dict[int, int] = {}  # hash of all bytes: first row
     sizes: dict[int, int] = {}
     contents: dict[int, bytes] = {}  # of the rows that are named
-    for row, content in _contents(table, candidates, which):
+    for row, content in _contents(table, candidates, which, telling):
         key = hash(content)
         if key not in firsts:
             firsts[key] = row
@@ -104,26 +104,26 @@ def find_duplicates(table: Table, store: KeyStore, which: tuple[int, ...]) -> Du
     return found
 
 
-def _contents(table: Table, rows: Array, which: tuple[int, ...]) -> Iterator[tuple[int, bytes]]:
+def _contents(table: Table, rows: Array, which: tuple[int, ...], telling: frozenset[int]) -> Iterator[tuple[int, bytes]]:
     import numpy as np
 
     start = 0
     for block in table.blocks():
         low, high = np.searchsorted(rows, (start, start + block.rows))
         local = rows[low:high] - start
-        for row, content in zip(local.tolist(), _joined(block, local, which), strict=True):
-            if content.strip(b"\x00"):
+        for row, content in zip(local.tolist(), _joined(block, local, which, telling), strict=True):
+            if content:
                 yield start + row, content
         start += block.rows
         if high == len(rows):
             return
 
 
-def _joined(block: Block, rows: Array, which: tuple[int, ...]) -> list[bytes]:
+def _joined(block: Block, rows: Array, which: tuple[int, ...], telling: frozenset[int]) -> list[bytes]:
+    """All bytes of some rows; nothing for a row that is blank."""
     parts = [row_bytes(block.pieces[n], rows) for n in which]
-    if len(parts) == 1:
-        return parts[0]
-    return [b"".join(row) if any(p.strip(b"\x00") for p in row) else b"" for row in zip(*parts, strict=True)]
+    told = [i for i, n in enumerate(which) if n in telling]
+    return [b"\x00".join(row) if all(row[i].strip(b"\x00") for i in told) else b"" for row in zip(*parts, strict=True)]
 
 
 class ConstantBatches:

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from whynan.forensics.data.constancy import Constancy
+from whynan.forensics.data.keys import piece_keys
 from whynan.forensics.data.marks import Marks
 from whynan.forensics.data.roles import Role, role_of, wished_range
 from whynan.forensics.data.tables import Column, Piece, Sort
@@ -37,6 +38,7 @@ class Tally:
         self.values: set[float] | None = set() if column.scalar and column.sort is not Sort.TEXT else None
         self.negatives: set[float] = set()
         self.constancy = Constancy(column)
+        self._variety = 0.0
         self._batch = batch
         self.bad, self.missing, self.outside, self.negative = (Marks(batch) for _ in range(4))
         self.zero, self.padded, self.unlabelled, self.empty = (Marks(batch) for _ in range(4))
@@ -46,6 +48,8 @@ class Tally:
 
     def add(self, piece: Piece, start: int) -> None:
         """Take the next rows."""
+        if not self.rows and not self.column.scalar:
+            self._sample_variety(piece)
         self.rows += piece.rows
         if piece.missing is not None:
             self.missing.add(_where(piece.missing, start))
@@ -177,9 +181,21 @@ class Tally:
     @property
     def variety(self) -> float:
         """How many different rows this column alone could make, roughly."""
-        if self.column.scalar and self.column.sort is not Sort.TEXT:
-            return max(1, len(self.values)) if self.values is not None else _MOST_CLASSES
-        return 1.0 if self.constancy.whole else 1e30
+        if self.column.scalar and self.values is not None:
+            return max(1, len(self.values))
+        return self._variety if not self.column.scalar else _MOST_CLASSES
+
+    @property
+    def telling(self) -> bool:
+        """Whether a row in which this column is blank says nothing: so where that is rare."""
+        return not self.column.scalar and (self.zero.count + self.empty.count + self.missing.count) * 2 < self.rows
+
+    def _sample_variety(self, piece: Piece) -> None:
+        """Take rows for drawn from few kinds where the first ones repeat a lot; otherwise every row may be its own."""
+        import numpy as np
+
+        kinds = len(np.unique(piece_keys(piece)[:_GUESS_ROWS]))
+        self._variety = float(kinds) if kinds < 0.3 * min(piece.rows, _GUESS_ROWS) else 1e30
 
 
 def _where(flags: Array, start: int) -> Array:
