@@ -121,15 +121,16 @@ def _decode(head: bytes, encoding: str) -> str:
 
 
 def _delimiter(lines: list[str]) -> str:
-    """Take the delimiter that cuts the most lines into the same number of cells, more than one."""
+    """Take the delimiter that cuts most lines into as many cells as the first one, more than one; spaces only where nothing else does."""
 
-    def fit(delimiter: str) -> tuple[float, int]:
+    def fit(delimiter: str) -> tuple[bool, bool, bool, int]:
         counts = [len(row) for row in _parse(lines, delimiter) if row]
         usual = max(set(counts), key=counts.count, default=1)
-        return (counts.count(usual) / len(counts), usual) if usual > 1 else (0.0, 1)
+        share = counts.count(usual) / len(counts) if counts and usual > 1 else 0.0
+        return share > 0.5 and delimiter != " ", share > 0.5 and counts[0] == usual, share > 0.9, usual if share > 0.5 else 0
 
-    best = max(_DELIMITERS, key=lambda d: (fit(d)[0] > 0.6 and d != " ", fit(d)[0] > 0.9, -_DELIMITERS.index(d)) if fit(d)[0] else (False, False, -9))
-    return best if fit(best)[0] > 0.5 else ","
+    best = max(_DELIMITERS, key=fit)
+    return best if fit(best)[3] else ","
 
 
 def _parse(lines: list[str], delimiter: str) -> Iterator[list[str]]:

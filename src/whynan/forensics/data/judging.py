@@ -164,7 +164,7 @@ def judge_batches(marks: Marks, rows: int, duplicates: Duplicates) -> Iterator[F
     filled = marks.filled(rows, least=2)
     if not filled or batch < 2 or rows < 2:
         return
-    shuffled = filled_when_shuffled(rows, duplicates.largest, batch)
+    shuffled = filled_when_shuffled(rows, duplicates.largest, batch, least=2)
     low, high = marks.first_filled * batch, min(rows, (marks.first_filled + 1) * batch) - 1
     message = (
         f"{count(filled)} of {count(batches_in(rows, batch))} batches of {batch} would be constant in file order (the first: rows {low} to {high}); "

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
 from whynan.forensics.addresses import Place, Unreadable
 from whynan.forensics.data.judging import judge_batches, judge_column, judge_duplicates, merged
 from whynan.forensics.data.keys import keys_of
-from whynan.forensics.data.recognising import READERS, recognise
+from whynan.forensics.data.recognising import READERS, form_of
 from whynan.forensics.data.roles import Role, unmet
 from whynan.forensics.data.sameness import ConstantBatches, Duplicates, KeyStore, find_duplicates
 from whynan.forensics.data.tables import Block, Sort, Table
@@ -39,7 +40,7 @@ def check_data(place: Place, wishes: Wishes) -> Checked:
 
     Cost: one reading of the file; a second one where rows seem to repeat. Memory does not grow with the file beyond 64 MB for row keys.
     """
-    form = recognise(place)
+    form = form_of(place)
     if form is None:
         raise Unreadable("not a data set that whynan knows")
     if form.startswith("image"):
@@ -60,7 +61,8 @@ def check_object(spec: str, wishes: Wishes) -> Checked:
 def check_tables(path: str, form: str, tables: list[Table], wishes: Wishes) -> Checked:
     """Look at every table, and put together what was seen."""
     looks = [_look(table, wishes) for table in tables]
-    findings = [_under(look.table.name, f, len(looks) > 1) for look in looks for f in look.findings]
+    shared = [n for n, times in Counter(c.name for t in tables for c in t.columns).items() if times > 1]
+    findings = [_under(look.table.name, f, shared) for look in looks for f in look.findings] if len(looks) > 1 else list(looks[0].findings)
     findings += [
         Finding(Severity.NOTE, "no-such-column", f"--range {wish}: no column has this name", wish)
         for wish in unmet(wishes.ranges, (c for t in tables for c in t.columns))
@@ -77,8 +79,11 @@ def check_tables(path: str, form: str, tables: list[Table], wishes: Wishes) -> C
     )
 
 
-def _under(table: str, found: Finding, several: bool) -> Finding:
-    return replace(found, place=f"{table}.{found.place}" if found.place and table not in found.place else found.place or table) if several and table else found
+def _under(table: str, found: Finding, shared: list[str]) -> Finding:
+    """Say which table is meant where the column alone does not."""
+    if found.place and found.place not in shared:
+        return found
+    return replace(found, place=".".join(filter(None, (table, found.place))))
 
 
 def _look(table: Table, wishes: Wishes) -> Look:

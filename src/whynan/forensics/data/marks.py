@@ -78,18 +78,26 @@ def met_when_shuffled(total: int, marked: int, batch: int) -> float:
     >>> round(met_when_shuffled(6400, 100, 64), 1)
     63.5
     """
-    batch = min(batch, total)
-    return batches_in(total, batch) * (1 - math.exp(_log_choose(total - marked, batch) - _log_choose(total, batch)))
+    return sum(times * (1 - _share(total - marked, total, size)) for times, size in _sizes(total, batch))
 
 
-def filled_when_shuffled(total: int, marked: int, batch: int) -> float:
-    """Return how many batches are expected to hold nothing but marked rows.
+def filled_when_shuffled(total: int, marked: int, batch: int, least: int = 1) -> float:
+    """Return how many batches of at least so many rows are expected to hold nothing but marked rows.
 
     >>> filled_when_shuffled(128, 64, 64) < 1e-30
     True
     """
-    batch = min(batch, total)
-    return batches_in(total, batch) * math.exp(_log_choose(marked, batch) - _log_choose(total, batch))
+    return sum(times * _share(marked, total, size) for times, size in _sizes(total, batch) if size >= least)
+
+
+def _sizes(total: int, batch: int) -> tuple[tuple[int, int], ...]:
+    """The full batches, and the one that is left over."""
+    return (total // batch, batch), (int(total % batch > 0), total % batch)
+
+
+def _share(chosen: int, total: int, size: int) -> float:
+    """The share of all draws of this size that take from the chosen rows only."""
+    return math.exp(_log_choose(chosen, size) - _log_choose(total, size)) if size <= total else 0.0
 
 
 def _log_choose(n: int, k: int) -> float:

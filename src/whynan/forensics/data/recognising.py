@@ -56,7 +56,7 @@ def _file_form(place: Place) -> str | None:
     if head.startswith(b"\x93NUMPY"):
         return "npy"
     if head.startswith(b"PK\x03\x04"):
-        return "npz" if b".npy" in head[:512] else "torch data" if place.suffix in _CHECKPOINTS else None
+        return "npz" if b".npy" in head or place.suffix == ".npz" else "torch data" if place.suffix in _CHECKPOINTS else None
     if head.startswith(b"PAR1"):
         return "parquet"
     if head.startswith((b"ARROW1", b"\xff\xff\xff\xff")):

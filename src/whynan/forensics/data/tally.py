@@ -44,7 +44,9 @@ class Tally:
         self.zero, self.padded, self.unlabelled, self.empty = (Marks(batch) for _ in range(4))
 
     def _sequence(self) -> bool:
-        return self.column.sort is Sort.INTEGER and not self.column.scalar and self.role is not Role.LABEL
+        """Whether a row is a list of whole numbers: not a picture, not a label."""
+        one_axis = self.column.shape is None or len(self.column.shape) == 1
+        return self.column.sort is Sort.INTEGER and one_axis and self.role is not Role.LABEL
 
     def add(self, piece: Piece, start: int) -> None:
         """Take the next rows."""
