@@ -219,7 +219,7 @@ def test_a_broken_shard_is_named_and_the_others_are_read(tmp_path: Path) -> None
     (tmp_path / "s1.npy").write_bytes((tmp_path / "s1.npy").read_bytes()[:500])
     checked = look(tmp_path)
     assert checked.facts["rows"] == 100
-    assert "s1.npy: truncated" in only(checked, "unreadable-file").message
+    assert only(checked, "unreadable-file").message.startswith("s1.npy: truncated")
 
 
 def test_parquet_shards_as_the_hub_has_them(tmp_path: Path) -> None:
@@ -232,6 +232,15 @@ def test_parquet_shards_as_the_hub_has_them(tmp_path: Path) -> None:
     checked = look(tmp_path)
     assert checked.facts["rows"] == 40
     assert only(checked, "not-finite").rows == (0,)
+
+
+def test_lines_of_csv_shards_are_said_with_their_file(tmp_path: Path) -> None:
+    for i in range(2):
+        (tmp_path / f"part{i}.csv").write_text("a,b\n" + "".join(f"{j}.5,{j + i}\n" for j in range(20)) + ("1.5\n" if i else ""))
+    checked = look(tmp_path)
+    assert checked.facts["rows"] == 41
+    assert "in part1.csv: line 22" in only(checked, "ragged-line").message
+    assert only(checked, "missing").rows == (40,)
 
 
 CSV = [["a", "b", "c"], *[[f"{i / 7:.3f}", i * 3 % 7, f"w{i}"] for i in range(40)]]

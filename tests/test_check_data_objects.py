@@ -18,7 +18,7 @@ from whynan.forensics.wishes import Wishes
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-MODULE = '''
+MODULE = """
 import torch
 from collections import namedtuple
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
@@ -67,7 +67,7 @@ class Breaks:
         raise OSError("disk gone")
 five = 5
 holes = [{"a": 1.5, "b": 2} if i % 10 else {"a": None, "b": 2 + i} for i in range(50)]
-'''
+"""
 
 
 @pytest.fixture
@@ -136,8 +136,8 @@ def test_values_that_are_none_are_missing(module: str) -> None:
 
 
 def test_an_iterable_that_breaks_says_why(module: str) -> None:
-    checked = check(module, "Breaks")
-    assert "OSError: disk gone" in checked.unreadable
+    with pytest.raises(Unreadable, match="OSError: disk gone"):
+        check(module, "Breaks")
 
 
 def test_a_hugging_face_dataset(module: str, tmp_path: Path) -> None:
@@ -153,7 +153,12 @@ def test_a_hugging_face_dataset(module: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("spec", "reason"),
-    [("nothing_here", "module:name"), ("no_such_module_x:y", "ModuleNotFoundError"), ("users_own_data:missing", "AttributeError"), ("users_own_data:five", "no rows")],
+    [
+        ("nothing_here", "module:name"),
+        ("no_such_module_x:y", "ModuleNotFoundError"),
+        ("users_own_data:missing", "AttributeError"),
+        ("users_own_data:five", "no rows"),
+    ],
 )
 def test_wrong_names_are_one_line(module: str, spec: str, reason: str) -> None:
     with pytest.raises(UsageError, match=reason):

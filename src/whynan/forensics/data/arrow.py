@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from whynan.forensics.addresses import Place, Unreadable
@@ -92,7 +93,7 @@ def _inside(name: object) -> str:
 
 
 def _renamed(name: str, table: Table) -> Table:
-    return Table(name, table.columns, table.blocks, table.batch, table.notes, table.troubles, table.line_of, table.signature)
+    return replace(table, name=name)
 
 
 def _json(place: Place) -> dict[str, Any]:

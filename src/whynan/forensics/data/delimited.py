@@ -65,16 +65,15 @@ def read_csv(place: Place) -> list[Table]:
     ]
     lines = Lines()
     notes = [] if shape.encoding in ("utf-8", "utf-8-sig") else [f"read as {shape.encoding}"]
-    ragged = Trouble("ragged-line", f"lines with another number of cells than {len(columns)}")
-    words = Trouble("not-a-number", "cells of number columns that are no numbers")
+    ragged = Trouble("ragged-line", f"lines with another number of cells than {len(columns)}", "line", bad=False)
+    words = Trouble("not-a-number", "cells of number columns that are no numbers", "line", bad=False)
 
     def blocks() -> Iterator[Block]:
         for trouble in (ragged, words):
-            trouble.count = 0
-            trouble.places.clear()
+            trouble.reset()
         return _blocks(place, shape, lines, ragged, words)
 
-    return [Table("", tuple(columns), blocks, 0, notes, [ragged, words], lines, (shape.names, shape.sorts))]
+    return [Table("", tuple(columns), blocks, 0, notes, [ragged, words], lines, signature=(shape.names, shape.sorts))]
 
 
 def find_shape(place: Place) -> Shape:

@@ -44,11 +44,11 @@ def read_folder(place: Place, form_of: FormOf, readers: dict[str, Callable[[Plac
         if group[0].suffix == ".npy":
             arrays += _shards(name, [s for p in group for s in _opened(p, lambda p: [npy_source(p)], broken)])
         else:
-            tables += _parts(name, [t for p in group for t in _opened(p, lambda p: readers[form_of(p) or ""](p), broken)])
+            tables += _parts(name, [_labelled(t, p) for p in group for t in _opened(p, lambda p: readers[form_of(p) or ""](p), broken)])
     tables = (tables_of(arrays) if arrays else []) + tables
     if not tables:
         raise Unreadable(broken[0] if broken else "no data file in it")
-    tables[0].troubles.extend(Trouble("unreadable-file", why, 1, []) for why in broken[:20])
+    tables[0].troubles.extend(Trouble("unreadable-file", why, "", count=1) for why in broken[:20])
     return tables
 
 
@@ -58,6 +58,13 @@ def _opened(place: Place, read: Callable[[Place], list[Opened]], broken: list[st
     except Unreadable as why:
         broken.append(f"{place.name}: {why}")
         return []
+
+
+def _labelled(table: Table, place: Place) -> Table:
+    """Say of what is found in lines of a file which file it is."""
+    for trouble in table.troubles:
+        trouble.message += f" in {place.name}"
+    return table
 
 
 def _shards(name: str, sources: list[Source]) -> list[Source]:

@@ -12,11 +12,11 @@ from whynan.forensics.data.keys import keys_of
 from whynan.forensics.data.recognising import READERS, form_of
 from whynan.forensics.data.roles import Role, unmet
 from whynan.forensics.data.sameness import ConstantBatches, Duplicates, KeyStore, find_duplicates
-from whynan.forensics.data.tables import Block, Sort, Table
+from whynan.forensics.data.tables import Block, Sort, Table, Trouble
 from whynan.forensics.data.tally import Tally
 from whynan.forensics.findings import Checked, Finding, Kind, Severity
 from whynan.forensics.wishes import Wishes
-from whynan.records import Json, TensorStats
+from whynan.records import Json, TensorStats, count
 
 _SHOWN = 64  # columns whose statistics are told
 
@@ -103,7 +103,7 @@ def _look(table: Table, wishes: Wishes) -> Look:
     except Unreadable as why:
         look.unreadable, repeats = str(why), Duplicates()
     if not look.rows and not look.unreadable:
-        look.unreadable = "no rows" if not table.troubles or not any(t.count for t in table.troubles) else ""
+        look.unreadable = "" if any(t.count for t in table.troubles) else "no rows"
     look.findings = _judge(look, rows, repeats)
     return look
 
@@ -130,7 +130,7 @@ class _Rows:
 
     def repeats(self, table: Table) -> Duplicates:
         telling = frozenset(n for t, n in self._pairs if t.telling)
-        return find_duplicates(table, self._store, self._all, telling) if self._store is not None else Duplicates()
+        return find_duplicates(table, self._store, self._all, telling) if self._store is not None and table.again else Duplicates()
 
 
 def _judge(look: Look, rows: _Rows, repeats: Duplicates) -> list[Finding]:
@@ -139,7 +139,7 @@ def _judge(look: Look, rows: _Rows, repeats: Duplicates) -> list[Finding]:
     if rows.constant is not None and look.rows:
         found += judge_batches(rows.constant.marks, look.rows, repeats)
     found += judge_duplicates(repeats, look.rows, look.tallies)
-    found += [_trouble(t.what, t.message, t.count, t.places, t.code, look.table) for t in look.table.troubles if t.count]
+    found += [_trouble(t) for t in look.table.troubles if t.count]
     found += [Finding(Severity.NOTE, "reading", note) for note in look.table.notes]
     order = list(Severity)
     return sorted(found, key=lambda f: order.index(f.severity))
@@ -149,14 +149,15 @@ def _with_line(found: Finding, table: Table) -> Finding:
     return replace(found, line=table.line_of(found.rows[0])) if table.line_of is not None and found.rows else found
 
 
-def _trouble(what: str, message: str, count: int, places: list[int], code: str, table: Table) -> Finding:
-    in_text = table.line_of is not None
-    word = "line" if in_text else "row"
-    listed = ", ".join(map(str, places[:5])) + (", …" if count > 5 else "")
-    rows = () if in_text else tuple(places)
-    severity = Severity.SUSPECT if in_text else Severity.BAD
+def _trouble(trouble: Trouble) -> Finding:
+    severity = Severity.BAD if trouble.bad else Severity.SUSPECT
+    if not trouble.unit:
+        return Finding(severity, trouble.what, trouble.message)
+    listed = ", ".join(map(str, trouble.places[:5])) + (", …" if trouble.count > 5 else "")
+    message = f"{count(trouble.count)} {trouble.message}: {trouble.unit}{'s' * (trouble.count > 1)} {listed}"
+    in_text = trouble.unit == "line"
     return Finding(
-        severity, what, f"{count} {message}: {word}{'s' * (count > 1)} {listed}", code=code, rows=rows, row_count=count, line=places[0] if in_text else 0
+        severity, trouble.what, message, rows=() if in_text else tuple(trouble.places), row_count=trouble.count, line=trouble.places[0] if in_text else 0
     )
 
 

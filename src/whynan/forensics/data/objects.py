@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from whynan.errors import UsageError
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _ENDLESS = 100_000  # items taken of what does not say how long it is
 _MOST_ERRORS = 100
 _GROUP = 256
+_PEEK = 16  # items from which the columns are learnt
 
 
 def tables_of_object(spec: str) -> tuple[str, list[Table]]:
@@ -68,19 +69,39 @@ def _arrow_batches(split: Any) -> Iterator[Any]:
 def _table(held: Any, loader: bool) -> Table:
     trouble = Trouble("item-raises", "items cannot be had")
     notes: list[str] = []
-    first = next(iter(_items(held, Trouble("", ""), [])), None)
-    if first is None:
-        raise Unreadable("no rows")
+    once = loader or _comes_once(held)
+    if once:
+        notes.append("rows come once, or in another order each time: not compared for repeats")
+    items = _items(held, trouble, notes)
     rows = _rows_of_batch if loader else _rows_of_item
-    fields = [(name, _kind(value[0])) for name, value in rows(first)]
-    columns = tuple(Column(n, d, s, None if s is Sort.TEXT else shape, named=False) for n, (d, s, shape) in fields)
+    head = list(islice(items, _PEEK))
+    if not head and not trouble.count:
+        raise Unreadable("no rows")
+    columns = _columns([rows(item) for item in head])
+    waiting = [chain(head, items)]
 
     def blocks() -> Iterator[Block]:
-        trouble.count = 0
-        trouble.places.clear()
-        return _blocks(_items(held, trouble, notes), rows, columns, 1 if loader else _GROUP)
+        """Go on after the items that were looked at; what comes once only must not lose them."""
+        again = waiting.pop() if waiting else _items(held, Trouble("", ""), [])
+        return _blocks(again, rows, columns, 1 if loader else _GROUP)
 
-    return Table("", columns, blocks, (held.batch_size or 0) if loader else 0, notes, [trouble])
+    return Table("", columns, blocks, (held.batch_size or 0) if loader else 0, notes, [trouble], again=not once)
+
+
+def _comes_once(held: Any) -> bool:
+    """Say whether an object is an iterator, which ends for good."""
+    return hasattr(held, "__next__")
+
+
+def _columns(samples: list[list[tuple[str, list[Any]]]]) -> tuple[Column, ...]:
+    """Take the columns from the first items, each from the first value that is there."""
+    first: dict[str, Any] = {}
+    for sample in samples:
+        for name, values in sample:
+            if first.get(name) is None:
+                first[name] = next((v for v in values if v is not None), None)
+    kinds = {name: _kind(value) for name, value in first.items()}
+    return tuple(Column(n, d, s, None if s is Sort.TEXT else shape, named=False) for n, (d, s, shape) in kinds.items())
 
 
 def _items(held: Any, trouble: Trouble, notes: list[str]) -> Iterator[Any]:
@@ -100,7 +121,7 @@ def _items(held: Any, trouble: Trouble, notes: list[str]) -> Iterator[Any]:
     try:
         for i, item in enumerate(islice(iter(held), _ENDLESS + 1 if length is None else length)):
             if length is None and i == _ENDLESS:
-                notes[:] = [f"does not say how long it is: the first {_ENDLESS} items were looked at"]
+                notes.append(f"does not say how long it is: the first {_ENDLESS} items were looked at")
                 return
             yield item
     except Exception as error:
@@ -150,14 +171,16 @@ def _plain(value: Any) -> Any:
         value = value.detach().cpu()
         value = value.float() if str(value.dtype) in ("torch.bfloat16",) or "float8" in str(value.dtype) else value
         return value.resolve_conj().resolve_neg().numpy()
-    array = np.asarray(value if value is not None else np.nan)
+    if value is None:
+        return None
+    array = np.asarray(value)
     return array if array.dtype.kind in "fiubcmM" else str(value)
 
 
 def _kind(value: Any) -> tuple[str, Sort, tuple[int, ...]]:
     import numpy as np
 
-    if isinstance(value, str):
+    if value is None or isinstance(value, str):
         return "text", Sort.TEXT, ()
     array = np.asarray(value)
     name, sort = plain_dtype(array.dtype)
@@ -182,8 +205,9 @@ def _piece(values: list[Any], column: Column) -> Piece:
         return text_piece(["" if v is None else str(v) for v in values], missing)
     arrays = [_number_array(v) for v in values]
     alike = column.shape is not None and all(a.shape == column.shape for a, g in zip(arrays, gone, strict=True) if not g)
-    if alike and missing is None:
-        return Piece(np.stack(arrays).reshape(len(arrays), -1))
+    if alike and not gone.all():
+        stand_in = next(a for a, g in zip(arrays, gone, strict=True) if not g)
+        return Piece(np.stack([stand_in if g else a for a, g in zip(arrays, gone, strict=True)]).reshape(len(arrays), -1), missing=missing)
     return Piece(np.concatenate([a.reshape(-1) for a in arrays]), np.array([a.size for a in arrays], np.int64), missing)
 
 

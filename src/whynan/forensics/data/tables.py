@@ -81,18 +81,23 @@ class Block:
 
 @dataclass(slots=True)
 class Trouble:
-    """Lines or items that could not be taken as rows: how many, and the first few."""
+    """What could not be taken as it is: lines, items, files; how many, and the first few."""
 
     what: str
     message: str
+    unit: str = "row"  # what `places` counts; empty where the message says it all
+    bad: bool = True
     count: int = 0
     places: list[int] = field(default_factory=list)
-    code: str = ""
 
     def add(self, place: int) -> None:
         self.count += 1
         if len(self.places) < 8:
             self.places.append(place)
+
+    def reset(self) -> None:
+        self.count = 0
+        self.places.clear()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +111,7 @@ class Table:
     notes: list[str] = field(default_factory=list)
     troubles: list[Trouble] = field(default_factory=list)  # filled while blocks are read
     line_of: Callable[[int], int] | None = None  # the line of a text file a row begins on
+    again: bool = True  # its blocks can be read a second time, in the same order
     signature: object = None  # tables with the same one may be parts of one
 
 
@@ -117,7 +123,7 @@ def chained(name: str, tables: list[Table]) -> Table:
             yield from table.blocks()
 
     notes = list(dict.fromkeys(note for t in tables for note in t.notes))
-    return Table(name, tables[0].columns, blocks, tables[0].batch, notes, [], None, tables[0].signature)
+    return Table(name, tables[0].columns, blocks, tables[0].batch, notes, [t for table in tables for t in table.troubles], signature=tables[0].signature)
 
 
 def need(package: str, what: str, pip: str = "") -> Any:
