@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from whynan.forensics.addresses import Place, Unreadable
 from whynan.forensics.data.sources import Reader, Source, fill, from_file, tables_of
-from whynan.forensics.data.tables import Table, need
+from whynan.forensics.data.tables import Table, Trouble, need
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from whynan.forensics.data.tables import Array
 
 _LARGEST_TURNED = 1 << 28  # a Fortran-ordered array that cannot be mapped must be held whole
+
+
+class _Pickled(Unreadable):
+    """An array of Python objects."""
 
 
 def read_npy(place: Place) -> list[Table]:
@@ -47,13 +51,16 @@ def read_npz(place: Place) -> list[Table]:
         raise Unreadable(f"damaged zip: {error}") from None
     if not members:
         raise Unreadable("a zip without arrays")
-    sources = [s for m in members if (s := _member(archive, m)) is not None]
+    refused: list[str] = []
+    sources = [s for m in members if (s := _member(archive, m, refused)) is not None]
     if not sources:
-        raise Unreadable("every array in it is a single value; rows are needed")
-    return tables_of(sources)
+        raise Unreadable(refused[0] if refused else "every array in it is a single value; rows are needed")
+    tables = tables_of(sources)
+    tables[0].troubles.extend(Trouble("pickle-inside", why, "", bad=False, count=1) for why in refused)
+    return tables
 
 
-def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Source | None:
+def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, refused: list[str]) -> Source | None:
     name = member.filename.removesuffix(".npy")
 
     def begin_at(offset: int) -> IO[bytes]:
@@ -64,6 +71,9 @@ def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Source | None:
     try:
         with archive.open(member) as file:
             source, length = _source(file, name, begin_at, "", single=True)
+    except _Pickled as why:
+        refused.append(str(why))
+        return None
     except (zipfile.BadZipFile, RuntimeError, NotImplementedError, EOFError, OSError) as error:
         raise Unreadable(f"{name}: {str(error).splitlines()[0][:120]}") from None
     if member.file_size < length:
@@ -99,7 +109,7 @@ def _header(file: IO[bytes], name: str) -> tuple[np.dtype, tuple[int, ...], bool
     except Exception as error:
         raise Unreadable(f"{where}not a numpy header: {str(error).splitlines()[0][:120]}") from None
     if dtype.hasobject:
-        raise Unreadable(f"{where}holds Python objects, which are a pickle: never opened")
+        raise _Pickled(f"{where}holds Python objects, which are a pickle: never opened")
     if dtype.itemsize == 0 or any(s < 0 for s in shape):
         raise Unreadable(f"{where}declares values of no size or a negative shape")
     return dtype, shape, turned

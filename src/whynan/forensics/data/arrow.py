@@ -110,12 +110,15 @@ def _json(place: Place) -> dict[str, Any]:
 def table_of(name: str, schema: Any, batches: Callable[[], Iterator[Any]]) -> Table:
     """Return a table from record batches that come in order."""
     need("numpy", "reading arrow")
-    classes = _declared_classes(schema)
-    columns = [c for f in schema for c in _columns(f.name, f.type, classes)]
+    try:
+        columns = [c for f in schema for c in _columns(f.name, f.type, _declared_classes(schema))]
+    except UnicodeDecodeError:
+        raise Unreadable("damaged: a column's name is not text") from None
 
     def blocks() -> Iterator[Block]:
         try:
             for batch in batches():
+                batch.validate(full=True)  # a damaged offset would otherwise be followed out of the file
                 yield from _cut(batch)
         except (Unreadable, MemoryError):
             raise

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 MISSING = frozenset({"", "na", "n/a", "null", "none", "nil", "<na>", "#n/a", "?", "-", "missing"})
 _HEAD = 1 << 18
+_CONTROLS = bytes(set(range(32)) - set(b"\t\n\r\f"))
 _LONGEST_LINE = 1 << 26
 _CELLS = 1 << 17  # cells of a block
 _DELIMITERS = (",", "\t", ";", "|", " ")
@@ -107,6 +108,7 @@ def _encoding(head: bytes) -> str:
         even, odd = head[0:4096:2].count(0), head[1:4096:2].count(0)
         if max(even, odd) > 0.4 * len(head[:4096]) / 2 and min(even, odd) < max(even, odd) // 4:
             return "utf-16-le" if odd > even else "utf-16-be"
+    if len(head) - len(head.translate(None, _CONTROLS)) > 0.05 * len(head):
         raise Unreadable("binary, not text")
     try:
         codecs.getincrementaldecoder("utf-8")().decode(head)
@@ -151,9 +153,9 @@ def _has_header(rows: list[list[str]], comma: bool) -> bool:
 
 def _unique(cells: list[str]) -> tuple[str, ...]:
     seen: dict[str, int] = {}
-    names = []
+    names: list[str] = []
     for cell in cells:
-        name = cell.strip()
+        name = cell.strip() if names else cell.strip().removeprefix("# ")  # as numpy.savetxt writes a header
         seen[name] = seen.get(name, 0) + 1
         names.append(name if seen[name] == 1 else f"{name}.{seen[name] - 1}")
     return tuple(names)

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from whynan.forensics.addresses import Place, Unreadable
 from whynan.forensics.data.arrays import npy_source
-from whynan.forensics.data.sources import Source, joined, tables_of
+from whynan.forensics.data.sources import Source, are_samples, as_rows, joined, tables_of
 from whynan.forensics.data.tables import Table, Trouble, chained
 
 _SUFFIXES = frozenset({".npy", ".npz", ".parquet", ".arrow", ".csv", ".tsv"})
@@ -42,7 +42,11 @@ def read_folder(place: Place, form_of: FormOf, readers: dict[str, Callable[[Plac
     tables: list[Table] = []
     for name, group in _groups(place, data_files(place, form_of)).items():
         if group[0].suffix == ".npy":
-            arrays += _shards(name, [s for p in group for s in _opened(p, lambda p: [npy_source(p)], broken)])
+            sources = [s for p in group for s in _opened(p, lambda p: [npy_source(p)], broken)]
+            if are_samples(sources) and len({s.kind for s in sources}) > 1:
+                tables.append(as_rows(name, sources))
+            else:
+                arrays += _shards(name, sources)
         else:
             tables += _parts(name, [_labelled(t, p) for p in group for t in _opened(p, lambda p: readers[form_of(p) or ""](p), broken)])
     tables = (tables_of(arrays) if arrays else []) + tables

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
+from whynan.errors import UsageError
 from whynan.forensics.addresses import Place, Unreadable
 from whynan.forensics.data.judging import judge_batches, judge_column, judge_duplicates, merged
 from whynan.forensics.data.keys import keys_of
@@ -43,6 +44,15 @@ def check_data(place: Place, wishes: Wishes) -> Checked:
     form = form_of(place)
     if form is None:
         raise Unreadable("not a data set that whynan knows")
+    try:
+        return _check(place, form, wishes)
+    except (Unreadable, UsageError):
+        raise
+    except Exception as error:  # a library gave what none of its files should: the other paths are still checked
+        raise Unreadable(f"cannot be checked: {type(error).__name__}: {(str(error).strip() or '?').splitlines()[0][:120]}") from error
+
+
+def _check(place: Place, form: str, wishes: Wishes) -> Checked:
     if form.startswith("image"):
         from whynan.forensics.data.images import check_images
 

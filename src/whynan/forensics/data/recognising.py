@@ -128,5 +128,5 @@ def looks_like_data(named: Iterable[tuple[str, tuple[int, ...]]]) -> bool:
     return (
         len(tensors_) == 1
         or any(_DATA_WORDS.search(name.lower()) for name, _ in tensors_)
-        or (len(lengths) == 1 and all(name.isdigit() for name, _ in tensors_))
+        or (all(name.isdigit() for name, _ in tensors_) and (len(lengths) == 1 or all(len(shape) == 1 for _, shape in tensors_)))
     )

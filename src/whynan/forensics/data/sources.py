@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from whynan.forensics.data.tables import Array
 
 _LONGEST_ROW = 1 << 26
+_SAMPLES = 32  # arrays that are rows, taken at a time
 
 
 class Reader(Protocol):
@@ -128,8 +129,15 @@ def _piece(values: Array) -> Piece:
         missing = np.asarray(np.isnat(values).all(axis=1))
         return Piece(values.view(np.int64), missing=missing if missing.any() else None)
     if kind in "US":
-        return text_piece(["\n".join(map(str, row)) if len(row) > 1 else _plain(row[0]) for row in values])
+        return text_piece(_strings(values))
     return Piece(values.view(np.uint8) if kind in "bV" else values)
+
+
+def _strings(values: Array) -> list[str]:
+    try:
+        return ["\n".join(map(_plain, row)) for row in values]
+    except (SystemError, ValueError):
+        raise Unreadable("damaged: holds characters that do not exist") from None
 
 
 def _plain(value: object) -> str:
@@ -206,3 +214,25 @@ def joined(name: str, parts: list[Source]) -> Source:
         return read
 
     return replace(parts[0], name=name, shape=(sum(p.rows for p in parts), *parts[0].shape[1:]), begin=begin)
+
+
+def as_rows(name: str, sources: list[Source]) -> Table:
+    """Return a table in which every array is one row: samples of different lengths, one file or tensor each."""
+    plain, sort = plain_dtype(sources[0].dtype)
+
+    def blocks() -> Iterator[Block]:
+        import numpy as np
+
+        for start in range(0, len(sources), _SAMPLES):
+            rows = [_piece(s.begin(s.width)(s.rows)).values.reshape(-1).copy() for s in sources[start : start + _SAMPLES]]
+            values = np.concatenate(rows)
+            yield Block((Piece(values, np.array([len(r) for r in rows], np.int64)),), values.nbytes)
+
+    return Table(name, (Column(name, sources[0].shown or plain, sort, None, named=False),), blocks)
+
+
+def are_samples(sources: list[Source]) -> bool:
+    """Say whether arrays look like samples of one kind that differ in length."""
+    kinds = {(s.dtype, s.shown, len(s.shape)) for s in sources}
+    longest = max((s.row_size * s.rows for s in sources), default=0)
+    return len(sources) > 2 and len(kinds) == 1 and len({s.shape for s in sources}) > 1 and longest <= _LONGEST_ROW and sources[0].dtype.kind in "fiu"

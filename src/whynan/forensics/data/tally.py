@@ -178,7 +178,10 @@ class Tally:
 
     @property
     def deviation(self) -> float | None:
-        return math.sqrt(max(0.0, self.squares / self.numbers - (self.total / self.numbers) ** 2)) if self.numbers else None
+        """The standard deviation; None where the squares are too large to be added."""
+        if not self.numbers or self.squares > 1e300 or not math.isfinite(self.total):
+            return None
+        return math.sqrt(max(0.0, self.squares / self.numbers - (self.total / self.numbers) ** 2))
 
     @property
     def variety(self) -> float:

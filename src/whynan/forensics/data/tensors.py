@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from whynan.forensics.addresses import Place, Unreadable
-from whynan.forensics.data.sources import Reader, Source, from_file, tables_of
+from whynan.forensics.data.sources import Reader, Source, are_samples, as_rows, from_file, tables_of
 from whynan.forensics.data.tables import Table, need
 
 if TYPE_CHECKING:
@@ -89,7 +89,9 @@ def read_torch(place: Place) -> list[Table]:
     tensors = [(n, t) for n, t in torch_tensors(place) if t.dim() and t.layout == need("torch", "tensors").strided and not t.is_quantized]
     if not tensors:
         raise Unreadable("no tensor in it has rows")
-    return tables_of([_tensor_source(n, t) for n, t in tensors])
+    sources = [_tensor_source(n, t) for n, t in tensors]
+    listed = all(n.isdigit() and t.dim() == 1 for n, t in tensors)
+    return [as_rows(place.name.rsplit(".", 1)[0], sources)] if listed and are_samples(sources) else tables_of(sources)
 
 
 def torch_tensors(place: Place) -> list[tuple[str, Any]]:
