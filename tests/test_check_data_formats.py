@@ -252,7 +252,7 @@ def test_lines_of_csv_shards_are_said_with_their_file(tmp_path: Path) -> None:
         (tmp_path / f"part{i}.csv").write_text("a,b\n" + "".join(f"{j}.5,{j + i}\n" for j in range(20)) + ("1.5\n" if i else ""))
     checked = look(tmp_path)
     assert checked.facts["rows"] == 41
-    assert "in part1.csv: line 22" in only(checked, "ragged-line").message
+    assert "in part1.csv: 1, line 22" in only(checked, "ragged-line").message
     assert only(checked, "missing").rows == (40,)
 
 

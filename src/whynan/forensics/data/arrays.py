@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from whynan.forensics.addresses import Place, Unreadable
 from whynan.forensics.data.sources import Reader, Source, fill, from_file, tables_of
-from whynan.forensics.data.tables import Table, Trouble, need
+from whynan.forensics.data.tables import Table, Trouble, need, one_line
 
 if TYPE_CHECKING:
     import numpy as np
@@ -75,7 +75,7 @@ def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, refused: list[str
         refused.append(str(why))
         return None
     except (zipfile.BadZipFile, RuntimeError, NotImplementedError, EOFError, OSError) as error:
-        raise Unreadable(f"{name}: {str(error).splitlines()[0][:120]}") from None
+        raise Unreadable(f"{name}: {one_line(error)}") from None
     if member.file_size < length:
         raise Unreadable(f"{name}: truncated: its header declares {length} bytes, the archive {member.file_size}")
     return source if source.shape else None
@@ -90,7 +90,7 @@ def _source(file: IO[bytes], name: str, opener: Callable[..., IO[bytes]], path: 
     if turned and len(shape) > 1:
         begin = _turned(path, offset, dtype, shape, opener, single)
     elif single:
-        begin = from_file(lambda: opener(offset), 0, dtype)
+        begin = from_file(lambda: opener(offset), offset, dtype)
     else:
         begin = from_file(opener, offset, dtype)
     return Source(name, dtype, shape, begin, foldable=not turned), length
@@ -107,7 +107,7 @@ def _header(file: IO[bytes], name: str) -> tuple[np.dtype, tuple[int, ...], bool
         )
         shape, turned, dtype = read(file) if version in ((1, 0), (2, 0)) else read(file, version)
     except Exception as error:
-        raise Unreadable(f"{where}not a numpy header: {str(error).splitlines()[0][:120]}") from None
+        raise Unreadable(f"{where}not a numpy header: {one_line(error)}") from None
     if dtype.hasobject:
         raise _Pickled(f"{where}holds Python objects, which are a pickle: never opened")
     if dtype.itemsize == 0 or any(s < 0 for s in shape):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from whynan.forensics.addresses import Place, Unreadable
-from whynan.forensics.data.tables import BLOCK, Block, Column, Piece, Sort, Table, chained, need
+from whynan.forensics.data.tables import BLOCK, Block, Column, Piece, Sort, Table, chained, need, one_line
 
 if TYPE_CHECKING:
     from whynan.forensics.data.tables import Array
@@ -36,7 +36,7 @@ def _parquet_head(parquet: Any, place: Place) -> tuple[Any, int, int]:
             meta = opened.metadata
             return opened.schema_arrow, meta.num_rows, sum(meta.row_group(i).total_byte_size for i in range(meta.num_row_groups))
         except Exception as error:
-            raise Unreadable(f"not a whole parquet file: {_line(error)}") from None
+            raise Unreadable(f"not a whole parquet file: {one_line(error)}") from None
 
 
 def read_arrow(place: Place) -> list[Table]:
@@ -48,7 +48,7 @@ def read_arrow(place: Place) -> list[Table]:
     except Unreadable:
         raise
     except Exception as error:
-        raise Unreadable(f"not an Arrow file: {_line(error)}") from None
+        raise Unreadable(f"not an Arrow file: {one_line(error)}") from None
 
     def batches() -> Iterator[Any]:
         if place.remote:
@@ -123,7 +123,7 @@ def table_of(name: str, schema: Any, batches: Callable[[], Iterator[Any]]) -> Ta
         except (Unreadable, MemoryError):
             raise
         except Exception as error:
-            raise Unreadable(f"cannot be read to its end: {_line(error)}") from None
+            raise Unreadable(f"cannot be read to its end: {one_line(error)}") from None
 
     return Table(name, tuple(columns), blocks, signature=[(c.name, c.dtype, c.shape) for c in columns])
 
@@ -317,7 +317,3 @@ def _with_holes(array: Any, lengths: Array, missing: Array | None) -> Piece:
     sums, ends = np.append(0, np.cumsum(holes)), np.append(0, np.cumsum(lengths))
     broken = sums[ends[1:]] > sums[ends[:-1]]
     return Piece(values, lengths, broken if missing is None else broken | missing)
-
-
-def _line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:120]

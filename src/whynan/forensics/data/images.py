@@ -9,7 +9,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from whynan.forensics.addresses import Place, Unreadable
 from whynan.forensics.data.marks import FIRST
-from whynan.forensics.data.tables import need
+from whynan.forensics.data.tables import need, one_line
 from whynan.forensics.findings import Checked, Finding, Kind, Severity
 from whynan.forensics.wishes import Wishes
 from whynan.records import Json, count
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"})
 _DEPTH = 4
-_BAND = 1 << 22
 
 
 @dataclass(slots=True)
@@ -104,9 +103,9 @@ def _look(library: Any, album: Album, row: int, image: Place, name: str, wishes:
 
 
 def _reason(error: Exception) -> str:
-    if type(error).__name__ in ("UnidentifiedImageError",):
+    if type(error).__name__ == "UnidentifiedImageError":
         return "not an image"
-    text = (str(error).strip() or type(error).__name__).splitlines()[0][:100]
+    text = one_line(error)
     return f"more pixels than Pillow allows ({text.split('(')[-1].split(' ')[0]})" if "decompression bomb" in text else text
 
 

@@ -78,7 +78,7 @@ def _constant(tally: Tally, rows: int) -> Iterator[Finding]:
     elif shape == () and not (tally.column.classes and tally.high == -1):  # how the labels of a test split are hidden
         what = number(float(constancy.value[0])) if tally.column.numeric else "the same"
         yield Finding(Severity.SUSPECT, "constant-column", f"every value is {what}", tally.column.name, values={"value": what})
-    elif len(shape) == 1 and constancy.left is not None:
+    elif len(shape) == 1 and constancy.left is not None and tally.role is not Role.LABEL:
         yield _constant_features(tally, constancy.left.tolist(), shape[0])
 
 

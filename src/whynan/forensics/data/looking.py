@@ -13,7 +13,7 @@ from whynan.forensics.data.keys import keys_of
 from whynan.forensics.data.recognising import READERS, form_of
 from whynan.forensics.data.roles import Role, unmet
 from whynan.forensics.data.sameness import ConstantBatches, Duplicates, KeyStore, find_duplicates
-from whynan.forensics.data.tables import Block, Sort, Table, Trouble
+from whynan.forensics.data.tables import Block, Sort, Table, Trouble, one_line
 from whynan.forensics.data.tally import Tally
 from whynan.forensics.findings import Checked, Finding, Kind, Severity
 from whynan.forensics.wishes import Wishes
@@ -49,7 +49,7 @@ def check_data(place: Place, wishes: Wishes) -> Checked:
     except (Unreadable, UsageError):
         raise
     except Exception as error:  # a library gave what none of its files should: the other paths are still checked
-        raise Unreadable(f"cannot be checked: {type(error).__name__}: {(str(error).strip() or '?').splitlines()[0][:120]}") from error
+        raise Unreadable(f"cannot be checked: {type(error).__name__}: {one_line(error)}") from error
 
 
 def _check(place: Place, form: str, wishes: Wishes) -> Checked:
@@ -164,7 +164,7 @@ def _trouble(trouble: Trouble) -> Finding:
     if not trouble.unit:
         return Finding(severity, trouble.what, trouble.message)
     listed = ", ".join(map(str, trouble.places[:5])) + (", …" if trouble.count > 5 else "")
-    message = f"{count(trouble.count)} {trouble.message}: {trouble.unit}{'s' * (trouble.count > 1)} {listed}"
+    message = f"{trouble.message}: {count(trouble.count)}, {trouble.unit}{'s' * (trouble.count > 1)} {listed}"
     in_text = trouble.unit == "line"
     return Finding(
         severity, trouble.what, message, rows=() if in_text else tuple(trouble.places), row_count=trouble.count, line=trouble.places[0] if in_text else 0

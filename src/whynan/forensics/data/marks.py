@@ -76,7 +76,7 @@ def met_when_shuffled(total: int, marked: int, batch: int) -> float:
     """Return how many batches are expected to hold at least one marked row.
 
     >>> round(met_when_shuffled(6400, 100, 64), 1)
-    63.5
+    63.7
     """
     return sum(times * (1 - _share(total - marked, total, size)) for times, size in _sizes(total, batch))
 

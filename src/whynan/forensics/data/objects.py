@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from whynan.errors import UsageError
 from whynan.forensics.addresses import Unreadable
 from whynan.forensics.data.sources import text_piece
-from whynan.forensics.data.tables import Block, Column, Piece, Sort, Table, Trouble, need, plain_dtype
+from whynan.forensics.data.tables import Block, Column, Piece, Sort, Table, Trouble, need, one_line, plain_dtype
 
 if TYPE_CHECKING:
     from whynan.forensics.data.tables import Array
@@ -48,7 +48,7 @@ def _load(spec: str) -> Any:
         is_data = hasattr(held, "__getitem__") or hasattr(held, "__iter__")
         held = held() if isinstance(held, type) or (callable(held) and not is_data) else held
     except Exception as error:
-        raise UsageError(f"{spec}: {type(error).__name__}: {_line(error)}") from None
+        raise UsageError(f"{spec}: {type(error).__name__}: {one_line(error)}") from None
     if not hasattr(held, "__getitem__") and not hasattr(held, "__iter__"):
         raise UsageError(f"{spec}: a {type(held).__name__} has no rows")
     return held
@@ -113,7 +113,7 @@ def _items(held: Any, trouble: Trouble, notes: list[str]) -> Iterator[Any]:
                 yield held[i]
             except Exception as error:
                 if not trouble.count:
-                    trouble.message = f"items raise {type(error).__name__}: {_line(error)}"
+                    trouble.message = f"items raise {type(error).__name__}: {one_line(error)}"
                 trouble.add(i)
                 if trouble.count > _MOST_ERRORS:
                     return
@@ -125,7 +125,7 @@ def _items(held: Any, trouble: Trouble, notes: list[str]) -> Iterator[Any]:
                 return
             yield item
     except Exception as error:
-        raise Unreadable(f"raises {type(error).__name__}: {_line(error)}") from None
+        raise Unreadable(f"raises {type(error).__name__}: {one_line(error)}") from None
 
 
 def _length(held: Any) -> int | None:
@@ -218,7 +218,3 @@ def _number_array(value: Any) -> Array:
     if array.dtype.kind == "c":
         array = np.ascontiguousarray(array).reshape(*array.shape, 1).view(f"f{array.dtype.itemsize // 2}")
     return array.astype(np.int64) if array.dtype.kind in "mM" else array.astype(np.uint8) if array.dtype.kind == "b" else array
-
-
-def _line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:120]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import IO, TYPE_CHECKING, Protocol
 
 from whynan.forensics.addresses import Unreadable
-from whynan.forensics.data.tables import BLOCK, Block, Column, Piece, Sort, Table, plain_dtype
+from whynan.forensics.data.tables import BLOCK, Block, Column, Piece, Sort, Table, one_line, plain_dtype
 
 if TYPE_CHECKING:
     import numpy as np
@@ -158,18 +158,19 @@ def from_file(open_file: Callable[[], IO[bytes]], offset: int, dtype: np.dtype) 
 
     def begin(width: int) -> Reader:
         file = open_file()
-        if offset:
-            file.seek(offset)
-        held = bytearray()
+        held, place = bytearray(), offset
 
         def read(rows: int) -> Array:
             import numpy as np
 
-            nonlocal held
+            nonlocal held, place
             size = rows * width * dtype.itemsize
             if len(held) != size:
                 held = bytearray(size)
+            if file.tell() != place:  # some file systems hand out one object for every opening
+                file.seek(place)
             fill(file, memoryview(held))
+            place += size
             return np.frombuffer(held, dtype).reshape(rows, width)
 
         return read
@@ -184,7 +185,7 @@ def fill(file: IO[bytes], view: memoryview) -> None:
         try:
             got = file.readinto(view[done:])  # type: ignore[attr-defined]
         except Exception as error:
-            raise Unreadable(f"cannot be read to its end: {str(error).splitlines()[0][:120] if str(error) else type(error).__name__}") from None
+            raise Unreadable(f"cannot be read to its end: {one_line(error)}") from None
         if not got:
             raise Unreadable("truncated: it ends before the rows its header declares")
         done += got

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from whynan.forensics.addresses import Place, Unreadable
 from whynan.forensics.data.sources import Reader, Source, are_samples, as_rows, from_file, tables_of
-from whynan.forensics.data.tables import Table, need
+from whynan.forensics.data.tables import Table, need, one_line
 
 if TYPE_CHECKING:
     from whynan.forensics.data.tables import Array
@@ -114,10 +114,9 @@ def _load_without_map(torch: Any, place: Place) -> Any:
     except Unreadable:
         raise
     except Exception as error:
-        text = str(error).strip() or type(error).__name__
-        if "weights_only" in text or "Unsupported" in text:
+        if "weights_only" in str(error) or "Unsupported" in str(error):
             raise Unreadable("holds more than tensors and plain values: opening it would run code") from None
-        raise Unreadable(f"torch cannot read it: {text.splitlines()[0][:120]}") from None
+        raise Unreadable(f"torch cannot read it: {one_line(error)}") from None
 
 
 def _gather(torch: Any, held: Any, name: str, found: list[tuple[str, Any]], depth: int = 0) -> None:
