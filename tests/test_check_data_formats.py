@@ -94,6 +94,21 @@ def test_a_single_tensor_that_is_not_contiguous(tmp_path: Path) -> None:
     assert only(look(tmp_path / "features.pt"), "not-finite").rows == (5,)
 
 
+def test_tensors_that_are_no_rows_are_passed_over(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    held = {
+        "sparse": torch.eye(3).to_sparse(),
+        "x": torch.from_numpy(spoiled(20)).to(torch.complex64),
+        "flags": torch.ones(20, dtype=torch.bool),
+        "n": 3,
+        "note": "hi",
+    }
+    torch.save({**held, "meta": torch.empty(20, device="meta"), "small": torch.arange(20).to(torch.uint16)}, tmp_path / "data.pt")
+    checked = look(tmp_path / "data.pt")
+    assert only(checked, "not-finite", "x").rows == (7,)
+    assert set(checked.facts["columns"]) == {"x", "flags", "small"}  # type: ignore[arg-type]
+
+
 def test_weights_are_not_taken_for_data(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
     from safetensors.torch import save_file
@@ -157,6 +172,19 @@ def test_structs_dictionaries_decimals_and_fixed_lists(tmp_path: Path) -> None:
     assert only(checked, "not-finite", "vector").rows == (10,)
     assert only(checked, "missing", "kind").row_count == 20
     assert checked.facts["columns"]["price"]["max"] == 59 / 8  # type: ignore[index, call-overload]
+
+
+def test_views_and_run_ends_of_arrow(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    columns = {
+        "text": pyarrow.array([f"word {i}" if i != 3 else "" for i in range(30)], pyarrow.string_view()),
+        "lists": pyarrow.array([[1.5, float("nan") if i == 8 else 2.0] for i in range(30)], pyarrow.list_view(pyarrow.float64())),
+        "runs": pyarrow.RunEndEncodedArray.from_arrays(pyarrow.array([10, 30], pyarrow.int32()), pyarrow.array([1.0, float("inf")])),
+    }
+    checked = look(write_arrow(tmp_path / "v.arrow", columns))
+    assert only(checked, "empty-text", "text").rows == (3,)
+    assert only(checked, "not-finite", "lists").rows == (8,)
+    assert only(checked, "not-finite", "runs").row_count == 20
 
 
 def test_slices_of_arrow_arrays_are_read_from_where_they_begin(tmp_path: Path) -> None:
@@ -312,6 +340,15 @@ def test_ragged_lines_and_words_among_numbers_are_named_by_line(tmp_path: Path) 
     assert (only(checked, "not-a-number").line, only(checked, "not-a-number").severity) == (21, Severity.SUSPECT)
 
 
+def test_a_quote_that_is_never_closed_is_said(tmp_path: Path) -> None:
+    """Otherwise a file of a thousand lines would pass for one of two healthy rows."""
+    (tmp_path / "d.csv").write_text('a,b\n1,x\n2,"y\n' + "3,z\n" * 1000)
+    found = only(look(tmp_path / "d.csv"), "unclosed-quote")
+    assert (found.severity, found.line) == (Severity.BAD, 3)
+    (tmp_path / "d.csv").write_text('a,b\n1,x\n2,"y\n\n"\n')
+    absent(look(tmp_path / "d.csv"), "unclosed-quote")
+
+
 def test_the_header_of_savetxt(tmp_path: Path) -> None:
     np.savetxt(tmp_path / "d.csv", spoiled(40, 8), delimiter=",", header=",".join("abcdefgh"))
     assert (only(look(tmp_path / "d.csv"), "not-finite").place, next(iter(look(tmp_path / "d.csv").facts["columns"]))) == ("f", "a")  # type: ignore[arg-type]
@@ -348,6 +385,16 @@ def test_images(tmp_path: Path) -> None:
     assert "zz.tiff" in only(checked, "not-finite").message
     assert "002.png" in only(checked, "one-colour").message
     assert "aa.png" in str(only(checked, "duplicate-rows").values)
+
+
+def test_a_folder_of_images_may_hold_a_note_and_frames(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image", reason="pillow is not installed")
+    folder = write_images(tmp_path / "p", noise, number=6)
+    (folder / "README.txt").write_text("six pictures")
+    frames = [image.fromarray(rng(i).random((8, 8)).astype("f4") * (np.nan if i == 1 else 1)) for i in range(3)]
+    frames[0].save(folder / "stack.tiff", save_all=True, append_images=frames[1:])
+    assert recognise(Place.of(folder)) == "image folder"
+    assert "stack.tiff" in only(look(folder), "not-finite").message
 
 
 def test_a_picture_of_too_many_pixels_is_one_line(tmp_path: Path) -> None:

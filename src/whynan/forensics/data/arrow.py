@@ -176,7 +176,13 @@ def _leaf(kind: Any) -> tuple[Any, bool]:
 def _is_list(kind: Any) -> bool:
     import pyarrow as pa
 
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind) or _is_list_view(kind))
+
+
+def _is_list_view(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind))
 
 
 def _sort(kind: Any) -> Sort:
@@ -188,8 +194,9 @@ def _sort(kind: Any) -> Sort:
         return Sort.INTEGER
     if pa.types.is_boolean(kind):
         return Sort.BOOL
-    text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
-    return Sort.TEXT if text else Sort.OTHER
+    types = pa.types
+    texts = (types.is_string, types.is_large_string, types.is_string_view, types.is_binary, types.is_large_binary, types.is_binary_view)
+    return Sort.TEXT if any(is_text(kind) for is_text in texts) else Sort.OTHER
 
 
 def _pieces(array: Any, depth: int = 0) -> Iterator[Piece]:
@@ -257,9 +264,10 @@ def _text(array: Any, missing: Array | None) -> Piece:
     import numpy as np
     import pyarrow as pa
 
-    wide = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
+    array = array.cast(pa.large_binary()) if array.type != pa.binary() else array  # one layout for all kinds of text
+    wide = array.type == pa.large_binary()
     if missing is not None:
-        array = array.fill_null("" if pa.types.is_string(array.type) or pa.types.is_large_string(array.type) else b"")
+        array = array.fill_null(b"")
     _, offsets, held = array.buffers()
     ends = np.frombuffer(offsets, np.int64 if wide else np.int32, len(array) + 1, array.offset * (8 if wide else 4)).astype(np.int64)
     content = np.frombuffer(held, np.uint8)[ends[0] : ends[-1]] if held is not None and ends[-1] > ends[0] else np.zeros(0, np.uint8)

@@ -8,7 +8,7 @@ import csv
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 from whynan.forensics.addresses import Place, Unreadable
 from whynan.forensics.data.sources import text_piece
@@ -22,6 +22,7 @@ _HEAD = 1 << 18
 _CONTROLS = bytes(set(range(32)) - set(b"\t\n\r\f"))
 _LONGEST_LINE = 1 << 26
 _CELLS = 1 << 17  # cells of a block
+_LARGEST_BLOCK = 1 << 24
 _DELIMITERS = (",", "\t", ";", "|", " ")
 
 
@@ -35,6 +36,20 @@ class Shape:
     header: bool
     sorts: tuple[Sort, ...]
     comma: bool  # the decimal sign is a comma
+
+
+class Troubles(NamedTuple):
+    """What can be wrong with the text itself."""
+
+    ragged: Trouble
+    words: Trouble
+    unclosed: Trouble
+
+    @classmethod
+    def of(cls, width: int) -> Troubles:
+        ragged = Trouble("ragged-line", f"lines with another number of cells than {width}", "line", bad=False)
+        words = Trouble("not-a-number", "cells of number columns that are no numbers", "line", bad=False)
+        return cls(ragged, words, Trouble("unclosed-quote", "a quote that is never closed takes in the rest of the file", "line"))
 
 
 class Lines:
@@ -66,15 +81,14 @@ def read_csv(place: Place) -> list[Table]:
     ]
     lines = Lines()
     notes = [] if shape.encoding in ("utf-8", "utf-8-sig") else [f"read as {shape.encoding}"]
-    ragged = Trouble("ragged-line", f"lines with another number of cells than {len(columns)}", "line", bad=False)
-    words = Trouble("not-a-number", "cells of number columns that are no numbers", "line", bad=False)
+    troubles = Troubles.of(len(columns))
 
     def blocks() -> Iterator[Block]:
-        for trouble in (ragged, words):
+        for trouble in troubles:
             trouble.reset()
-        return _blocks(place, shape, lines, ragged, words)
+        return _blocks(place, shape, lines, troubles)
 
-    return [Table("", tuple(columns), blocks, 0, notes, [ragged, words], lines, signature=(shape.names, shape.sorts))]
+    return [Table("", tuple(columns), blocks, 0, notes, list(troubles), lines, signature=(shape.names, shape.sorts))]
 
 
 def find_shape(place: Place) -> Shape:
@@ -181,29 +195,31 @@ def _comma_number(cell: str) -> bool:
     return cell.count(",") == 1 and _number(cell, True) is not None
 
 
-def _blocks(place: Place, shape: Shape, lines: Lines, ragged: Trouble, words: Trouble) -> Iterator[Block]:
+def _blocks(place: Place, shape: Shape, lines: Lines, troubles: Troubles) -> Iterator[Block]:
     step = max(1, _CELLS // len(shape.names))
     before = csv.field_size_limit(_LONGEST_LINE)
+    start = seen = 0
     try:
         with place.open() as file:
             rows: list[list[str]] = []
-            start = seen = 0
-            for row in _rows(file, shape, lines, ragged):
+            for row in _rows(file, shape, lines, troubles):
                 rows.append(row)
-                if len(rows) == step:
-                    yield Block(_pieces(rows, shape, start, lines, words), file.tell() - seen)
+                if len(rows) == step or file.tell() - seen > _LARGEST_BLOCK:
+                    yield Block(_pieces(rows, shape, start, lines, troubles.words), file.tell() - seen)
                     start, seen, rows = start + len(rows), file.tell(), []
             if rows:
-                yield Block(_pieces(rows, shape, start, lines, words), file.tell() - seen)
+                yield Block(_pieces(rows, shape, start, lines, troubles.words), file.tell() - seen)
     except csv.Error as error:
         raise Unreadable(f"not CSV after row {start}: {error}") from None
     finally:
         csv.field_size_limit(before)
 
 
-def _rows(file: IO[bytes], shape: Shape, lines: Lines, ragged: Trouble) -> Iterator[list[str]]:
+def _rows(file: IO[bytes], shape: Shape, lines: Lines, troubles: Troubles) -> Iterator[list[str]]:
     width, waiting, number, begins = len(shape.names), shape.header, 0, 1
-    reader = csv.reader(_text_lines(file, shape.encoding), delimiter=shape.delimiter, skipinitialspace=shape.delimiter == " ")
+    row: list[str] = []
+    line, last = 1, [""]
+    reader = csv.reader(_text_lines(file, shape.encoding, last), delimiter=shape.delimiter, skipinitialspace=shape.delimiter == " ")
     for row in reader:
         line, begins = begins, reader.line_num + 1
         if not row or (len(row) == 1 and width > 1 and not row[0].strip()):
@@ -214,16 +230,19 @@ def _rows(file: IO[bytes], shape: Shape, lines: Lines, ragged: Trouble) -> Itera
         lines.at(number, line)
         number += 1
         if len(row) != width:
-            ragged.add(line)
+            troubles.ragged.add(line)
             row = row[:width] + [""] * (width - len(row))
         yield row
+    if row and row[-1].endswith(("\n", "\r")) and last[-1].strip() != '"':  # the end of the file cut the cell off
+        troubles.unclosed.add(line)
 
 
-def _text_lines(file: IO[bytes], encoding: str) -> Iterator[str]:
+def _text_lines(file: IO[bytes], encoding: str, last: list[str]) -> Iterator[str]:
     text = io.TextIOWrapper(file, encoding, errors="replace", newline="")
     while line := text.readline(_LONGEST_LINE):
         if len(line) == _LONGEST_LINE:
             raise Unreadable(f"a line of more than {_LONGEST_LINE} characters")
+        last[0] = line
         yield line.replace("\x00", "")
     text.detach()
 

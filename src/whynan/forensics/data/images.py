@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"})
 _DEPTH = 4
+_FRAMES = 64  # of a float TIFF that are looked at
 
 
 @dataclass(slots=True)
@@ -120,12 +121,19 @@ def _decode(library: Any, file: IO[bytes]) -> tuple[int, bool, bool, str, str]:
         image = library.open(file)
         image.load()
     pixels = np.asarray(image)
-    bad = pixels.dtype.kind == "f" and not bool(np.isfinite(pixels).all())
-    return _hash(pixels, image), _plain(pixels), bad, f"{image.width}x{image.height}", str(image.mode)
+    key, plain = hash((image.mode, image.size, pixels.tobytes())), _plain(pixels)
+    bad = pixels.dtype.kind == "f" and not (np.isfinite(pixels).all() and _other_frames_finite(image))
+    return key, plain, bad, f"{image.width}x{image.height}", str(image.mode)
 
 
-def _hash(pixels: Array, image: Any) -> int:
-    return hash((image.mode, image.size, pixels.tobytes()))
+def _other_frames_finite(image: Any) -> bool:
+    import numpy as np
+
+    for frame in range(1, min(getattr(image, "n_frames", 1), _FRAMES)):
+        image.seek(frame)
+        if not np.isfinite(np.asarray(image)).all():
+            return False
+    return True
 
 
 def _plain(pixels: Array) -> bool:

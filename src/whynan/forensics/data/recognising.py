@@ -91,10 +91,8 @@ def _folder_form(place: Place) -> str | None:
 
 
 def _mostly_images(place: Place, suffixes: list[str]) -> bool:
-    files = [s for s in suffixes if s]
-    if sum(s in SUFFIXES for s in files) * 2 > len(files) > 0:
-        return True
-    return not files and next(images_in(place), None) is not None
+    others = sum(s not in SUFFIXES for s in suffixes if s)
+    return sum(1 for _ in islice(images_in(place), others + 1)) > others
 
 
 def _is_log(place: Place) -> bool:

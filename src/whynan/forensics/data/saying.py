@@ -57,4 +57,9 @@ def finding(severity: Severity, what: str, tally: Tally, marks: Marks, message: 
 
 def _values(tally: Tally, marks: Marks) -> dict[str, Json]:
     rows = max(tally.rows, 1)
-    return {"batches": marks.met, "of": batches_in(rows, marks.batch), "shuffled": round(met_when_shuffled(rows, min(marks.count, rows), marks.batch), 4)}
+    return {
+        "batches": marks.met,
+        "filled": marks.filled(rows),
+        "of": batches_in(rows, marks.batch),
+        "shuffled": round(met_when_shuffled(rows, min(marks.count, rows), marks.batch), 4),
+    }

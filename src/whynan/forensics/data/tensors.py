@@ -86,7 +86,7 @@ def _widened(read: Reader, shown: str) -> Reader:
 def read_torch(place: Place) -> list[Table]:
     """Open a file of `torch.save` that holds a tensor, or tensors in a list or dictionary; nothing in it is executed."""
     need("numpy", "reading tensors")
-    tensors = [(n, t) for n, t in torch_tensors(place) if t.dim() and t.layout == need("torch", "tensors").strided and not t.is_quantized]
+    tensors = [(n, t) for n, t in torch_tensors(place) if t.dim() and str(t.layout) == "torch.strided" and not t.is_quantized and t.device.type == "cpu"]
     if not tensors:
         raise Unreadable("no tensor in it has rows")
     sources = [_tensor_source(n, t) for n, t in tensors]
