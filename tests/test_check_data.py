@@ -48,6 +48,15 @@ def test_a_column_that_never_changes_is_suspect(tmp_path: Path) -> None:
     assert (found.severity, found.values["columns"]) == (Severity.SUSPECT, [4])
 
 
+def test_a_column_of_whole_numbers_that_never_changes(tmp_path: Path) -> None:
+    x = rng().integers(0, 90, (500, 8))
+    x[:, 3] = 7
+    assert only(look(save(tmp_path / "x.npy", x)), "constant-column").severity is Severity.SUSPECT
+    ids = rng().integers(0, 90, (500, 8))
+    ids[:, 0] = 1
+    assert only(look(save(tmp_path / "x.npy", ids)), "constant-column").severity is Severity.NOTE
+
+
 def test_a_dead_dimension_of_an_embedding_is_suspect(tmp_path: Path) -> None:
     x = normal(width=384)
     x[:, 17] = 0

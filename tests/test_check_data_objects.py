@@ -110,7 +110,11 @@ def test_items_that_raise_are_named_and_the_rest_is_read(module: str) -> None:
     found = only(checked, "item-raises")
     assert (found.severity, found.rows) == (Severity.BAD, (8, 31))
     assert "KeyError: 'no file 8'" in found.message
-    assert only(checked, "empty-rows", "input_ids").severity is Severity.SUSPECT
+    assert (only(checked, "empty-rows", "input_ids").severity, only(checked, "empty-rows").rows) == (
+        Severity.SUSPECT,
+        (20,),
+    )  # its own number, though item 8 is gone
+    assert counted(checked) == [str(found), str(only(checked, "empty-rows"))]
 
 
 def test_iterables(module: str) -> None:
@@ -175,3 +179,18 @@ def test_a_generator_is_read_from_its_first_item(module: str, tmp_path: Path) ->
     (tmp_path / "users_generator.py").write_text("def rows():\n    for i in range(30):\n        yield {'v': float('nan') if i == 0 else float(i)}\n")
     checked = check_object("users_generator:rows", Wishes())
     assert (checked.facts["rows"], only(checked, "not-finite").rows) == (30, (0,))
+
+
+def test_items_no_one_foresaw_are_one_line(module: str, tmp_path: Path) -> None:
+    """Items whose fields change from one to the next, and values that are no numbers."""
+    (tmp_path / "users_odd_data.py").write_text(
+        "import torch\nodd = [{'a': 1.0}, {'b': torch.ones(2)}, {'a': 'text'}, {'a': [1, 2, 3]}] * 5\n"
+        "nested = [{'a': {'b': (1.0, [2.0, 3.0])}, 'c': None}] * 20\n"
+        "objects = [object()] * 20\nragged = [[1.0] * (i % 4) for i in range(20)]\nflags = [True, False] * 10\nlong = [2**70] * 20\n"
+    )
+    for name in ("odd", "nested", "objects", "ragged", "flags", "long"):
+        try:
+            assert check_object(f"users_odd_data:{name}", Wishes()).facts["rows"] == 20
+        except Unreadable as error:
+            assert "\n" not in str(error)
+            assert "cannot be checked" not in str(error), name

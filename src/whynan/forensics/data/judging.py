@@ -86,8 +86,14 @@ def _constant_features(tally: Tally, features: list[int], width: int) -> Finding
     listed = ", ".join(map(str, features[:8])) + (f" and {count(len(features) - 8)} more" if len(features) > 8 else "")
     plural = "s" * (len(features) > 1)
     message = f"{count(len(features))} of {count(width)} columns {'have' if plural else 'has'} one value in every row: column{plural} {listed}"
-    severity = Severity.NOTE if tally.column.sort is Sort.INTEGER or _looks_like_background(tally, features, width) else Severity.SUSPECT
+    natural = _opens_or_closes(features, width) if tally.column.sort is Sort.INTEGER else _looks_like_background(tally, features, width)
+    severity = Severity.NOTE if natural else Severity.SUSPECT
     return Finding(severity, "constant-column", message, tally.column.name, values={"columns": list(features[:64])})
+
+
+def _opens_or_closes(features: list[int], width: int) -> bool:
+    """Lists of ids begin and end with the same token; long ones are pictures or padded."""
+    return width >= _WIDE // 2 or set(features) <= {0, width - 1}
 
 
 def _looks_like_background(tally: Tally, features: list[int], width: int) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
@@ -44,11 +46,18 @@ def check_data(place: Place, wishes: Wishes) -> Checked:
     form = form_of(place)
     if form is None:
         raise Unreadable("not a data set that whynan knows")
-    try:
+    with _net():
         return _check(place, form, wishes)
+
+
+@contextmanager
+def _net() -> Iterator[None]:
+    """Turn what no reader foresaw into one line: the other paths are still checked."""
+    try:
+        yield
     except (Unreadable, UsageError):
         raise
-    except Exception as error:  # a library gave what none of its files should: the other paths are still checked
+    except Exception as error:
         raise Unreadable(f"cannot be checked: {type(error).__name__}: {one_line(error)}") from error
 
 
@@ -64,8 +73,9 @@ def check_object(spec: str, wishes: Wishes) -> Checked:
     """Check a data set of the user's own code, named `module:dataset`: a data set, an iterable, a DataLoader, or a callable that returns one."""
     from whynan.forensics.data.objects import tables_of_object
 
-    form, tables = tables_of_object(spec)
-    return check_tables(spec, form, tables, wishes)
+    with _net():
+        form, tables = tables_of_object(spec)
+        return check_tables(spec, form, tables, wishes)
 
 
 def check_tables(path: str, form: str, tables: list[Table], wishes: Wishes) -> Checked:
@@ -145,7 +155,8 @@ class _Rows:
 
 def _judge(look: Look, rows: _Rows, repeats: Duplicates) -> list[Finding]:
     found = [f for tally in look.tallies for f in judge_column(tally, look.rows)] if look.rows else []
-    found = [_with_line(f, look.table) for f in merged(found)]
+    raised = [tuple(t.places) for t in look.table.troubles if t.what == "item-raises" and t.count]
+    found = [_with_line(f, look.table) for f in merged(found) if not (f.what == "missing" and f.rows in raised)]
     if rows.constant is not None and look.rows:
         found += judge_batches(rows.constant.marks, look.rows, repeats)
     found += judge_duplicates(repeats, look.rows, look.tallies)

@@ -22,6 +22,7 @@ _ENDLESS = 100_000  # items taken of what does not say how long it is
 _MOST_ERRORS = 100
 _GROUP = 256
 _PEEK = 16  # items from which the columns are learnt
+_GONE = object()  # stands for an item that raised, so that the rows after it keep their numbers
 
 
 def tables_of_object(spec: str) -> tuple[str, list[Table]]:
@@ -117,6 +118,7 @@ def _items(held: Any, trouble: Trouble, notes: list[str]) -> Iterator[Any]:
                 trouble.add(i)
                 if trouble.count > _MOST_ERRORS:
                     return
+                yield _GONE
         return
     try:
         for i, item in enumerate(islice(iter(held), _ENDLESS + 1 if length is None else length)):
@@ -137,7 +139,7 @@ def _length(held: Any) -> int | None:
 
 def _rows_of_item(item: Any) -> list[tuple[str, list[Any]]]:
     """Return the fields of one sample, each with its one row."""
-    return [(name, [_plain(value)]) for name, value in _fields(item)]
+    return [(name, [_plain(value)]) for name, value in _fields(item)] if item is not _GONE else []
 
 
 def _rows_of_batch(item: Any) -> list[tuple[str, list[Any]]]:
@@ -191,9 +193,13 @@ def _blocks(items: Iterator[Any], rows: Callable[[Any], list[tuple[str, list[Any
     while gathered := [rows(item) for item in islice(items, group)]:
         pieces = []
         for column in columns:
-            values = [v for fields in gathered for v in (dict(fields).get(column.name) or [None] * len(fields[0][1]))]
-            pieces.append(_piece(values, column))
+            pieces.append(_piece([v for fields in gathered for v in _values(fields, column.name)], column))
         yield Block(tuple(pieces), sum(p.values.nbytes for p in pieces))
+
+
+def _values(fields: list[tuple[str, list[Any]]], name: str) -> list[Any]:
+    """The rows of one column in one item; as many missing ones where the item has no such field."""
+    return dict(fields).get(name) or [None] * (len(fields[0][1]) if fields else 1)
 
 
 def _piece(values: list[Any], column: Column) -> Piece:
