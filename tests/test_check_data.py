@@ -222,6 +222,17 @@ def test_labels_below_zero_and_classes_nobody_has(tmp_path: Path) -> None:
     assert (only(checked, "class-gaps").severity, "no row has 4" in only(checked, "class-gaps").message) == (Severity.NOTE, True)
 
 
+@pytest.mark.parametrize(("value", "severity"), [(-1, Severity.SUSPECT), (-5, Severity.BAD)])
+def test_a_negative_label_of_a_token_that_is_not_the_ignored_one(tmp_path: Path, value: int, severity: Severity) -> None:
+    labels = padded_tokens()
+    labels[:, 40:], labels[9, 2] = -100, value
+    path = save(tmp_path / "labels.npy", labels)
+    found = only(look(path), "label-out-of-range")
+    assert (found.severity, found.rows, found.code) == (severity, (9,), "WN703")
+    labels[:, 40:] = value
+    absent(look(save(path, labels), ignored=value), "label-out-of-range")
+
+
 def test_a_label_outside_the_classes_the_file_declares(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets", reason="datasets is not installed")
     features = datasets.Features({"x": datasets.Value("float32"), "label": datasets.ClassLabel(num_classes=3)})

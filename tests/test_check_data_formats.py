@@ -397,6 +397,28 @@ def test_a_folder_of_images_may_hold_a_note_and_frames(tmp_path: Path) -> None:
     assert "stack.tiff" in only(look(folder), "not-finite").message
 
 
+def test_a_picture_that_promises_more_than_its_file_can_hold(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image", reason="pillow is not installed")
+    image.fromarray(rng().random((20, 30)).astype("f4")).save(tmp_path / "a.tiff")
+    raw = (tmp_path / "a.tiff").read_bytes()
+    width, height = (
+        raw.index(struct.pack("<HHI", tag, 4, 1)) if struct.pack("<HHI", tag, 4, 1) in raw else raw.index(struct.pack("<HHI", tag, 3, 1)) for tag in (256, 257)
+    )
+    changed = bytearray(raw)
+    for place in (width, height):
+        changed[place : place + 12] = raw[place : place + 2] + struct.pack("<HII", 4, 1, 9000)
+    (tmp_path / "a.tiff").write_bytes(changed)
+    assert "declares 9000 x 9000 pixels" in only(look(tmp_path / "a.tiff"), "damaged-image").message
+
+
+def test_masks_of_one_class_are_no_fault(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image", reason="pillow is not installed")
+    folder = write_images(tmp_path / "p", noise, number=3)
+    (folder / "masks").mkdir()
+    image.new("L", (20, 16)).save(folder / "masks" / "0.png")
+    assert counted(look(folder)) == []
+
+
 def test_a_picture_of_too_many_pixels_is_one_line(tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image", reason="pillow is not installed")
     write_images(tmp_path / "p", noise, number=3)

@@ -52,7 +52,10 @@ def _float_ids(tally: Tally) -> Iterator[Finding]:
 
 def judge_labels(tally: Tally, rows: int) -> Iterator[Finding]:
     """Yield labels that belong to no class, and classes nobody has."""
-    if tally.column.sort is not Sort.INTEGER or tally.values is None or tally.range is not None:
+    if tally.column.sort is not Sort.INTEGER or tally.range is not None:
+        return
+    if tally.values is None:
+        yield from _below_zero_in_lists(tally)
         return
     values = {int(v) for v in tally.values} - {int(tally.ignored)}
     if tally.column.classes:
@@ -69,6 +72,17 @@ def judge_labels(tally: Tally, rows: int) -> Iterator[Finding]:
     if gaps and len(classes) > 1:
         listed = ", ".join(map(str, gaps[:6])) + (", …" if len(gaps) > 6 else "")
         yield Finding(Severity.NOTE, "class-gaps", f"labels reach from {min(classes)} to {max(classes)}, and no row has {listed}", tally.column.name)
+
+
+def _below_zero_in_lists(tally: Tally) -> Iterator[Finding]:
+    """Labels of tokens: one or two negative values beside the ignored one are no regression. -1 is the ignored one of some."""
+    if tally.column.scalar or not 0 < len(tally.negatives) <= 2:
+        return
+    listed = ", ".join(number(v) for v in sorted(tally.negatives))
+    held = f"{amount(tally.negative, 'row has', 'rows have')} labels {listed}, which are not the ignored one ({number(tally.ignored)})"
+    message = f"{held}: {rows_text(tally.negative)}"
+    severity = Severity.SUSPECT if tally.negatives == {-1} else Severity.BAD
+    yield finding(severity, "label-out-of-range", tally, tally.negative, message, "WN703")
 
 
 def _declared(tally: Tally, values: set[int]) -> Iterator[Finding]:

@@ -127,7 +127,7 @@ class Tally:
                 outside &= piece.values != self.ignored
             self.outside.add(_where(_any(outside, piece), start))
         if low < 0 and self.column.sort is Sort.INTEGER and (self.role is not Role.INPUT or self._sequence()):
-            below = piece.values < 0
+            below = (piece.values < 0) & (piece.values != self.ignored) if self.role is Role.LABEL else piece.values < 0
             if len(self.negatives) <= 8:
                 self.negatives.update(np.unique(piece.values[below])[:16].tolist())
             self.negative.add(_where(_any(below, piece), start))
