@@ -3,33 +3,193 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
 
 from whynan.errors import UsageError
 from whynan.forensics.addresses import Place, Unreadable
-from whynan.forensics.findings import Checked, History, Report
+from whynan.forensics.checkpoints.comparing import compare
+from whynan.forensics.checkpoints.examining import examine, examine_contents, joined
+from whynan.forensics.checkpoints.history import tell_history
+from whynan.forensics.checkpoints.members import Folder, Member, survey
+from whynan.forensics.checkpoints.quarantine import quarantine_history
+from whynan.forensics.findings import Checked, Comparison, History, Kind, Report
+from whynan.forensics.kinds import data_room, kind_of, log_room
 from whynan.forensics.wishes import Wishes
 
-
-def look(paths: Iterable[str | os.PathLike[str]], wishes: Wishes = Wishes()) -> Report:  # noqa: B008 - frozen
-    """Check every path. What cannot be read is said; the others are checked all the same."""
-    checked: list[Checked] = []
-    histories: list[History] = []
-    for path in paths:
-        place = Place.of(path)
-        if not place.exists():
-            raise UsageError(f"{path}: no such file or folder")
-        for answer in _look_at(place, wishes):
-            (histories if isinstance(answer, History) else checked).append(answer)  # type: ignore[arg-type]
-    return Report(tuple(checked), tuple(histories))
+_OBJECT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
-def _look_at(place: Place, wishes: Wishes) -> Iterable[Checked | History]:
+@dataclass(frozen=True, slots=True)
+class Deeds:
+    """What is to be done beside looking."""
+
+    against: str = ""  # compare with this one
+    quarantine: str = ""  # move bad checkpoints there
+    dry_run: bool = False  # say what would be moved
+
+
+def check(what: object, /, *, against: str | os.PathLike[str] = "", quarantine: str | os.PathLike[str] = "", dry_run: bool = False, **wishes: object) -> Report:
+    """Check files or a state dict and return a report: its repr is the text, `ok` and `findings` are for programs.
+
+    `what` is a path, an address that fsspec knows, a list of them, or a state dict, module or optimizer. Keywords are the
+    fields of `Wishes`: `expect={"lr": 1e-4}`, `ranges={"tokens": (0, 151643)}`, `allow=("*.mask",)`, `kind="checkpoint"`, `jobs=4`.
+
+    >>> import torch
+    >>> report = check({"fc.weight": torch.tensor([[1.0, float("nan")]])})
+    >>> report.ok, [str(f) for f in report.findings]
+    (False, ['bad: fc.weight: 1 nan of 2 values (WN601)'])
+
+    Cost: every file is read once; memory does not grow with its size.
+    """
+    wanted = wishes_of(wishes)
+    if isinstance(what, str | os.PathLike):
+        return look([what], wanted, Deeds(os.fspath(against), os.fspath(quarantine), dry_run))
+    if isinstance(what, list | tuple) and what and all(isinstance(p, str | os.PathLike) for p in what):
+        return look(what, wanted, Deeds(os.fspath(against), os.fspath(quarantine), dry_run))
+    return Report((_look_at_state(what, wanted),))
+
+
+def wishes_of(given: Mapping[str, object]) -> Wishes:
+    """Make wishes of keywords; a word that is none is misuse."""
     try:
-        yield from _by_kind(place, wishes)
+        wishes = Wishes(**given)  # type: ignore[arg-type]
+        return replace(wishes, kind=Kind(wishes.kind)) if wishes.kind is not None else wishes
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"whynan.check: {error}") from None
+
+
+def _look_at_state(state: object, wishes: Wishes) -> Checked:
+    from whynan.forensics.checkpoints.opening import from_state
+
+    own = getattr(state, "state_dict", None)
+    return examine_contents("state", from_state(own() if callable(own) else state), wishes).checked
+
+
+def look(paths: Iterable[str | os.PathLike[str]], wishes: Wishes = Wishes(), deeds: Deeds = Deeds()) -> Report:  # noqa: B008 - frozen
+    """Check every path. What cannot be read is said; the others are checked all the same."""
+    answers = _Answers()
+    for path in paths:
+        _look_at(os.fspath(path), wishes, deeds, answers)
+    if deeds.quarantine:
+        _quarantine(deeds, answers)
+    return Report(tuple(answers.checked), tuple(answers.histories), tuple(answers.comparisons), tuple(answers.notes), deeds.dry_run)
+
+
+@dataclass(slots=True)
+class _Answers:
+    checked: list[Checked] = field(default_factory=list)
+    histories: list[History] = field(default_factory=list)
+    comparisons: list[Comparison] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def _look_at(path: str, wishes: Wishes, deeds: Deeds, answers: _Answers) -> None:
+    place = Place.of(path)
+    if not place.exists():
+        if _OBJECT.fullmatch(path):
+            answers.checked.append(data_room().check_object(path, wishes))
+            return
+        raise UsageError(f"{path}: no such file or folder")
+    try:
+        _look_into(place, wishes, deeds, answers)
+        if deeds.against:
+            answers.comparisons += _compare(place, deeds, wishes, answers.histories)
     except Unreadable as why:
-        yield Checked(str(place), wishes.kind, unreadable=str(why))
+        answers.checked.append(Checked(str(place), wishes.kind, unreadable=str(why)))
 
 
-def _by_kind(place: Place, wishes: Wishes) -> Iterable[Checked | History]:
-    raise Unreadable("not a checkpoint, data set or log that whynan knows")
+def _look_into(place: Place, wishes: Wishes, deeds: Deeds, answers: _Answers) -> None:
+    kind = wishes.kind or kind_of(place)
+    if not place.is_dir() or kind in (Kind.DATA, Kind.LOG):
+        if kind is None:
+            raise Unreadable("not a checkpoint, data set or log that whynan knows")
+        _look_at_one(place, kind, wishes, answers)
+        return
+    folder = _survey(place, deeds)
+    if kind is Kind.CHECKPOINT and wishes.kind is None and not any(f.members for f in folder.walk() if f is not folder) and not _has_folders(folder):
+        _look_at_one(place, kind, wishes, answers)
+        return
+    if kind_of(place) is Kind.CHECKPOINT:
+        folder.members, folder.others = [Member(place, (place,)), *(m for m in folder.members if m.place.is_dir())], []
+    _look_through(folder, wishes, answers)
+
+
+def _has_folders(folder: Folder) -> bool:
+    return any(m.place.is_dir() for m in folder.members)
+
+
+def _survey(place: Place, deeds: Deeds) -> Folder:
+    return survey(place, lambda p: kind_of(p) is Kind.CHECKPOINT, deeds.quarantine)
+
+
+def _look_through(root: Folder, wishes: Wishes, answers: _Answers) -> None:
+    before = len(answers.checked) + len(answers.histories)
+    passed: list[Place] = []
+    for folder in root.walk():
+        _look_at_members(folder, wishes, answers)
+        for other in folder.others:
+            kind = None if wishes.kind is Kind.CHECKPOINT else kind_of(other)
+            if kind is None:
+                passed.append(other)
+            else:
+                _look_at_one(other, kind, wishes, answers)
+    if passed:
+        names = ", ".join(p.name for p in passed[:3]) + (", …" if len(passed) > 3 else "")
+        answers.notes.append(f"{root.place}: passed over {len(passed)} other file{'s' * (len(passed) > 1)} ({names})")
+    if len(answers.checked) + len(answers.histories) == before:
+        raise Unreadable("; ".join(n for f in root.walk() for n in f.notes) or "no checkpoint, data set or log in it")
+
+
+def _look_at_members(folder: Folder, wishes: Wishes, answers: _Answers) -> None:
+    if len(folder.members) > 1:
+        answers.histories.append(tell_history(folder, wishes))
+        return
+    answers.notes += folder.notes
+    for member in folder.members:
+        answers.checked.append(joined(str(member.place), [examine(p, wishes).checked for p in member.parts]))
+
+
+def _look_at_one(place: Place, kind: Kind, wishes: Wishes, answers: _Answers) -> None:
+    try:
+        if kind is Kind.CHECKPOINT:
+            answers.checked.append(examine(place, wishes).checked)
+        else:
+            answers.checked.append(data_room().check_data(place, wishes) if kind is Kind.DATA else log_room().check_log(place, wishes))
+    except Unreadable as why:
+        answers.checked.append(Checked(str(place), kind, unreadable=str(why)))
+
+
+def _quarantine(deeds: Deeds, answers: _Answers) -> None:
+    """Move bad checkpoints aside: those of histories, and those that were named."""
+    into = Path(deeds.quarantine)
+    answers.histories = [quarantine_history(h, into, deeds.dry_run) for h in answers.histories]
+    for checked in answers.checked:
+        if checked.kind is Kind.CHECKPOINT and not checked.healthy:
+            moved = quarantine_history(History(checked.path, (checked,)), into, deeds.dry_run)
+            answers.notes += [*(f"{a} {'would be moved' if deeds.dry_run else 'moved'} to {b}" for a, b in moved.moved), *moved.notes]
+
+
+def _compare(place: Place, deeds: Deeds, wishes: Wishes, known: Sequence[History]) -> list[Comparison]:
+    """Compare two checkpoints; where one side is a folder of them, each with the one before it."""
+    other = Place.of(deeds.against)
+    if not other.exists():
+        raise UsageError(f"--against {deeds.against}: no such file or folder")
+    same = str(place) == str(other) if place.remote else os.path.realpath(str(place)) == os.path.realpath(str(other))
+    chain = [*([] if same else _in_order(other, wishes, deeds, known)), *_in_order(place, wishes, deeds, known)]
+    return [compare(newer, older, wishes) for older, newer in pairwise(chain)]
+
+
+def _in_order(place: Place, wishes: Wishes, deeds: Deeds, known: Sequence[History]) -> Sequence[Place]:
+    if not place.is_dir():
+        return [place]
+    told = next((h for h in known if h.folder == str(place)), None)
+    if told is None and kind_of(place) is Kind.CHECKPOINT:
+        return [place]
+    told = told or tell_history(_survey(place, deeds), wishes)
+    if not told.members:
+        raise Unreadable("no checkpoint in it to compare with")
+    return [Place.of(c.path) for c in told.members if not c.unreadable]

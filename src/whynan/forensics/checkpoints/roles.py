@@ -1,0 +1,116 @@
+"""What a tensor of a checkpoint is for, as far as its name tells: it decides which values are wrong in it."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+
+from whynan.records import TensorStats
+
+
+class Role(StrEnum):
+    """What a tensor is for."""
+
+    WEIGHT = "weight"
+    BUFFER = "buffer"
+    MOMENT = "optimizer state"
+    COUNTER = "counter"
+    ASIDE = "aside"  # random states, what callbacks and loops remember: not part of the model
+
+
+_SQUARES = frozenset(
+    {"exp_avg_sq", "max_exp_avg_sq", "exp_avg_sq_row", "exp_avg_sq_col", "exp_inf", "square_avg", "acc_delta", "row_var", "col_var", "second_moment"}
+)
+_MOMENTS = _SQUARES | {"exp_avg", "grad_avg", "momentum_buffer"}
+_SQUARES_IN_OPTIMIZER = frozenset({"v", "nu", "sum", "variance"})  # names too common to say anything elsewhere
+_COUNTERS = frozenset(
+    {"step", "steps", "global_step", "global_steps", "epoch", "num_batches_tracked", "n_averaged", "iteration", "num_updates", "_step_count", "last_epoch"}
+)
+_BUFFER = re.compile(
+    r"running_(mean|var)|(^|_)mask|inv_freq|_cached$|position_ids|min_vals?$|max_vals?$|cluster_size|embed_avg|zero_point|^(pixel_)?(mean|std)$|^filt"
+)
+_OPTIMIZER = re.compile(r"optim|^opt$|^opt_|_opt$|^base_optimizer_state$")
+_ASIDE = re.compile(r"^(callbacks|loops|hyper_parameters|rng|rng_states?|random|random_states?|.*_rng_states?|.*_rng|args|config|training_args)$")
+
+_OFTEN_ZERO = re.compile(
+    r"lora_?[be]\b|lora_?up|lora_embedding_a|(^|[._])(oft_r|boft_r|hada_w2\w*|lokr_w2\w*|gates?|gating|alpha|gamma|beta|scale|shift|layer_?scale|re_?zero|bias|biases|mask)([._]|$)"
+    r"|_bias$|_gate$|bias_table|zero_conv|(cls|dist|mask|class|register|sep)_?tokens?"
+)
+_ZERO_AT_FIRST = re.compile(
+    r"(^|[._])(adapter\w*|modulation|adaln\w*|pos|position|positional|prompt\w*|query|queries|delta|residual|controlnet\w*|proj_out|out_proj|out_layers|sampling_offsets"
+    r"|attention_weights|bbox\w*|reg|offset\w*|final_layer|time_maa\w*|memory\w*|prefix|hidden|h0|c0)([._]|$)|pos_?emb|position_?emb"
+)
+_HEAD = re.compile(r"(^|[._])(heads?|classifier|fc_?out|out|output|logits|score|last_layer|to_out|conv_out)([._]|$)")
+_ONE_VALUE = re.compile(
+    r"norm|(^|[._])(ln|bn|gn)[._\d]|(^|[._])(scale|scales|gamma|alpha|beta|gate|temperature|window|kernel|blur|filt|filter|fir|anchors?|mean|std|mask|prior|grid)([._]|$)"
+    r"|layer_?scale|_scale$|_mask$|lambda|_decay$|decay_"
+)
+
+
+def parts_of(name: str) -> list[str]:
+    """Split a dotted name."""
+    return name.split(".")
+
+
+def role_of(name: str) -> Role:
+    """Say what a tensor is for.
+
+    >>> [str(role_of(n)) for n in ("fc.weight", "bn.running_var", "optimizer.state.0.exp_avg", "bn.num_batches_tracked")]
+    ['weight', 'buffer', 'optimizer state', 'counter']
+    """
+    parts = parts_of(name)
+    if any(_ASIDE.match(p.lower()) for p in parts[:3]):
+        return Role.ASIDE
+    if parts[-1] in _COUNTERS:
+        return Role.COUNTER
+    if in_optimizer(name):
+        return Role.MOMENT
+    return Role.BUFFER if _BUFFER.search(parts[-1].lower()) else Role.WEIGHT
+
+
+def in_optimizer(name: str) -> bool:
+    """Whether a name belongs to an optimizer's state."""
+    parts = parts_of(name)
+    if parts[-1] in _MOMENTS:
+        return True
+    return any(_OPTIMIZER.search(p.lower()) for p in parts[:-1]) or (len(parts) >= 3 and parts[0] == "state" and parts[1].isdigit())
+
+
+def is_second_moment(name: str) -> bool:
+    """Whether a tensor holds sums of squares, which are never below zero."""
+    last = parts_of(name)[-1]
+    return last in _SQUARES or (last in _SQUARES_IN_OPTIMIZER and in_optimizer(name))
+
+
+def is_first_moment(name: str) -> bool:
+    """Whether a tensor is a running mean of gradients."""
+    return parts_of(name)[-1] in ("exp_avg", "momentum_buffer")
+
+
+def may_be_zero(name: str, trained: bool) -> bool:
+    """Whether a weight with this name is often zero in a healthy model: by its start, and a head before it was trained."""
+    low = name.lower()
+    return bool(_OFTEN_ZERO.search(low)) or (not trained and bool(_ZERO_AT_FIRST.search(low) or _HEAD.search(low)))
+
+
+def may_be_constant(name: str) -> bool:
+    """Whether a tensor with this name often holds one value: norms, scales, fixed kernels."""
+    return bool(_ONE_VALUE.search(name.lower()))
+
+
+def is_meant(tensor: TensorStats, role: Role) -> bool:
+    """Whether the infinities of a tensor were put there on purpose, by its name and its statistics.
+
+    A mask is `-inf` beside one other value. A bound that was never updated is infinite throughout.
+
+    >>> is_meant(TensorStats("attn.mask", "float32", (4, 4), neginf=6, zeros=10, min=0.0, max=0.0), Role.BUFFER)
+    True
+    """
+    last = parts_of(tensor.name)[-1].lower()
+    if tensor.nan or role in (Role.MOMENT, Role.COUNTER) or last == "weight":
+        return False
+    if last == "bias" and not (len(tensor.shape) > 1 or "logit" in tensor.name.lower()):
+        return False
+    mask = not tensor.posinf and tensor.min == tensor.max
+    bound = tensor.min is None and not (tensor.posinf and tensor.neginf) and bool(re.search(r"min|max|best|bound|limit|low|high|threshold", last))
+    return (mask and (tensor.min is not None or role is Role.BUFFER)) or bound
