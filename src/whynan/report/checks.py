@@ -228,7 +228,7 @@ def _pair(comparison: Comparison) -> str:
     weights = [c for c in comparison.changes if c.ratio is not None and role_of(c.name) is Role.WEIGHT]
     top = next(iter(weights), None)
     if comparison.unreadable or top is None:
-        return f"{pair}  {comparison.unreadable or 'nothing in common'}"
+        return f"{pair}  {comparison.unreadable or ('all from zero' if comparison.changes else 'nothing in common')}"
     return f"{pair}  largest {number(top.ratio or 0.0)}  {top.name}"
 
 
