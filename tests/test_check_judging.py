@@ -86,7 +86,9 @@ class Odd(nn.Module):
         self.register_buffer("max_val", torch.tensor(-torch.inf))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.block(x).mean((2, 3)) + (self.cls_token + self.pos_embed).mean((0, 1)) + self.layer_scale.sum() + self.plane_norm(x[0, 0, :4, :4]).mean())
+        seen = self.block(x)
+        extra = ((self.cls_token + self.pos_embed)[0] * seen[0, :, :4, 0].T).sum(0) + self.layer_scale @ seen[0, :, 1, 1]
+        return self.head(seen.mean((2, 3)) + extra + self.plane_norm(x[0, 0, :4, :4]).mean())
 
 
 OPTIMIZERS: dict[str, Any] = {
@@ -201,7 +203,7 @@ def test_float8_fills_its_range_by_design() -> None:
 def test_an_infinity_is_not_meant_where_nobody_puts_one(name: str) -> None:
     """-inf beside one other value is a mask only where a mask may be."""
     shape = (4,) if name.endswith("bias") else (4, 4)
-    assert only({name: torch.zeros(shape).index_fill(0, torch.tensor([1]), -torch.inf)}).severity is Severity.BAD or "running" in name
+    assert only({name: torch.zeros(shape).index_fill(0, torch.tensor([1]), -torch.inf)}).severity is Severity.BAD
 
 
 def test_a_mask_with_nan_is_bad() -> None:

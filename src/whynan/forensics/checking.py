@@ -14,10 +14,10 @@ from whynan.forensics.addresses import Place, Unreadable
 from whynan.forensics.checkpoints.comparing import compare
 from whynan.forensics.checkpoints.examining import examine, examine_contents, joined
 from whynan.forensics.checkpoints.history import tell_history
-from whynan.forensics.checkpoints.members import Folder, Member, survey
+from whynan.forensics.checkpoints.members import Folder, holds_more, survey
 from whynan.forensics.checkpoints.quarantine import quarantine_history
 from whynan.forensics.findings import Checked, Comparison, History, Kind, Report
-from whynan.forensics.kinds import data_room, kind_of, log_room
+from whynan.forensics.kinds import data_room, kind_of, log_room, may_be_member
 from whynan.forensics.wishes import Wishes
 
 _OBJECT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -63,10 +63,9 @@ def wishes_of(given: Mapping[str, object]) -> Wishes:
 
 
 def _look_at_state(state: object, wishes: Wishes) -> Checked:
-    from whynan.forensics.checkpoints.opening import from_state
+    from whynan.forensics.checkpoints.memory import from_state
 
-    own = getattr(state, "state_dict", None)
-    return examine_contents("state", from_state(own() if callable(own) else state), wishes).checked
+    return examine_contents("state", from_state(state), wishes).checked
 
 
 def look(paths: Iterable[str | os.PathLike[str]], wishes: Wishes = Wishes(), deeds: Deeds = Deeds()) -> Report:  # noqa: B008 - frozen
@@ -74,6 +73,7 @@ def look(paths: Iterable[str | os.PathLike[str]], wishes: Wishes = Wishes(), dee
     answers = _Answers()
     for path in paths:
         _look_at(os.fspath(path), wishes, deeds, answers)
+    answers.notes += _not_found(wishes, answers)
     if deeds.quarantine:
         _quarantine(deeds, answers)
     return Report(tuple(answers.checked), tuple(answers.histories), tuple(answers.comparisons), tuple(answers.notes), deeds.dry_run)
@@ -109,21 +109,14 @@ def _look_into(place: Place, wishes: Wishes, deeds: Deeds, answers: _Answers) ->
             raise Unreadable("not a checkpoint, data set or log that whynan knows")
         _look_at_one(place, kind, wishes, answers)
         return
-    folder = _survey(place, deeds)
-    if kind is Kind.CHECKPOINT and wishes.kind is None and not any(f.members for f in folder.walk() if f is not folder) and not _has_folders(folder):
-        _look_at_one(place, kind, wishes, answers)
+    if kind_of(place) is Kind.CHECKPOINT and not holds_more(place, may_be_member):
+        _look_at_one(place, Kind.CHECKPOINT, wishes, answers)
         return
-    if kind_of(place) is Kind.CHECKPOINT:
-        folder.members, folder.others = [Member(place, (place,)), *(m for m in folder.members if m.place.is_dir())], []
-    _look_through(folder, wishes, answers)
-
-
-def _has_folders(folder: Folder) -> bool:
-    return any(m.place.is_dir() for m in folder.members)
+    _look_through(_survey(place, deeds), wishes, answers)
 
 
 def _survey(place: Place, deeds: Deeds) -> Folder:
-    return survey(place, lambda p: kind_of(p) is Kind.CHECKPOINT, deeds.quarantine)
+    return survey(place, may_be_member, deeds.quarantine)
 
 
 def _look_through(root: Folder, wishes: Wishes, answers: _Answers) -> None:
@@ -163,6 +156,14 @@ def _look_at_one(place: Place, kind: Kind, wishes: Wishes, answers: _Answers) ->
         answers.checked.append(Checked(str(place), kind, unreadable=str(why)))
 
 
+def _not_found(wishes: Wishes, answers: _Answers) -> list[str]:
+    """Say which expectations could not be held against anything: in silence they would seem to be met."""
+    everything = (*answers.checked, *(m for h in answers.histories for m in h.members))
+    checkpoints = [c for c in everything if c.kind is Kind.CHECKPOINT and not c.unreadable]
+    missing = [{f.place.rsplit(": ", 1)[-1] for f in c.findings if f.what == "expectation-not-found"} for c in checkpoints]
+    return [f"--expect {name}: not stored in any checkpoint" for name in wishes.expect if missing and all(name in m for m in missing)]
+
+
 def _quarantine(deeds: Deeds, answers: _Answers) -> None:
     """Move bad checkpoints aside: those of histories, and those that were named."""
     into = Path(deeds.quarantine)
@@ -187,7 +188,7 @@ def _in_order(place: Place, wishes: Wishes, deeds: Deeds, known: Sequence[Histor
     if not place.is_dir():
         return [place]
     told = next((h for h in known if h.folder == str(place)), None)
-    if told is None and kind_of(place) is Kind.CHECKPOINT:
+    if told is None and kind_of(place) is Kind.CHECKPOINT and not holds_more(place, may_be_member):
         return [place]
     told = told or tell_history(_survey(place, deeds), wishes)
     if not told.members:

@@ -58,6 +58,13 @@ def kind_of(place: Place) -> Kind | None:
     return Kind.DATA if _known(data_room, place) else None
 
 
+def may_be_member(place: Place) -> bool:
+    """Whether something that lies in a folder is a checkpoint; a bare pickle may be anything, unless it is called like one."""
+    from whynan.forensics.checkpoints.opening import recognise
+
+    return kind_of(place) is Kind.CHECKPOINT and (is_candidate(place) or recognise(place) != "pickle")
+
+
 def _known(room: Callable[[], DataRoom | LogRoom], place: Place) -> bool:
     try:
         return room().recognise(place) is not None

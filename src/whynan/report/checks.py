@@ -235,7 +235,7 @@ def _pair(comparison: Comparison) -> str:
 def _verdict(report: Report) -> Iterator[str]:
     """Say in the last line what to do next."""
     for history in report.histories:
-        yield from _wrap(_history_verdict(history))
+        yield from _history_verdict(history)
     unreadable = [c for c in report.checked if c.unreadable]
     found = [c for c in report.checked if c.worst is not None]
     codes = sorted({f.code for f in report.findings if f.code})
@@ -250,9 +250,15 @@ def _verdict(report: Report) -> Iterator[str]:
         yield f"whynan: nothing found in {count(len(report.checked) + sum(len(h.members) for h in report.histories))} checked"
 
 
-def _history_verdict(history: History) -> str:
+def _history_verdict(history: History) -> Iterator[str]:
+    """The command stands on a line of its own, never wrapped: it is there to be copied."""
     bad = sum(not m.healthy for m in history.members)
     if not history.last_healthy:
-        return f"whynan: none of the {len(history.members)} checkpoints in {history.folder} is healthy"
-    aside = "" if history.moved or not bad else f"; to move the {bad} bad aside: whynan check {shlex.quote(history.folder)} --quarantine DIR"
-    return f"whynan: last healthy: {_name(history.last_healthy)}; resume from it{aside}"
+        yield from _wrap(f"whynan: none of the {len(history.members)} checkpoints in {history.folder} is healthy")
+    elif not bad:
+        yield from _wrap(f"whynan: last healthy: {_name(history.last_healthy)}, the newest")
+    elif history.moved:
+        yield from _wrap(f"whynan: last healthy: {_name(history.last_healthy)}; resume from it")
+    else:
+        yield from _wrap(f"whynan: last healthy: {_name(history.last_healthy)}; resume from it; to move the {bad} bad aside:")
+        yield f"        whynan check {shlex.quote(history.folder)} --quarantine DIR"

@@ -38,9 +38,7 @@ def compare(newer: Place, older: Place, wishes: Wishes) -> Comparison:
 
 def compare_contents(path: str, newer: Contents, against: str, older: Contents, wishes: Wishes) -> Comparison:
     """Compare two checkpoints that were opened."""
-    new, old = _by_name(newer), _by_name(older)
-    if not new.keys() & old.keys():
-        new, old = _without_first(new), _without_first(old)
+    new, old = _matched(_by_name(newer), _by_name(older))
     changes = [_change(entry, old[name], wishes) for name, entry in new.items() if name in old and role_of(name) is not Role.ASIDE]
     changes.sort(key=lambda c: -1.0 if c.ratio is None else c.ratio, reverse=True)
     return Comparison(path, against, tuple(changes), tuple(n for n in new if n not in old), tuple(n for n in old if n not in new))
@@ -49,6 +47,12 @@ def compare_contents(path: str, newer: Contents, against: str, older: Contents, 
 def _by_name(contents: Contents) -> dict[str, Entry]:
     """Entries by their names, without what wrappers add to them."""
     return {".".join(p for p in e.name.split(".") if p not in _WRAPPERS): e for e in contents.entries}
+
+
+def _matched(new: dict[str, Entry], old: dict[str, Entry]) -> tuple[dict[str, Entry], dict[str, Entry]]:
+    """Take the names as they are, or without their first word on one side, whichever has more in common."""
+    ways = [(new, old), (_without_first(new), old), (new, _without_first(old))]
+    return max(ways, key=lambda way: len(way[0].keys() & way[1].keys()))
 
 
 def _without_first(entries: Mapping[str, Entry]) -> dict[str, Entry]:

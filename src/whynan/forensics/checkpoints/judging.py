@@ -10,7 +10,7 @@ A rule that cannot tell a fault from a habit stays silent: a false alarm costs t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from fnmatch import fnmatchcase
 
 from whynan.forensics.checkpoints.contents import Scalar
@@ -21,7 +21,7 @@ from whynan.forensics.findings import Finding, Severity
 from whynan.forensics.wishes import Wishes
 from whynan.records import TensorStats, count, number
 
-_CODES = {Role.WEIGHT: "WN601", Role.BUFFER: "WN602", Role.COUNTER: "WN602", Role.MOMENT: "WN603"}
+_CODES = {Role.WEIGHT: "WN601", Role.BUFFER: "WN602", Role.MOMENT: "WN603"}
 _ENDS = {
     "float16": 65504.0,
     "complex32": 65504.0,
@@ -34,7 +34,7 @@ _ENDS = {
 _NARROW = 65504.0 / 4
 _GARBAGE = 1e18  # no trained weight is that large; memory that was never written often is
 _TINY = 1.1754943508222875e-38  # below it float32 is denormal
-_DANGER = "dangerous:"
+_DANGER, _MISSING = "dangerous:", "missing:"  # how the readers' notes begin
 
 
 def judge(values: Mapping[str, Scalar], tensors: Sequence[TensorStats], notes: Sequence[str], wishes: Wishes) -> tuple[Finding, ...]:
@@ -47,9 +47,10 @@ def judge(values: Mapping[str, Scalar], tensors: Sequence[TensorStats], notes: S
     seen = [t for t in tensors if not any(fnmatchcase(t.name, pattern) for pattern in wishes.allow)]
     numbers = {**{k: v for k, v in values.items() if not any(fnmatchcase(k, p) for p in wishes.allow)}, **single_numbers(seen)}
     trained = trained_steps(numbers) > 0
+    names = {t.name for t in seen}
     found = [
         *_judge_notes(notes),
-        *(f for t in seen for f in _judge_tensor(t, trained)),
+        *(f for t in seen for f in _judge_tensor(t, trained, names)),
         *_judge_zeros(seen, trained),
         *_judge_moments(seen, numbers),
         *_judge_emptiness(seen),
@@ -71,6 +72,8 @@ def _judge_notes(notes: Sequence[str]) -> Iterator[Finding]:
     for note in notes:
         if note.startswith(_DANGER):
             yield Finding(Severity.BAD, "dangerous-pickle", f"loading it without care would run code: {note.removeprefix(_DANGER).strip()}")
+        elif note.startswith(_MISSING):
+            yield Finding(Severity.BAD, "missing-tensors", note.removeprefix(_MISSING).strip())
         else:
             yield Finding(Severity.NOTE, "not-looked-into", note)
 
@@ -80,14 +83,14 @@ def is_float(tensor: TensorStats) -> bool:
     return tensor.dtype.startswith(("float", "bfloat", "complex"))
 
 
-def _judge_tensor(tensor: TensorStats, trained: bool) -> Iterator[Finding]:
+def _judge_tensor(tensor: TensorStats, trained: bool, beside: Set[str]) -> Iterator[Finding]:
     if not is_float(tensor):
         return
     role = role_of(tensor.name)
     if tensor.nonfinite:
         yield from _judge_nonfinite(tensor, role, trained)
         return
-    yield from _judge_sign(tensor)
+    yield from _judge_sign(tensor, beside)
     if role is not Role.ASIDE:
         yield from _judge_size(tensor, role, trained)
     if role is Role.WEIGHT:
@@ -95,7 +98,7 @@ def _judge_tensor(tensor: TensorStats, trained: bool) -> Iterator[Finding]:
 
 
 def _judge_nonfinite(tensor: TensorStats, role: Role, trained: bool) -> Iterator[Finding]:
-    if is_meant(tensor, role):
+    if role is Role.COUNTER or is_meant(tensor, role):  # counters are judged as numbers
         return
     damage = [f"{count(n)} {word}" for n, word in ((tensor.nan, "nan"), (tensor.posinf, "inf"), (tensor.neginf, "-inf")) if n]
     message = f"{', '.join(damage)} of {count(_values(tensor))} values"
@@ -116,11 +119,11 @@ def _largest(tensor: TensorStats) -> float:
     return max(abs(tensor.min or 0.0), abs(tensor.max or 0.0))
 
 
-def _judge_sign(tensor: TensorStats) -> Iterator[Finding]:
+def _judge_sign(tensor: TensorStats, beside: Set[str]) -> Iterator[Finding]:
     """Sums of squares and variances are never below zero; their root would be NaN."""
     if tensor.min is None or tensor.min >= 0 or tensor.dtype.startswith("complex"):
         return
-    if is_second_moment(tensor.name):
+    if is_second_moment(tensor.name, beside):
         yield Finding(Severity.BAD, "negative-second-moment", f"a mean of squares is {number(tensor.min)}: its root is nan", tensor.name, "WN603")
     elif tensor.name.rsplit(".", 1)[-1] == "running_var":
         yield Finding(Severity.BAD, "negative-variance", f"a running variance is {number(tensor.min)}: its root is nan", tensor.name, "WN602")
@@ -144,9 +147,9 @@ def _judge_size(tensor: TensorStats, role: Role, trained: bool) -> Iterator[Find
 
 
 def _is_mask(tensor: TensorStats, end: float) -> bool:
-    """Whether large negative values stand for "do not look here": the end of the range, or -1e4, -1e9, beside zeros."""
-    if tensor.min is None or tensor.max is None:
-        return False
+    """Whether large values are signs: a bound never updated, or "do not look here" beside zeros, as -1e9 and the end of the range are."""
+    if tensor.min is None or tensor.max is None or (tensor.min == tensor.max and _largest(tensor) > 0.99 * end):
+        return tensor.min is not None
     return "mask" in tensor.name.lower() or (tensor.max in (0.0, 1.0) and tensor.min < -_NARROW and tensor.zeros > 0 and not tensor.name.endswith("weight"))
 
 

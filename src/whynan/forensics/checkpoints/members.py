@@ -23,6 +23,7 @@ _COMPANION = re.compile(
     re.IGNORECASE,
 )
 _STEP_FOLDER = re.compile(r"^\d+$|(step|checkpoint|ckpt|epoch|iter|global|save)[a-z]*[-_=.]?\d+", re.IGNORECASE)
+_SHARD = re.compile(r"(.*?)[-_.]?\d+-of-(\d+)(.*)")
 _DEEPEST = 12
 
 Takes = Callable[[Place], bool]
@@ -88,6 +89,7 @@ class _Survey:
         inside = {_real(c) for c in children if not _is_link(c)}
         for child in children:
             self._child(found, child, inside, depth, above | {real})
+        _join_shards(found)
         _join_companions(found)
         return found
 
@@ -100,16 +102,13 @@ class _Survey:
             found.notes.append(f"{child.name} is a link to {os.path.basename(_real(child))}")
         elif child.is_dir():
             self._subfolder(found, child, depth, above)
-        elif self._is_checkpoint(child):
+        elif self._takes(child):
             found.members.append(Member(child, (child,)))
         else:
             found.others.append(child)
 
-    def _is_checkpoint(self, child: Place) -> bool:
-        return self._takes(child)
-
     def _subfolder(self, found: Folder, child: Place, depth: int, above: frozenset[str]) -> None:
-        if self._takes(child):
+        if self._takes(child) and not holds_more(child, self._takes):
             found.members.append(Member(child, (child,)))
             return
         below = self.folder(child, depth + 1, above)
@@ -120,6 +119,14 @@ class _Survey:
             found.folders.append(below)
 
 
+def holds_more(place: Place, takes: Takes) -> bool:
+    """Whether checkpoints lie in a folder that is one itself, as beside the last one that DeepSpeed names in `latest`."""
+    try:
+        return any(_STEP_FOLDER.search(c.name) and c.is_dir() and takes(c) for c in place.children())
+    except Unreadable:
+        return False
+
+
 def is_candidate(place: Place) -> bool:
     """Whether a file's name alone says that it should be a checkpoint."""
     return place.suffix in _SUFFIXES
@@ -128,6 +135,15 @@ def is_candidate(place: Place) -> bool:
 def _is_series(members: list[Member]) -> bool:
     kinds = [series_of(m.place.name) for m in members]
     return any(kinds.count(kind) > 1 for kind in kinds)
+
+
+def _join_shards(folder: Folder) -> None:
+    """Files named `…-00001-of-00003` are one checkpoint, also where no index names them."""
+    groups: dict[str, list[Member]] = {}
+    for member in folder.members:
+        found = _SHARD.fullmatch(member.place.name)
+        groups.setdefault(f"{found[1]}-of-{found[2]}{found[3]}" if found else member.place.name, []).append(member)
+    folder.members[:] = [Member(g[0].place, tuple(p for m in g for p in m.parts)) for g in groups.values()]
 
 
 def _join_companions(folder: Folder) -> None:

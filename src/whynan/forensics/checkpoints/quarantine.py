@@ -31,13 +31,20 @@ def quarantine_history(history: History, folder: Path, dry_run: bool) -> History
     moved: list[tuple[str, str]] = []
     notes: list[str] = []
     for checked in history.members:
-        if not checked.healthy and checked.path != history.last_healthy:
+        if checked.healthy:
+            continue
+        if any(m.path.startswith(checked.path.rstrip("/") + "/") for m in history.members):
+            notes.append(f"{checked.path} was not moved: other checkpoints lie in it")
+        else:
             _move_one(checked, folder, dry_run, moved, notes)
     return replace(history, moved=(*history.moved, *moved), notes=(*history.notes, *notes))
 
 
 def _move_one(checked: Checked, folder: Path, dry_run: bool, moved: list[tuple[str, str]], notes: list[str]) -> None:
     parts = checked.facts.get("files")
+    if "://" in checked.path:
+        notes.append(f"{checked.path} was not moved: only local files are moved")
+        return
     sources = [Path(str(p)) for p in parts] if isinstance(parts, list) and not os.path.isdir(checked.path) else [Path(checked.path)]
     for source in sources:
         try:
@@ -49,10 +56,10 @@ def _move_one(checked: Checked, folder: Path, dry_run: bool, moved: list[tuple[s
 
 
 def refuse(source: Path, folder: Path) -> None:
-    """Raise where a move makes no sense: an address, a folder into itself, one that holds more than this checkpoint."""
-    if "://" in str(source):
-        raise UsageError("only local files are moved")
+    """Raise where a folder would be moved into itself, or a file to where it is."""
     real, into = source.resolve(), folder.resolve()
+    if into == source.parent.resolve():
+        raise UsageError("it lies there already")
     if not source.is_symlink() and (into == real or into.is_relative_to(real)):
         raise UsageError(f"{folder} lies inside it")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Container
 from enum import StrEnum
 
 from whynan.records import TensorStats
@@ -22,7 +23,8 @@ _SQUARES = frozenset(
     {"exp_avg_sq", "max_exp_avg_sq", "exp_avg_sq_row", "exp_avg_sq_col", "exp_inf", "square_avg", "acc_delta", "row_var", "col_var", "second_moment"}
 )
 _MOMENTS = _SQUARES | {"exp_avg", "grad_avg", "momentum_buffer"}
-_SQUARES_IN_OPTIMIZER = frozenset({"v", "nu", "sum", "variance"})  # names too common to say anything elsewhere
+_SQUARES_IN_OPTIMIZER = frozenset({"sum", "variance"})  # names too common to say anything elsewhere
+_SQUARES_BESIDE = {"v": "m", "nu": "mu", "vt": "mt"}  # alone, `v` may as well be a velocity
 _COUNTERS = frozenset(
     {"step", "steps", "global_step", "global_steps", "epoch", "num_batches_tracked", "n_averaged", "iteration", "num_updates", "_step_count", "last_epoch"}
 )
@@ -30,15 +32,15 @@ _BUFFER = re.compile(
     r"running_(mean|var)|(^|_)mask|inv_freq|_cached$|position_ids|min_vals?$|max_vals?$|cluster_size|embed_avg|zero_point|^(pixel_)?(mean|std)$|^filt"
 )
 _OPTIMIZER = re.compile(r"optim|^opt$|^opt_|_opt$|^base_optimizer_state$")
-_ASIDE = re.compile(r"^(callbacks|loops|hyper_parameters|rng|rng_states?|random|random_states?|.*_rng_states?|.*_rng|args|config|training_args)$")
+_ASIDE = re.compile(r"^(callbacks|loops|hyper_parameters|rng|random|(.*_)?rng_states?(_\d+)?|random_states?(_\d+)?|.*_rng|args|config|training_args)$")
 
 _OFTEN_ZERO = re.compile(
     r"lora_?[be]\b|lora_?up|lora_embedding_a|(^|[._])(oft_r|boft_r|hada_w2\w*|lokr_w2\w*|gates?|gating|alpha|gamma|beta|scale|shift|layer_?scale|re_?zero|bias|biases|mask)([._]|$)"
-    r"|_bias$|_gate$|bias_table|zero_conv|(cls|dist|mask|class|register|sep)_?tokens?"
+    r"|_bias$|_gate$|bias_table|zero_conv|(cls|dist|mask|class|register|sep)_?tokens?|pos_?emb|position_?emb"
 )
 _ZERO_AT_FIRST = re.compile(
     r"(^|[._])(adapter\w*|modulation|adaln\w*|pos|position|positional|prompt\w*|query|queries|delta|residual|controlnet\w*|proj_out|out_proj|out_layers|sampling_offsets"
-    r"|attention_weights|bbox\w*|reg|offset\w*|final_layer|time_maa\w*|memory\w*|prefix|hidden|h0|c0)([._]|$)|pos_?emb|position_?emb"
+    r"|attention_weights|bbox\w*|reg|offset\w*|final_layer|time_maa\w*|memory\w*|prefix|hidden|h0|c0)([._]|$)"
 )
 _HEAD = re.compile(r"(^|[._])(heads?|classifier|fc_?out|out|output|logits|score|last_layer|to_out|conv_out)([._]|$)")
 _ONE_VALUE = re.compile(
@@ -76,10 +78,16 @@ def in_optimizer(name: str) -> bool:
     return any(_OPTIMIZER.search(p.lower()) for p in parts[:-1]) or (len(parts) >= 3 and parts[0] == "state" and parts[1].isdigit())
 
 
-def is_second_moment(name: str) -> bool:
-    """Whether a tensor holds sums of squares, which are never below zero."""
-    last = parts_of(name)[-1]
-    return last in _SQUARES or (last in _SQUARES_IN_OPTIMIZER and in_optimizer(name))
+def is_second_moment(name: str, beside: Container[str] = ()) -> bool:
+    """Whether a tensor holds sums of squares, which are never below zero; `beside` are the names of the others.
+
+    >>> is_second_moment("state.0.exp_avg_sq"), is_second_moment("opt.0.v"), is_second_moment("opt.0.v", {"opt.0.m"})
+    (True, False, True)
+    """
+    head, _, last = name.rpartition(".")
+    if last in _SQUARES:
+        return True
+    return in_optimizer(name) and (last in _SQUARES_IN_OPTIMIZER or (last in _SQUARES_BESIDE and f"{head}.{_SQUARES_BESIDE[last]}" in beside))
 
 
 def is_first_moment(name: str) -> bool:
@@ -107,7 +115,7 @@ def is_meant(tensor: TensorStats, role: Role) -> bool:
     True
     """
     last = parts_of(tensor.name)[-1].lower()
-    if tensor.nan or role in (Role.MOMENT, Role.COUNTER) or last == "weight":
+    if tensor.nan or role in (Role.MOMENT, Role.COUNTER) or last == "weight" or last.startswith("running_"):
         return False
     if last == "bias" and not (len(tensor.shape) > 1 or "logit" in tensor.name.lower()):
         return False
