@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -92,11 +93,23 @@ def _check(paths: tuple[str, ...], deeds: Deeds, wishes: dict[str, Any], form: s
     with Bar(paths, progress) as bar:
         report = look(paths, wishes_of({**wishes, "tick": bar.tick}), deeds)
     if plot:
-        from whynan.forensics.logs import plot_report  # type: ignore[import-not-found]
-
-        plot_report(report, plot)
+        _plot(report, Path(plot))
     _show(report, form, everything)
     return report.status
+
+
+def _plot(report: Report, target: Path) -> None:
+    """Draw the curves of every log; the second and later ones get a number."""
+    from whynan.forensics.addresses import Place
+    from whynan.forensics.findings import Kind
+    from whynan.forensics.kinds import log_room
+    from whynan.forensics.wishes import Wishes
+
+    logs = [c for c in report.checked if c.kind is Kind.LOG and not c.unreadable]
+    if not logs:
+        raise UsageError(f"--plot {target}: there is no log among what was checked")
+    for number, log in enumerate(logs, 1):
+        log_room().plot(Place.of(log.path), target if number == 1 else target.with_stem(f"{target.stem}-{number}"), Wishes(kind=Kind.LOG))
 
 
 def _show(report: Report, form: str, everything: bool) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
 from typing import Protocol, cast
 
 from whynan.forensics.addresses import Place, Unreadable
@@ -16,6 +18,7 @@ from whynan.forensics.wishes import Wishes
 _WEIGHT_LIKE = re.compile(
     r"weight|bias|running_|exp_avg|momentum|kernel|embed|layer|lora|norm|conv|attn|mlp|param|state|optim|gamma|beta|block|encoder|decoder|\d+\."
 )
+_LOOKED_AT = 64  # files of a folder that are asked what they are before it is taken for one thing
 
 
 class DataRoom(Protocol):
@@ -31,6 +34,7 @@ class LogRoom(Protocol):
 
     def recognise(self, place: Place) -> str | None: ...
     def check_log(self, place: Place, wishes: Wishes) -> Checked: ...
+    def plot(self, place: Place, target: Path, wishes: Wishes) -> None: ...
 
 
 def data_room() -> DataRoom:
@@ -53,9 +57,16 @@ def kind_of(place: Place) -> Kind | None:
     checkpoint = recognise(place) is not None
     if checkpoint or (is_candidate(place) and not place.is_dir()):
         return Kind.DATA if checkpoint and _known(data_room, place) and _opens_as_data(place) else Kind.CHECKPOINT
-    if _known(log_room, place):
+    if not place.is_dir() and _known(log_room, place):
         return Kind.LOG
-    return Kind.DATA if _known(data_room, place) else None
+    return Kind.DATA if _known(data_room, place) and not _is_mixed(place) else None
+
+
+def _is_mixed(place: Place) -> bool:
+    """Whether a folder of data holds something else beside it: a run that keeps its log with its tables."""
+    if not place.is_dir():
+        return False
+    return any(not c.is_dir() and kind_of(c) in (Kind.LOG, Kind.CHECKPOINT) for c in islice(place.children(), _LOOKED_AT))
 
 
 def may_be_member(place: Place) -> bool:
@@ -68,7 +79,7 @@ def may_be_member(place: Place) -> bool:
 def _known(room: Callable[[], DataRoom | LogRoom], place: Place) -> bool:
     try:
         return room().recognise(place) is not None
-    except ImportError:
+    except (ImportError, Unreadable):
         return False
 
 
