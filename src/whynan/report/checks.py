@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from whynan.forensics.checkpoints.roles import Role, role_of
-from whynan.forensics.findings import Change, Checked, Comparison, Finding, History, Report, Severity
+from whynan.forensics.findings import Change, Checked, Comparison, Finding, History, Kind, Report, Severity
 from whynan.records import count, number
 
 WIDTH = 80
@@ -115,7 +115,7 @@ def _wrap(line: str, indent: str = "  ") -> list[str]:
 
 def _checked(checked: Checked, everything: bool) -> list[str]:
     about = [str(checked.kind or ""), checked.form, size_text(checked.size) if checked.size else ""]
-    about += [f"step {checked.step}" if checked.step is not None else "", f"{count(len(checked.tensors))} tensors" if checked.tensors else ""]
+    about += [f"step {checked.step}" if checked.step is not None else "", _tensors(checked)]
     lines = _wrap(f"{checked.path}  {', '.join(a for a in about if a)}".rstrip())
     if checked.unreadable:
         lines += _wrap(f"  unreadable  {checked.unreadable}", " " * 14)
@@ -127,6 +127,11 @@ def _checked(checked: Checked, everything: bool) -> list[str]:
     if checked.plot:
         lines += checked.plot.splitlines()
     return lines
+
+
+def _tensors(checked: Checked) -> str:
+    word = "column" if checked.kind is Kind.DATA else "tensor"
+    return f"{count(len(checked.tensors))} {word}{'s' * (len(checked.tensors) != 1)}" if checked.tensors else ""
 
 
 def _findings(findings: Sequence[Finding], everything: bool) -> list[str]:
@@ -142,12 +147,8 @@ def _findings(findings: Sequence[Finding], everything: bool) -> list[str]:
 
 def _said(finding: Finding) -> str:
     where = f"{finding.place}: " if finding.place else ""
-    rows = ""
-    if finding.rows:
-        more = ", …" if finding.row_count > len(finding.rows) else ""
-        rows = f" [{', '.join(map(str, finding.rows))}{more}]"
     line = f" (line {finding.line})" if finding.line else ""
-    return f"{where}{finding.message}{rows}{line}" + (f" ({finding.code})" if finding.code else "")
+    return f"{where}{finding.message}{line}" + (f" ({finding.code})" if finding.code else "")
 
 
 def _history(history: History, dry_run: bool, everything: bool) -> list[str]:
@@ -237,17 +238,23 @@ def _verdict(report: Report) -> Iterator[str]:
     for history in report.histories:
         yield from _history_verdict(history)
     unreadable = [c for c in report.checked if c.unreadable]
-    found = [c for c in report.checked if c.worst is not None]
-    codes = sorted({f.code for f in report.findings if f.code})
-    more = f"; more: whynan explain {codes[0]}" if codes else ""
+    found = sorted((c for c in report.checked if c.worst is not None), key=_badness, reverse=True)
     if unreadable:
         yield from _wrap(f"whynan: {len(unreadable)} of {len(report.checked)} could not be read")
     if found:
-        bad = [c for c in found if c.worst is Severity.BAD]
-        said = f"{_name(bad[0].path)} must not be used as it is" if bad else f"{_name(found[0].path)} should be looked at"
-        yield from _wrap(f"whynan: {said}{f', and {len(found) - 1} more' if len(found) > 1 else ''}{more}")
-    if report.ok:
-        yield f"whynan: nothing found in {count(len(report.checked) + sum(len(h.members) for h in report.histories))} checked"
+        more = f", and {len(found) - 1} more" if len(found) > 1 else ""
+        codes = [f.code for c in found for f in c.findings if f.code and f.severity is not Severity.NOTE]
+        yield from _wrap(f"whynan: {_name(found[0].path)} {_called(found[0])}{more}")
+        yield from [f"        whynan explain {codes[0]}"] if codes else []
+    if report.ok and not report.histories:
+        yield f"whynan: nothing found in {count(len(report.checked))} checked"
+
+
+def _called(checked: Checked) -> str:
+    if checked.worst is not Severity.BAD:
+        return "should be looked at"
+    said = {Kind.DATA: "holds rows that break a training", Kind.LOG: "shows a training that went bad"}
+    return said.get(checked.kind, "must not be used as it is") if checked.kind else "must not be used as it is"
 
 
 def _history_verdict(history: History) -> Iterator[str]:
