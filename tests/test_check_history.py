@@ -226,10 +226,15 @@ def test_a_link_and_a_copy_of_another_are_said_and_not_counted(tmp_path: Path) -
     """`last` may be a link or a copy."""
     save_series(tmp_path, 3)
     (tmp_path / "last.pt").symlink_to("step-00003.pt")
-    shutil.copy(tmp_path / "step-00003.pt", tmp_path / "best.pt")
+    for copy in ("best.pt", "last-v1.pt"):
+        shutil.copy(tmp_path / "step-00003.pt", tmp_path / copy)
     told = history(tmp_path)
     assert names(told) == ["step-00001.pt", "step-00002.pt", "step-00003.pt"]
-    assert set(told.notes) == {"last.pt is a link to step-00003.pt", "best.pt holds the same as step-00003.pt"}
+    assert set(told.notes) == {
+        "last.pt is a link to step-00003.pt",
+        "best.pt holds the same as step-00003.pt",
+        "last-v1.pt holds the same as step-00003.pt",
+    }
 
 
 def test_broken_links_and_loops_take_a_line_each(tmp_path: Path) -> None:

@@ -68,7 +68,8 @@ def in_order(placed: Sequence[_Placed]) -> list[_Placed]:
     chosen = chosen or next((s for s in sources if any(s(p) is not None for p in readable)), None)
     known = [p for p in readable if chosen is not None and chosen(p) is not None]
     known.sort(key=lambda p: (chosen(p) or 0 if chosen else 0, p.number or 0, p.modified, p.checked.path))
-    for late in sorted((p for p in placed if p not in known), key=lambda p: (p.number or 0, p.modified, p.checked.path)):
+    there = set(map(id, known))
+    for late in sorted((p for p in placed if id(p) not in there), key=lambda p: (p.number or 0, p.modified, p.checked.path)):
         known.insert(_position(late, known), late)
     return known
 
@@ -83,24 +84,15 @@ def _position(late: _Placed, known: Sequence[_Placed]) -> int:
 
 
 def _without_copies(ordered: list[Checked], notes: list[str]) -> list[Checked]:
-    """Leave out what holds the same as another one, as `last.ckpt` does, and say so."""
-    kept: list[Checked] = []
-    for checked in ordered:
-        twin = next((i for i, k in enumerate(kept) if _same(k, checked)), None)
-        if twin is None:
-            kept.append(checked)
-            continue
-        named, copy = sorted((kept[twin], checked), key=lambda c: step_in_name(_name(c)) is None)
-        kept[twin] = named
-        notes.append(f"{_name(copy)} holds the same as {_name(named)}")
+    """Leave out what has no number in its name and holds the same as another one, as `last.ckpt` does, and say so."""
+    nameless = [c for c in ordered if step_in_name(_name(c)) is None and c.tensors and not c.unreadable]
+    kept = list(ordered)
+    for copy in nameless:
+        twin = next((c for c in kept if c is not copy and c.step == copy.step and c.tensors == copy.tensors and c.facts == copy.facts), None)
+        if twin is not None:
+            kept.remove(copy)
+            notes.append(f"{_name(copy)} holds the same as {_name(twin)}")
     return kept
-
-
-def _same(a: Checked, b: Checked) -> bool:
-    if a.unreadable or b.unreadable or not a.tensors:
-        return False
-    one_has_no_number = step_in_name(_name(a)) is None or step_in_name(_name(b)) is None
-    return one_has_no_number and a.tensors == b.tensors and a.facts == b.facts
 
 
 def _story(members: Sequence[Checked]) -> list[str]:

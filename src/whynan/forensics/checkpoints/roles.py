@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Container
 from enum import StrEnum
+from functools import lru_cache
 
 from whynan.records import TensorStats
 
@@ -54,6 +55,7 @@ def parts_of(name: str) -> list[str]:
     return name.split(".")
 
 
+@lru_cache(maxsize=1 << 16)  # the checkpoints of one run hold the same names
 def role_of(name: str) -> Role:
     """Say what a tensor is for.
 

@@ -52,8 +52,10 @@ def step_in_name(name: str) -> int | None:
 
     >>> [step_in_name(n) for n in ("epoch=3-step=2000.ckpt", "checkpoint-500", "model_00012.pt", "resnet50.pt", "last.ckpt")]
     [2000, 500, 12, 50, None]
+
+    What Lightning adds to a name that was taken is no step: `last-v1.ckpt`.
     """
-    stem = re.sub(r"\.(pth?|ckpt|bin|safetensors|tar|index\.json|npz)$", "", name, flags=re.IGNORECASE)
+    stem = re.sub(r"(-v\d+)?\.(pth?|ckpt|bin|safetensors|tar|index\.json|npz)$", "", name, flags=re.IGNORECASE)
     for pattern in (_STEP_WORD, _LABELLED):
         found = pattern.findall(stem)
         if found:
