@@ -20,7 +20,7 @@ from whynan.commands.main import main
 from whynan.commands.progress import Bar
 from whynan.forensics.findings import Change, Checked, Comparison, Finding, History, Kind, Report, Severity
 from whynan.records import TensorStats
-from whynan.report import checks
+from whynan.report import annotations, checks
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ def test_annotations_cannot_be_forged_by_a_name() -> None:
         Finding(Severity.SUSPECT, "odd", "50%\n::error::forged", "a\r\nb", line=7),
         Finding(Severity.NOTE, "note", "nothing"),
     )
-    told = checks.github(Report((Checked("x:1,y\n.pt", findings=findings), Checked("cut.pt", unreadable="cut off"))))
+    told = annotations.github(Report((Checked("x:1,y\n.pt", findings=findings), Checked("cut.pt", unreadable="cut off"))))
     assert told.splitlines() == [
         "::warning file=x%3A1%2Cy%0A.pt,line=7,title=odd::a%0D%0Ab: 50%25%0A::error::forged",
         "::error file=cut.pt,title=cannot be read::cut off",
@@ -317,12 +317,12 @@ def test_the_total_of_the_bar_is_the_size_of_what_is_read(folder: Path) -> None:
     assert _total(["s3://bucket/key", str(folder)]) is None
 
 
-def test_the_worst_file_comes_last_before_the_verdict() -> None:
-    """Where the eye is in a terminal."""
+def test_the_worst_file_comes_first() -> None:
+    """Unreadable, bad, suspect, healthy."""
     bad = Checked("bad.pt", findings=(Finding(Severity.BAD, "x", "y"),))
     suspect = Checked("suspect.pt", findings=(Finding(Severity.SUSPECT, "x", "y"),))
     order = [line.split()[0] for line in repr(Report((bad, Checked("cut.pt", unreadable="cut"), suspect, Checked("ok.pt")))).splitlines() if ".pt" in line]
-    assert order[:4] == ["ok.pt", "suspect.pt", "bad.pt", "cut.pt"]
+    assert order[:4] == ["cut.pt", "bad.pt", "suspect.pt", "ok.pt"]
 
 
 def test_the_text_of_a_report_reads_as_meant() -> None:

@@ -113,11 +113,11 @@ def _plot(report: Report, target: Path) -> None:
 
 
 def _show(report: Report, form: str, everything: bool) -> None:
-    from whynan.report import checks
+    from whynan.report import annotations, checks
 
     if form == "text":
         checks.show(report, everything)
         return
-    said = checks.as_json(report) if form == "json" else checks.github(report)
+    said = checks.as_json(report) if form == "json" else annotations.github(report)
     if said:
         sys.stdout.write(f"{said}\n")

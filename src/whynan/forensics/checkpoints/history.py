@@ -88,8 +88,9 @@ def _without_copies(ordered: list[Checked], notes: list[str]) -> list[Checked]:
     nameless = [c for c in ordered if step_in_name(_name(c)) is None and c.tensors and not c.unreadable]
     kept = list(ordered)
     for copy in nameless:
-        twin = next((c for c in kept if c is not copy and c.step == copy.step and c.tensors == copy.tensors and c.facts == copy.facts), None)
-        if twin is not None:
+        twins = [c for c in kept if c is not copy and c.step == copy.step and c.tensors == copy.tensors and c.facts == copy.facts]
+        if twins:
+            twin = min(twins, key=lambda c: step_in_name(_name(c)) is None)
             kept.remove(copy)
             notes.append(f"{_name(copy)} holds the same as {_name(twin)}")
     return kept
