@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass
+from itertools import pairwise
 
 from whynan.forensics.addresses import Place, Unreadable
 from whynan.forensics.checkpoints.contents import Contents, Entry, Scalar, Stream
@@ -85,7 +86,16 @@ def _pieces(root: object) -> list[_Piece]:
     table = root.attribute("storage_data") if isinstance(root, Thing) else None
     if not isinstance(table, Pairs):
         raise Unreadable(".metadata does not say where the tensors lie")
-    return [_piece(index, where) for index, where in table]
+    pieces = [_piece(index, where) for index, where in table]
+    _refuse_overlaps(pieces)
+    return pieces
+
+
+def _refuse_overlaps(pieces: list[_Piece]) -> None:
+    """A file whose one piece is named a thousand times would be opened a thousand times."""
+    order = sorted(pieces, key=lambda p: (p.file, p.start))
+    if any(a.file == b.file and a.start + a.size > b.start for a, b in pairwise(order)):
+        raise Unreadable(".metadata is damaged: two tensors lie in the same place")
 
 
 def _piece(index: object, where: object) -> _Piece:

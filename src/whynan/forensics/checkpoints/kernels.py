@@ -115,7 +115,7 @@ class TorchKernel:
         return memoryview(bytes(kept.view(self._torch.uint8).tolist()))
 
     def histogram(self, piece: memoryview) -> list[int]:
-        counts: list[int] = self._torch.bincount(self._torch.frombuffer(piece, dtype=self._torch.uint8), minlength=256).tolist()
+        counts: list[int] = self._torch.bincount(self._view(piece, 1).view(self._torch.uint8), minlength=256).tolist()
         return counts
 
     def _view(self, piece: memoryview, width: int) -> Any:

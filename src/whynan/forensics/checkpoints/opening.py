@@ -18,7 +18,7 @@ from whynan.forensics.checkpoints.tars import open_tar
 from whynan.forensics.checkpoints.torchfiles import LONGEST_PICKLE, danger_notes, open_legacy, open_zip, pickle_name
 from whynan.forensics.checkpoints.walking import Gathered
 
-_MAGIC = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # 0x1950a86a20f9469cfc6c, after the protocol
+_MAGIC = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # 0x1950a86a20f9469cfc6c, after the protocol and perhaps a frame
 _TAR_PARTS = (b"storages\0", b"tensors\0", b"pickle\0", b"sys_info\0")
 
 
@@ -76,7 +76,7 @@ def _kind_of_file(source: Source) -> str | None:
     head = source.read(0, min(source.size, 512))
     if head[:4] == b"PK\x03\x04":
         return _kind_of_zip(source, head)
-    if head[:1] == b"\x80" and head[2 : 2 + len(_MAGIC)] == _MAGIC:
+    if head[:1] == b"\x80" and _MAGIC in head[2:32]:
         return "torch legacy"
     if head[257:262] == b"ustar" and head.startswith(_TAR_PARTS):
         return "torch tar"

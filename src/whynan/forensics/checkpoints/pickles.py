@@ -17,7 +17,7 @@ from whynan.forensics.checkpoints.stubs import Array, Global, NumpyType, Pairs, 
 
 MOST_OPCODES = 10_000_000
 MOST_OBJECTS = 1_000_000  # containers and instances: each takes some hundred bytes
-MOST_MEMOS = 3_000_000
+MOST_MEMOS = 2_000_000
 LONGEST = 1 << 27  # bytes of one string
 _LONGEST_INTEGER = 1024
 
@@ -138,9 +138,9 @@ class Machine:
         self.push(made)
 
     def spend(self, size: int) -> None:
-        """Bound what copies of strings may take."""
+        """Bound what copies of strings may take: a text that is encoded is not needed as a text."""
         self.copied += size
-        if self.copied > LONGEST:
+        if self.copied > min(self.left, LONGEST) + (1 << 20):
             raise Unreadable("the pickle holds too much text to be looked at")
 
     def build(self) -> None:
@@ -153,7 +153,7 @@ class Machine:
         elif isinstance(target, TensorStub):
             target.beside.append(("", state))
         elif isinstance(target, Pairs):
-            target.attributes.append(state)
+            target.attributes = [*target.attributes, state]
 
     def append(self, values: list[Any]) -> None:
         target = self.stack[-1]

@@ -5,7 +5,7 @@ Dictionaries are lists of pairs: to hash a nested tuple that shares its parts ta
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 
@@ -25,11 +25,11 @@ class Pairs:
     """A dictionary."""
 
     items: list[tuple[object, object]] = field(default_factory=list)
-    attributes: list[object] = field(default_factory=list)
+    attributes: Sequence[object] = ()
 
     def get(self, wanted: str) -> object:
-        """The last value under a key that is text, or None."""
-        return next((v for k, v in reversed(self.items) if isinstance(k, str) and k == wanted), None)
+        """The value under a key that is text, or None; only the first few are looked at, so that asking often stays cheap."""
+        return next((v for k, v in self.items[:16] if isinstance(k, str) and k == wanted), None)
 
     def __iter__(self) -> Iterator[tuple[object, object]]:
         return iter(self.items)

@@ -20,6 +20,8 @@ MOST_VALUES = 200_000
 MOST_TENSORS = 500_000
 _LONG_LIST = 1000  # a list of more numbers than this is looked at as a tensor
 _LONGEST_TEXT = 1000
+_LONGEST_NAME = 1000
+_MOST_TEXT = 32 << 20
 _PACKED = ("quint4x2", "quint2x4")  # several values in a byte: the storage is smaller than the sizes say
 _NUMPY = {"f2": "float16", "f4": "float32", "f8": "float64", "c8": "complex64", "c16": "complex128", "b1": "bool"}
 _NUMPY |= {f"i{w}": f"int{w * 8}" for w in (1, 2, 4, 8)} | {f"u{w}": f"uint{w * 8}" for w in (1, 2, 4, 8)}
@@ -40,25 +42,32 @@ class Gathered:
     classes: dict[str, None] = field(default_factory=dict)
     seen: set[int] = field(default_factory=set)
     names: dict[str, int] = field(default_factory=dict)
+    text: int = 0  # characters of all names
 
     def walk(self, root: object, name: str = "") -> None:
         """Visit everything below a record; each container once, however often it is referred to."""
-        waiting: list[tuple[str, object, int]] = [(name, root, 0)]
+        waiting: list[tuple[str, Iterator[tuple[str, object]]]] = [(name, iter((("", root),)))]
         while waiting:
-            path, item, depth = waiting.pop()
-            if self._leaf(path, item):
+            above, children = waiting[-1]
+            key, item = next(children, (None, None))
+            if key is None:
+                waiting.pop()
                 continue
-            if id(item) in self.seen:
+            path = f"{above}.{key}" if above and key else above or key
+            path = f"…{path[-_LONGEST_NAME:]}" if len(path) > _LONGEST_NAME else path
+            if self._leaf(path, item) or not self._is_new(item):
                 continue
-            self.seen.add(id(item))
-            if isinstance(item, list | tuple) and len(item) > _LONG_LIST and all(type(v) in (int, float) for v in item):
+            if len(waiting) > DEEPEST:
+                self.notes[f"nested more than {DEEPEST} deep: not looked into"] = None
+            elif isinstance(item, list | tuple) and len(item) > _LONG_LIST and all(type(v) in (int, float) for v in item):
                 self._numbers(path, item)
-                continue
-            if depth >= DEEPEST:
-                self.notes[f"nested more than {DEEPEST} deep at {path[:80]}…: not looked into"] = None
-                continue
-            inside = [(f"{path}.{key}" if path and key else path or key, child, depth + 1) for key, child in self._children(item)]
-            waiting.extend(reversed(inside))
+            else:
+                waiting.append((path, self._children(item)))
+
+    def _is_new(self, item: object) -> bool:
+        known = id(item) in self.seen
+        self.seen.add(id(item))
+        return not known
 
     def finish(self) -> tuple[str, ...]:
         """The notes, with the classes that were read as plain values."""
@@ -89,6 +98,9 @@ class Gathered:
 
     def _free(self, path: str) -> str:
         """A name that is not taken yet: two keys may read the same as text."""
+        self.text += len(path)
+        if self.text > _MOST_TEXT:
+            raise Unreadable("its names are too long to be looked at")
         taken = self.names.get(path, 0)
         self.names[path] = taken + 1
         return f"{path}#{taken + 1}" if taken else path
@@ -178,16 +190,22 @@ class Gathered:
         yield from ((key_text(k), v) for k, v in item.items)
 
     def _state(self, state: object) -> Iterator[tuple[str, object]]:
-        """Attributes; the rooms of a module do not appear in names, nor does the version table of a state dict."""
-        if not isinstance(state, Pairs):
-            yield "", state
-            return
-        for key, value in state.items:
-            text = key_text(key)
-            if text in _MODULE_ROOMS and isinstance(value, Pairs):
-                yield "", value
-            elif text != "_metadata":
-                yield text, value
+        """Attributes, perhaps in two parts: those of the dictionary and those of the slots."""
+        for part in state if isinstance(state, tuple) and len(state) == 2 else (state,):
+            if isinstance(part, Pairs):
+                yield from _attributes(part)
+            elif part is not None:
+                yield "", part
+
+
+def _attributes(state: Pairs) -> Iterator[tuple[str, object]]:
+    """The rooms of a module do not appear in names, nor does the version table of a state dict; a DTensor is its local part."""
+    for key, value in state.items:
+        text = key_text(key)
+        if (text in _MODULE_ROOMS and isinstance(value, Pairs)) or (text == "_local_tensor" and isinstance(value, TensorStub)):
+            yield "", value
+        elif text != "_metadata":
+            yield text, value
 
 
 def key_text(key: object) -> str:
