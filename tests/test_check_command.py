@@ -78,6 +78,34 @@ def test_a_file_that_nobody_knows_is_said_to_be_so(tmp_path: Path, capfd: pytest
     assert "nothing found" in out and "unreadable" in out
 
 
+def test_a_path_that_is_not_there_is_said_before_anything_is_done(folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A slip in the last of many paths costs no hour of reading, and moves nothing."""
+    assert main(["check", str(folder), str(tmp_path / "nowhere"), "--quarantine", str(tmp_path / "aside")]) == 2
+    assert capfd.readouterr().err.endswith("nowhere: no such file or folder\n") and not (tmp_path / "aside").exists()
+
+
+def test_rows_in_a_folder_are_read_as_checkpoints_on_demand(tmp_path: Path) -> None:
+    """--as checkpoint holds for what lies in a folder too."""
+    for number in (1, 2):
+        torch.save({"inputs": torch.randn(10, 3), "labels": torch.zeros(10)}, tmp_path / f"rows-{number}.pt")
+    assert len(whynan.check(tmp_path, kind="checkpoint").histories[0].members) == 2
+
+
+def test_a_folder_that_may_not_be_listed_takes_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others in it are checked."""
+    (folder / "private").mkdir()
+    listed = os.listdir
+
+    def refuse(path: Any) -> list[str]:
+        if str(path).endswith("private"):
+            raise PermissionError(13, "Permission denied")
+        return listed(path)
+
+    monkeypatch.setattr(os, "listdir", refuse)
+    report = whynan.check(folder)
+    assert report.notes == (f"{folder}/private: permission denied",) and len(report.histories[0].members) == 5
+
+
 def test_an_empty_folder_is_said_to_be_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """There is nothing to check in it."""
     assert main(["check", str(tmp_path)]) == 2

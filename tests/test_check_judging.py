@@ -230,6 +230,19 @@ def test_memory_that_was_never_written_is_told_by_its_size() -> None:
     assert only({"fc.weight": torch.full((3, 3), 1e-41).mul_(torch.arange(1.0, 10).view(3, 3))}).code == "WN608"
 
 
+def test_a_trained_weight_out_of_all_measure_diverged() -> None:
+    """It is finite, and no weight is that large."""
+    weight = torch.randn(4, 4) * 1e20
+    assert (only({"fc.weight": weight, "global_step": 100}).what, only({"fc.weight": weight, "global_step": 100}).code) == ("diverged", "WN605")
+
+
+def test_only_beside_a_first_moment_is_v_a_second_one() -> None:
+    """Alone it may be a velocity, which has a sign."""
+    velocity = torch.tensor([[-1.0, 2.0], [0.5, 1.0]])
+    assert found({"optimizer": {"state": {0: {"v": velocity}}}}) == []
+    assert only({"optimizer": {"state": {0: {"m": velocity, "v": velocity}}}}).what == "negative-second-moment"
+
+
 def test_a_layer_of_zeros_and_a_layer_of_one_value_are_suspect(trained: dict[str, Any]) -> None:
     """A trained weight that is zero or constant is suspect, and the file can still be used."""
     state = copy.deepcopy(trained)
@@ -237,6 +250,14 @@ def test_a_layer_of_zeros_and_a_layer_of_one_value_are_suspect(trained: dict[str
     assert (only(state).severity, only(state).what) == (Severity.SUSPECT, "all-zero")
     state["model"]["head.weight"].fill_(0.01)
     assert (only(state).severity, only(state).what) == (Severity.SUSPECT, "one-value")
+
+
+@pytest.mark.parametrize(
+    "name", ["model.layers.0.mlp.gate_proj.weight", "bert.layer.0.attention.self.query.weight", "bert.layer.0.attention.output.dense.weight"]
+)
+def test_names_that_only_resemble_a_gate_or_a_head_are_suspect_at_zero(name: str) -> None:
+    """Also in a bare state dict that does not say how long it was trained."""
+    assert only({name: torch.zeros(4, 4), "other.weight": torch.randn(4, 4)}).what == "all-zero"
 
 
 def test_moments_that_are_zero_after_many_steps_mean_no_gradient() -> None:
@@ -273,7 +294,8 @@ def test_counters_below_zero_or_not_finite_are_bad(trained: dict[str, Any]) -> N
     """A step that is NaN or negative is bad; a scheduler that has not stepped may say -1."""
     assert only({"epoch": -3}).what == "bad-counter"
     assert only({"optimizer": {"state": {0: {"step": torch.tensor(math.nan)}}}}).severity is Severity.BAD
-    assert found({"scheduler": {"last_epoch": -1}}) == []
+    assert found({"scheduler": {"last_epoch": -1}, "epoch": -1}) == []
+    assert only({"norm.num_batches_tracked": torch.tensor(-1)}).what == "bad-counter"
     state = copy.deepcopy(trained)
     state["optimizer"]["param_groups"][0]["lr"] = math.nan
     assert only(state).what == "bad-rate"
@@ -390,7 +412,13 @@ ROLES = {
     "optimizer.state.0.step": Role.COUNTER,
     "callbacks.EarlyStopping.best_score": Role.ASIDE,
     "cuda_rng_state": Role.ASIDE,
+    "loops.fit_loop.epoch_loop.state": Role.ASIDE,
+    "model.loops.0.weight": Role.WEIGHT,
+    "model.config.random.weight": Role.WEIGHT,
     "state.encoder.weight": Role.WEIGHT,
+    "opt_model.decoder.weight": Role.WEIGHT,
+    "optimal_transport.weight": Role.WEIGHT,
+    "optim_g.state.0.v": Role.MOMENT,
 }
 
 

@@ -14,10 +14,10 @@ from whynan.forensics.addresses import Place, Unreadable
 from whynan.forensics.checkpoints.comparing import compare
 from whynan.forensics.checkpoints.examining import examine, examine_contents, joined
 from whynan.forensics.checkpoints.history import tell_history
-from whynan.forensics.checkpoints.members import Folder, holds_more, survey
+from whynan.forensics.checkpoints.members import Folder, Takes, holds_more, survey
 from whynan.forensics.checkpoints.quarantine import quarantine_history
 from whynan.forensics.findings import Checked, Comparison, History, Kind, Report
-from whynan.forensics.kinds import data_room, kind_of, log_room, may_be_member
+from whynan.forensics.kinds import data_room, kind_of, log_room, may_be_member, may_be_read
 from whynan.forensics.wishes import Wishes
 
 _OBJECT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -71,8 +71,11 @@ def _look_at_state(state: object, wishes: Wishes) -> Checked:
 def look(paths: Iterable[str | os.PathLike[str]], wishes: Wishes = Wishes(), deeds: Deeds = Deeds()) -> Report:  # noqa: B008 - frozen
     """Check every path. What cannot be read is said; the others are checked all the same."""
     answers = _Answers()
-    for path in paths:
-        _look_at(os.fspath(path), wishes, deeds, answers)
+    for place in [_find(os.fspath(path)) for path in paths]:
+        if isinstance(place, str):
+            answers.checked.append(data_room().check_object(place, wishes))
+        else:
+            _look_at(place, wishes, deeds, answers)
     answers.notes += _not_found(wishes, answers)
     if deeds.quarantine:
         _quarantine(deeds, answers)
@@ -87,13 +90,21 @@ class _Answers:
     notes: list[str] = field(default_factory=list)
 
 
-def _look_at(path: str, wishes: Wishes, deeds: Deeds, answers: _Answers) -> None:
+def _find(path: str) -> Place | str:
+    """Return the place a path names, or the path where it names an object in a module; all are found before any is read."""
     place = Place.of(path)
-    if not place.exists():
-        if _OBJECT.fullmatch(path):
-            answers.checked.append(data_room().check_object(path, wishes))
-            return
-        raise UsageError(f"{path}: no such file or folder")
+    try:
+        there = place.exists()
+    except Exception as error:  # whatever a driver raises: no network, no credentials
+        raise UsageError(f"{path}: {(str(error) or type(error).__name__).splitlines()[0]}") from None
+    if there:
+        return place
+    if _OBJECT.fullmatch(path):
+        return path
+    raise UsageError(f"{path}: no such file or folder")
+
+
+def _look_at(place: Place, wishes: Wishes, deeds: Deeds, answers: _Answers) -> None:
     try:
         _look_into(place, wishes, deeds, answers)
         if deeds.against:
@@ -104,19 +115,21 @@ def _look_at(path: str, wishes: Wishes, deeds: Deeds, answers: _Answers) -> None
 
 def _look_into(place: Place, wishes: Wishes, deeds: Deeds, answers: _Answers) -> None:
     kind = wishes.kind or kind_of(place)
-    if not place.is_dir() or kind in (Kind.DATA, Kind.LOG):
-        if kind is None:
-            raise Unreadable("not a checkpoint, data set or log that whynan knows")
+    if place.is_dir() and (kind in (None, Kind.LOG) or (kind is Kind.CHECKPOINT and _is_folder_of_them(place))):
+        _look_through(_survey(place, wishes, deeds), wishes, answers)
+    elif kind is None:
+        raise Unreadable("not a checkpoint, data set or log that whynan knows")
+    else:
         _look_at_one(place, kind, wishes, answers)
-        return
-    if kind_of(place) is Kind.CHECKPOINT and not holds_more(place, may_be_member):
-        _look_at_one(place, Kind.CHECKPOINT, wishes, answers)
-        return
-    _look_through(_survey(place, deeds), wishes, answers)
 
 
-def _survey(place: Place, deeds: Deeds) -> Folder:
-    return survey(place, may_be_member, deeds.quarantine)
+def _is_folder_of_them(place: Place) -> bool:
+    return kind_of(place) is not Kind.CHECKPOINT or holds_more(place, may_be_member)
+
+
+def _survey(place: Place, wishes: Wishes, deeds: Deeds) -> Folder:
+    takes: dict[Kind | None, Takes] = {None: may_be_member, Kind.CHECKPOINT: may_be_read, Kind.LOG: lambda place: False}
+    return survey(place, takes.get(wishes.kind, may_be_member), deeds.quarantine)
 
 
 def _look_through(root: Folder, wishes: Wishes, answers: _Answers) -> None:
@@ -125,8 +138,8 @@ def _look_through(root: Folder, wishes: Wishes, answers: _Answers) -> None:
     for folder in root.walk():
         _look_at_members(folder, wishes, answers)
         for other in folder.others:
-            kind = None if wishes.kind is Kind.CHECKPOINT else kind_of(other)
-            if kind is None:
+            kind = kind_of(other)
+            if kind is None or wishes.kind not in (None, kind):
                 passed.append(other)
             else:
                 _look_at_one(other, kind, wishes, answers)
@@ -176,9 +189,9 @@ def _quarantine(deeds: Deeds, answers: _Answers) -> None:
 
 def _compare(place: Place, deeds: Deeds, wishes: Wishes, known: Sequence[History]) -> list[Comparison]:
     """Compare two checkpoints; where one side is a folder of them, each with the one before it."""
-    other = Place.of(deeds.against)
-    if not other.exists():
-        raise UsageError(f"--against {deeds.against}: no such file or folder")
+    other = _find(deeds.against)
+    if isinstance(other, str):
+        raise UsageError(f"--against {other}: not a checkpoint")
     same = str(place) == str(other) if place.remote else os.path.realpath(str(place)) == os.path.realpath(str(other))
     chain = [*([] if same else _in_order(other, wishes, deeds, known)), *_in_order(place, wishes, deeds, known)]
     return [compare(newer, older, wishes) for older, newer in pairwise(chain)]
@@ -188,9 +201,9 @@ def _in_order(place: Place, wishes: Wishes, deeds: Deeds, known: Sequence[Histor
     if not place.is_dir():
         return [place]
     told = next((h for h in known if h.folder == str(place)), None)
-    if told is None and kind_of(place) is Kind.CHECKPOINT and not holds_more(place, may_be_member):
+    if told is None and not _is_folder_of_them(place):
         return [place]
-    told = told or tell_history(_survey(place, deeds), wishes)
+    told = told or tell_history(_survey(place, wishes, deeds), wishes)
     if not told.members:
         raise Unreadable("no checkpoint in it to compare with")
     return [Place.of(c.path) for c in told.members if not c.unreadable]

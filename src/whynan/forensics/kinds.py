@@ -76,6 +76,13 @@ def may_be_member(place: Place) -> bool:
     return kind_of(place) is Kind.CHECKPOINT and (is_candidate(place) or recognise(place) != "pickle")
 
 
+def may_be_read(place: Place) -> bool:
+    """Whether something can be read as a checkpoint, be it rows of data or not."""
+    from whynan.forensics.checkpoints.opening import recognise
+
+    return recognise(place) is not None or (is_candidate(place) and not place.is_dir())
+
+
 def _known(room: Callable[[], DataRoom | LogRoom], place: Place) -> bool:
     try:
         return room().recognise(place) is not None

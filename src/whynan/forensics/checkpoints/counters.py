@@ -13,7 +13,7 @@ from whynan.records import number
 _SCALES = ("scale", "_scale", "cur_scale", "loss_scale")
 _BESIDE_A_SCALE = ("growth_factor", "backoff_factor", "growth_interval", "_growth_tracker", "growth_tracker", "scale_factor", "scale_window", "unskipped")
 _TRACKERS = ("_growth_tracker", "growth_tracker", "unskipped")
-_MAY_BE_MINUS_ONE = ("last_epoch",)  # a scheduler that has not stepped
+_FROM_ZERO = ("num_batches_tracked", "n_averaged")  # others say -1 before they began
 _AHEAD = ("_step_count", "n_averaged")  # count before the first step
 _RATES = ("lr", "initial_lr", "weight_decay", "momentum", "eps")
 
@@ -39,7 +39,7 @@ def judge_counters(numbers: Mapping[str, Scalar]) -> Iterator[Finding]:
         value, last = as_number(stored), name.rsplit(".", 1)[-1]
         if value is None:
             continue
-        if role_of(name) is Role.COUNTER and (not math.isfinite(value) or value < (-1 if last in _MAY_BE_MINUS_ONE else 0)):
+        if role_of(name) is Role.COUNTER and (not math.isfinite(value) or value < (0 if last in _FROM_ZERO or in_optimizer(name) else -1)):
             yield Finding(Severity.BAD, "bad-counter", f"the counter is {number(value)}", name)
         elif last in _RATES and ".param_groups." in f".{name}" and (not math.isfinite(value) or value < 0):
             yield Finding(Severity.BAD, "bad-rate", f"the optimizer's {last} is {number(value)}", name)

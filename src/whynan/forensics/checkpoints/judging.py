@@ -30,7 +30,7 @@ _ENDS = {
     "complex64": 3.4028e38,
     "float64": 1.797e308,
     "complex128": 1.797e308,
-}  # fmt: skip - float8 is not here: it is scaled to fill its range
+}  # without float8, which is scaled to fill its range
 _NARROW = 65504.0 / 4
 _GARBAGE = 1e18  # no trained weight is that large; memory that was never written often is
 _TINY = 1.1754943508222875e-38  # below it float32 is denormal
@@ -137,11 +137,11 @@ def _judge_size(tensor: TensorStats, role: Role, trained: bool) -> Iterator[Find
         left = max(0.0, math.log2(end / largest))
         message = f"reaches {number(largest)}: {left:.1f} doublings left before {tensor.dtype} ends at {number(end)}"
         yield Finding(Severity.SUSPECT, "no-head-room", message, tensor.name)
+    elif role is Role.WEIGHT and largest > _GARBAGE and len(tensor.shape) > 1 and trained:
+        yield Finding(Severity.SUSPECT, "diverged", f"reaches {number(largest)}: no trained weight is that large", tensor.name, "WN605")
     elif role is Role.WEIGHT and largest > _GARBAGE and len(tensor.shape) > 1:
-        why = "it diverged" if trained else "it was never given a value (torch.empty), or diverged"
-        yield Finding(
-            Severity.SUSPECT, "never-initialised" if not trained else "huge", f"reaches {number(largest)}: {why}", tensor.name, "" if trained else "WN608"
-        )
+        message = f"reaches {number(largest)}: it was never given a value (torch.empty), or diverged"
+        yield Finding(Severity.SUSPECT, "never-initialised", message, tensor.name, "WN608")
     elif role is Role.WEIGHT and 0 < largest < _TINY and len(tensor.shape) > 1 and tensor.dtype in ("float32", "bfloat16"):
         yield Finding(Severity.SUSPECT, "never-initialised", f"holds nothing but denormals (at most {number(largest)})", tensor.name, "WN608")
 
@@ -163,7 +163,7 @@ def _judge_constant(tensor: TensorStats) -> Iterator[Finding]:
 
 
 def _is_zero(tensor: TensorStats) -> bool:
-    return tensor.min == 0.0 == tensor.max
+    return tensor.min == 0.0 == tensor.max and not tensor.nonfinite
 
 
 def _matrices(tensors: Sequence[TensorStats]) -> list[TensorStats]:
@@ -171,15 +171,15 @@ def _matrices(tensors: Sequence[TensorStats]) -> list[TensorStats]:
 
 
 def _judge_zeros(tensors: Sequence[TensorStats], trained: bool) -> Iterator[Finding]:
-    weights = [t for t in _matrices(tensors) if not may_be_zero(t.name, trained)]
-    dead = [t for t in weights if _is_zero(t) and not t.nonfinite]
-    if dead and len(dead) == len(weights):
-        several = f"all {count(len(dead))} weights are" if len(dead) > 1 else f"{dead[0].name} is"
-        severity = Severity.BAD if len(dead) > 1 or trained else Severity.SUSPECT
-        yield Finding(severity, "all-zero", f"{several} zero: nothing that was trained is in it", dead[0].name if len(dead) == 1 else "")
+    weights = [t for t in _matrices(tensors) if not may_be_zero(t.name, trained=True)]
+    dead = [t for t in weights if _is_zero(t)]
+    if len(dead) == len(weights) > 1 or (trained and len(dead) == len(weights) == 1):
+        several = f"all {count(len(dead))} weights are" if len(dead) > 1 else "the one weight in it is"
+        yield Finding(Severity.BAD, "all-zero", f"{several} zero: nothing that was trained is in it", dead[0].name if len(dead) == 1 else "")
         return
-    for tensor in filter(_is_wide, dead):
-        yield Finding(Severity.SUSPECT, "all-zero", f"all {count(_values(tensor))} values are zero", tensor.name)
+    for tensor in dead:
+        if _is_wide(tensor) and not may_be_zero(tensor.name, trained):
+            yield Finding(Severity.SUSPECT, "all-zero", f"all {count(_values(tensor))} values are zero", tensor.name)
 
 
 def _judge_moments(tensors: Sequence[TensorStats], numbers: Mapping[str, Scalar]) -> Iterator[Finding]:

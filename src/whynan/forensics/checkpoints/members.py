@@ -1,7 +1,7 @@
 """Which things in a folder are checkpoints, and which files make up one checkpoint.
 
 folder ─► file, or folder that is one checkpoint ─► member
-       ─► file of the optimizer, scheduler, scaler ─► part of the member it was saved with
+       ─► shard, file of the optimizer, scheduler, scaler ─► part of the member it was saved with
        ─► link to a member ─► said, not counted
        ─► folder of checkpoints ─► a folder of its own
        ─► anything else ─► for the other readers

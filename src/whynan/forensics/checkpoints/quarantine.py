@@ -12,7 +12,7 @@ import filecmp
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -88,7 +88,7 @@ def _names(file: Path, name: str) -> bool:
     return False
 
 
-def target_of(source: Path, folder: Path, taken: set[str] = frozenset()) -> Path:  # type: ignore[assignment]
+def target_of(source: Path, folder: Path, taken: Container[str] = ()) -> Path:
     """Return a free name in a folder: the own one, else with a number before the suffix."""
     number, target = 1, folder / source.name
     while os.path.lexists(target) or str(target) in taken:
@@ -119,7 +119,7 @@ def _move_to(source: Path, target: Path) -> None:
     try:
         _rename(source, target)
     except OSError as error:
-        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
+        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS):
             raise
         _carry(source, target)
 

@@ -32,18 +32,21 @@ _COUNTERS = frozenset(
 _BUFFER = re.compile(
     r"running_(mean|var)|(^|_)mask|inv_freq|_cached$|position_ids|min_vals?$|max_vals?$|cluster_size|embed_avg|zero_point|^(pixel_)?(mean|std)$|^filt"
 )
-_OPTIMIZER = re.compile(r"optim|^opt$|^opt_|_opt$|^base_optimizer_state$")
-_ASIDE = re.compile(r"^(callbacks|loops|hyper_parameters|rng|random|(.*_)?rng_states?(_\d+)?|random_states?(_\d+)?|.*_rng|args|config|training_args)$")
+_OPTIMIZER = re.compile(r"optim(izer)?s?(_|\d|$)|optimizer|^opt(_states?)?$")
+_ASIDE = re.compile(
+    r"(callbacks|loops\.(fit|validate|test|predict)_loop|hyper_parameters|args|config|training_args|(\w+_)?rng_states?(_\d+)?|random_states?(_\d+)?)(\.|$)"
+)
 
+_END = r"(\.(weight|bias|data|default))*$"
 _OFTEN_ZERO = re.compile(
-    r"lora_?[be]\b|lora_?up|lora_embedding_a|(^|[._])(oft_r|boft_r|hada_w2\w*|lokr_w2\w*|gates?|gating|alpha|gamma|beta|scale|shift|layer_?scale|re_?zero|bias|biases|mask)([._]|$)"
-    r"|_bias$|_gate$|bias_table|zero_conv|(cls|dist|mask|class|register|sep)_?tokens?|pos_?emb|position_?emb"
+    r"lora_?[be]\b|lora_?up|lora_embedding_a|hada_w2|lokr_w2|oft_r|zero_conv|bias_table|(cls|dist|mask|class|register|sep)_?tokens?|pos_?emb|position_?emb"
+    rf"|(^|[._])(gates?|gating|alpha|gamma|beta|scale|shift|layer_?scale|re_?zero|bias|biases|mask){_END}"
 )
 _ZERO_AT_FIRST = re.compile(
-    r"(^|[._])(adapter\w*|modulation|adaln\w*|pos|position|positional|prompt\w*|query|queries|delta|residual|controlnet\w*|proj_out|out_proj|out_layers|sampling_offsets"
-    r"|attention_weights|bbox\w*|reg|offset\w*|final_layer|time_maa\w*|memory\w*|prefix|hidden|h0|c0)([._]|$)"
+    r"adapter|adaln|modulation|controlnet|bbox|final_layer|sampling_offsets|attention_weights|out_layers|prompt|prefix|time_maa|(^|[._])heads?\.\w+\.weight$"
+    rf"|(^|[._])(proj_out|out_proj|residual|offsets?|reg|delta|heads?|classifier|fc_?out|logits|score|last_layer|conv_out|out|output){_END}"
+    r"|(^|[._])(query|queries|pos|position|positional|memory|hidden|h0|c0)$"
 )
-_HEAD = re.compile(r"(^|[._])(heads?|classifier|fc_?out|out|output|logits|score|last_layer|to_out|conv_out)([._]|$)")
 _ONE_VALUE = re.compile(
     r"norm|(^|[._])(ln|bn|gn)[._\d]|(^|[._])(scale|scales|gamma|alpha|beta|gate|temperature|window|kernel|blur|filt|filter|fir|anchors?|mean|std|mask|prior|grid)([._]|$)"
     r"|layer_?scale|_scale$|_mask$|lambda|_decay$|decay_"
@@ -63,7 +66,7 @@ def role_of(name: str) -> Role:
     ['weight', 'buffer', 'optimizer state', 'counter']
     """
     parts = parts_of(name)
-    if any(_ASIDE.match(p.lower()) for p in parts[:3]):
+    if _ASIDE.match(name.lower()):
         return Role.ASIDE
     if parts[-1] in _COUNTERS:
         return Role.COUNTER
@@ -100,7 +103,7 @@ def is_first_moment(name: str) -> bool:
 def may_be_zero(name: str, trained: bool) -> bool:
     """Whether a weight with this name is often zero in a healthy model: by its start, and a head before it was trained."""
     low = name.lower()
-    return bool(_OFTEN_ZERO.search(low)) or (not trained and bool(_ZERO_AT_FIRST.search(low) or _HEAD.search(low)))
+    return bool(_OFTEN_ZERO.search(low)) or (not trained and bool(_ZERO_AT_FIRST.search(low)))
 
 
 def may_be_constant(name: str) -> bool:
