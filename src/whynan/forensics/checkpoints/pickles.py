@@ -15,11 +15,12 @@ from whynan.forensics.addresses import Unreadable
 from whynan.forensics.checkpoints.known import call, is_dangerous
 from whynan.forensics.checkpoints.stubs import Array, Global, NumpyType, Pairs, TensorStub, Thing
 
-MOST_OPCODES = 10_000_000
+MOST_OPCODES = 5_000_000
 MOST_OBJECTS = 1_000_000  # containers and instances: each takes some hundred bytes
 MOST_MEMOS = 2_000_000
 LONGEST = 1 << 27  # bytes of one string
 _LONGEST_INTEGER = 1024
+_TOO_MANY = "the pickle holds too many objects to be looked at"
 
 Persistent = Callable[[object], object]
 
@@ -65,19 +66,15 @@ class Machine:
 
     def _run(self) -> object:
         read, table = self.reader.read, _TABLE
-        while True:
-            opcode = read(1)
-            if not opcode:
-                raise Unreadable("cut short: the pickle has no end")
-            self.opcodes += 1
-            if opcode == b".":
-                return self.pop()
+        while (opcode := read(1)) != b".":
             action = table.get(opcode)
             if action is None:
-                raise Unreadable(f"pickle opcode {opcode!r} is not allowed")
-            if self.opcodes > MOST_OPCODES or self.objects > MOST_OBJECTS or len(self.memo) > MOST_MEMOS:
-                raise Unreadable("the pickle holds too many objects to be looked at")
+                raise Unreadable(f"pickle opcode {opcode!r} is not allowed" if opcode else "cut short: the pickle has no end")
+            self.opcodes += 1
+            if self.opcodes > MOST_OPCODES:
+                raise Unreadable(_TOO_MANY)
             action(self)
+        return self.pop()
 
     def take(self, size: int) -> bytes:
         """Read so many bytes."""
@@ -112,12 +109,16 @@ class Machine:
 
     def push(self, thing: object) -> None:
         self.objects += 1
+        if self.objects > MOST_OBJECTS:
+            raise Unreadable(_TOO_MANY)
         self.stack.append(thing)
 
     def put(self, index: int) -> None:
         if self.marks and len(self.stack) <= self.marks[-1]:
             raise Unreadable("a damaged pickle")
         self.memo[index] = self.stack[-1]
+        if len(self.memo) > MOST_MEMOS:
+            raise Unreadable(_TOO_MANY)
 
     def name(self, module: object, name: object) -> None:
         if not isinstance(module, str) or not isinstance(name, str):
