@@ -595,3 +595,17 @@ def test_a_checkpoint_is_not_moved_to_where_it_is(broken_series: Path) -> None:
     """Nothing gets a new name for nothing."""
     told = history(broken_series, quarantine=broken_series)
     assert told.moved == () and len(listing(broken_series)) == 4
+
+
+def test_a_tensor_that_lies_otherwise_in_memory_is_not_compared_wrongly(tmp_path: Path) -> None:
+    """channels_last against channels_last is compared; against the usual order, and against an expanded view, it is said that it is not."""
+    weight = torch.randn(4, 3, 2, 2)
+    turned = weight.to(memory_format=torch.channels_last)
+    row = torch.randn(1, 6)
+    torch.save({"c.weight": weight, "e.weight": row.repeat(5, 1)}, tmp_path / "usual.pt")
+    torch.save({"c.weight": turned, "e.weight": row.expand(5, 6)}, tmp_path / "turned.pt")
+    told = {c.name: c for c in whynan.check(tmp_path / "turned.pt", against=tmp_path / "usual.pt").comparisons[0].changes}
+    assert told["c.weight"].note == "not compared: it lies in memory in another order" and told["c.weight"].ratio is None
+    assert told["e.weight"].note == "not compared: one of the two is a view that repeats its values"
+    torch.save({"c.weight": turned * 2}, tmp_path / "other.pt")
+    assert whynan.check(tmp_path / "other.pt", against=tmp_path / "turned.pt").comparisons[0].changes[0].ratio == pytest.approx(1.0)

@@ -72,10 +72,7 @@ def look(paths: Iterable[str | os.PathLike[str]], wishes: Wishes = Wishes(), dee
     """Check every path. What cannot be read is said; the others are checked all the same."""
     answers = _Answers()
     for place in [_find(os.fspath(path)) for path in paths]:
-        if isinstance(place, str):
-            answers.checked.append(data_room().check_object(place, wishes))
-        else:
-            _look_at(place, wishes, deeds, answers)
+        _look_at(place, wishes, deeds, answers)
     answers.notes += _not_found(wishes, answers)
     if deeds.quarantine:
         _quarantine(deeds, answers)
@@ -104,8 +101,11 @@ def _find(path: str) -> Place | str:
     raise UsageError(f"{path}: no such file or folder")
 
 
-def _look_at(place: Place, wishes: Wishes, deeds: Deeds, answers: _Answers) -> None:
+def _look_at(place: Place | str, wishes: Wishes, deeds: Deeds, answers: _Answers) -> None:
     try:
+        if isinstance(place, str):
+            answers.checked.append(data_room().check_object(place, wishes))
+            return
         _look_into(place, wishes, deeds, answers)
         if deeds.against:
             answers.comparisons += _compare(place, deeds, wishes, answers.histories)

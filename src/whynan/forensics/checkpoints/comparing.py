@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from whynan.forensics.addresses import Place, Unreadable
@@ -69,8 +70,12 @@ def _change(new: Entry, old: Entry, wishes: Wishes) -> Change:
         return Change(new.name, note=", ".join([f"shape {list(old.shape)} to {list(new.shape)}", *notes]))
     if _torch_dtype(new.dtype) is None or _torch_dtype(old.dtype) is None:
         return Change(new.name, note=", ".join([*notes, "not compared: no arithmetic on this dtype"]))
+    if new.layout != old.layout:
+        return Change(new.name, note=", ".join([*notes, "not compared: it lies in memory in another order"]))
     sums = _Sums()
-    for a, b in zip(_numbers(new, wishes), _numbers(old, wishes), strict=True):
+    for a, b in zip_longest(_numbers(new, wishes), _numbers(old, wishes)):
+        if a is None or b is None or len(a) != len(b):
+            return Change(new.name, note=", ".join([*notes, "not compared: one of the two is a view that repeats its values"]))
         sums.add(a, b)
     if sums.skipped:
         notes.append(f"{sums.skipped} values that are not finite left out")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from whynan.forensics.addresses import Place, Unreadable
@@ -77,7 +77,7 @@ def _open_piece(piece: _Piece, source: Source) -> Contents:
 def _merged(name: str, found: list[Entry], shape: tuple[int, ...] | None) -> Entry:
     """Put the shards of one tensor together; the shape is that of the whole."""
     if len(found) == 1:
-        return Entry(name, found[0].dtype, found[0].shape, found[0].stream)
+        return replace(found[0], name=name)
     streams: tuple[Stream, ...] = tuple(e.stream for e in found)
     return Entry(name, found[0].dtype, shape if shape is not None else (), Chain(streams))
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from whynan.forensics.addresses import Place, Unreadable
-from whynan.forensics.checkpoints.contents import Contents, Entry, Scalar
+from whynan.forensics.checkpoints.contents import Contents, Scalar
 from whynan.forensics.checkpoints.texts import read_json
 
 OpenFile = Callable[[Place], Contents]
@@ -124,7 +124,7 @@ def _prefix(name: str, names: set[str]) -> str:
 
 
 def _joined(form: str, parts: list[tuple[str, Contents]], notes: list[str]) -> Contents:
-    entries = tuple(Entry(f"{p}{e.name}", e.dtype, e.shape, e.stream) for p, c in parts for e in c.entries)
+    entries = tuple(replace(e, name=f"{p}{e.name}") for p, c in parts for e in c.entries)
     values = {f"{p}{n}": v for p, c in parts for n, v in c.values.items()}
     all_notes = dict.fromkeys([*notes, *(n for _, c in parts for n in c.notes)])
     return Contents(form, sum(c.size for _, c in parts), entries, values, tuple(all_notes))

@@ -32,6 +32,17 @@ def view(storage: Bytes, width: int, offset: int, sizes: Sequence[int], strides:
     return (Repeated(stream, times) if times > 1 else stream), note
 
 
+def layout_of(sizes: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
+    """Return in which order the dimensions of a view lie in memory, or nothing where that is their own.
+
+    >>> layout_of((4, 3), (3, 1)), layout_of((3, 4), (1, 3)), layout_of((1, 4), (9, 1))
+    ((), (1, 0), ())
+    """
+    own = [i for i, n in enumerate(sizes) if n > 1 and strides[i]]
+    there = sorted(own, key=lambda i: -strides[i])
+    return () if there == own else tuple(there)
+
+
 def cut(storage: Bytes, start: int, size: int) -> Stream:
     """A stretch of a storage; raises `Unreadable` where it reaches beyond the end."""
     if isinstance(storage, Span):

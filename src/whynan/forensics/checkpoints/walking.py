@@ -13,7 +13,7 @@ from whynan.forensics.checkpoints.contents import Entry, Scalar, Stream
 from whynan.forensics.checkpoints.dtypes import FORMATS
 from whynan.forensics.checkpoints.sources import Bytes, Held, Swapped
 from whynan.forensics.checkpoints.stubs import Array, Global, NamedType, NumpyType, Pairs, Storage, TensorStub, Thing
-from whynan.forensics.checkpoints.views import view
+from whynan.forensics.checkpoints.views import layout_of, view
 
 DEEPEST = 100
 MOST_VALUES = 200_000
@@ -105,10 +105,10 @@ class Gathered:
         self.names[path] = taken + 1
         return f"{path}#{taken + 1}" if taken else path
 
-    def _add(self, path: str, dtype: str, shape: tuple[int, ...], stream: Stream) -> None:
+    def _add(self, path: str, dtype: str, shape: tuple[int, ...], stream: Stream, layout: tuple[int, ...] = ()) -> None:
         if len(self.entries) >= MOST_TENSORS:
             raise Unreadable(f"holds more than {MOST_TENSORS} tensors")
-        self.entries.append(Entry(self._free(path or "tensor"), dtype, shape, stream))
+        self.entries.append(Entry(self._free(path or "tensor"), dtype, shape, stream, layout))
 
     def _numbers(self, path: str, item: list[object] | tuple[object, ...]) -> None:
         packed = array("d", (_as_float(v) for v in item))
@@ -144,7 +144,8 @@ class Gathered:
             stream = self._stream(path, item)
         except Unreadable as why:
             raise Unreadable(f"{path[:200] or 'tensor'}: {why}") from None
-        self._add(path, item.dtype, item.sizes, Swapped(stream, form.width) if self.big_endian and form.width > 1 else stream)
+        turned = Swapped(stream, form.width) if self.big_endian and form.width > 1 else stream
+        self._add(path, item.dtype, item.sizes, turned, layout_of(item.sizes, item.strides))
 
     def _stream(self, path: str, item: TensorStub) -> Stream:
         assert item.storage is not None
