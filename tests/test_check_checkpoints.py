@@ -347,6 +347,13 @@ def test_torchscript_archives_are_read(tmp_path: Path) -> None:
     assert set(counted(tmp_path / "a.pt")) == {"weight", "bias"} and opened(tmp_path / "a.pt").form == "TorchScript"
 
 
+def test_a_storage_without_a_tensor_is_looked_at(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        path = saved(tmp_path / "a.pt", {"s": torch.FloatStorage([1.0, math.nan])})
+    assert (counted(path)["s"].nan, counted(path)["s"].shape) == (1, (2,))
+
+
 def test_long_lists_of_numbers_are_looked_at_like_tensors(tmp_path: Path) -> None:
     found = counted(saved(tmp_path / "a.pt", {"losses": [0.5] * 5000 + [math.nan]}))
     assert (found["losses"].nan, found["losses"].shape) == (1, (5001,))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from typing import IO
 
 from whynan.forensics.addresses import Unreadable
 from whynan.forensics.checkpoints.sources import Deflated, Source, Span
@@ -31,9 +32,10 @@ class Archive:
 
     source: Source
     entries: dict[str, Packed]
+    file: IO[bytes] | None = None  # open while entries are looked up
 
     @classmethod
-    def of(cls, source: Source) -> Archive:
+    def of(cls, source: Source, file: IO[bytes] | None = None) -> Archive:
         """Read the table of contents; raises `Unreadable`."""
         start, size, count = _find_table(source)
         if size > _LONGEST_TABLE or count > _MOST_ENTRIES:
@@ -43,14 +45,14 @@ class Archive:
         except (struct.error, UnicodeError):
             raise Unreadable(_DAMAGED) from None
         _refuse_overlaps(entries, start)
-        return cls(source, entries)
+        return cls(source, entries, file)
 
     def content(self, name: str) -> Span | Deflated:
         """The bytes of an entry; raises `Unreadable`."""
         entry = self.entries.get(name)
         if entry is None:
             raise Unreadable(f"{name[:100]} is missing from the archive")
-        head = self.source.read(entry.header, 30)
+        head = self.source.read(entry.header, 30, self.file)
         if head[:4] != _LOCAL:
             raise Unreadable(f"a damaged zip archive: no entry where {name[:100]} should be")
         names, extras = struct.unpack("<HH", head[26:30])

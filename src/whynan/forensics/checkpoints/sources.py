@@ -52,12 +52,14 @@ class Source:
             raise Unreadable(f"cut short: {start + size} bytes are declared, {self.size} are there")
         return Span(self, start, size)
 
-    def read(self, start: int, size: int) -> bytes:
-        """Read a stretch that is known to be small."""
+    def read(self, start: int, size: int, file: IO[bytes] | None = None) -> bytes:
+        """Read a stretch that is known to be small, from the file if it is open already."""
         self.span(start, size)
-        with self.open() as file:
-            file.seek(self.base + start)
-            data = file.read(size)
+        if file is None:
+            with self.open() as opened:
+                return self.read(start, size, opened)
+        file.seek(self.base + start)
+        data = file.read(size)
         if len(data) != size:
             raise Unreadable("ended early: it may still be being written")
         return data

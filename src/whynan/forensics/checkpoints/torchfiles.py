@@ -33,7 +33,11 @@ def pickle_name(archive: Archive) -> str | None:
 
 def open_zip(source: Source) -> Contents:
     """Open the zip that `torch.save` writes."""
-    archive = Archive.of(source)
+    with source.open() as file:
+        return _open_archive(source, Archive.of(source, file))
+
+
+def _open_archive(source: Source, archive: Archive) -> Contents:
     name = pickle_name(archive)
     if name is None:
         raise Unreadable("a zip archive, but not one of torch")

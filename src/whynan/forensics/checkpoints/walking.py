@@ -83,11 +83,13 @@ class Gathered:
         elif isinstance(item, Array):
             self._array(path, item)
             return item.others is None
+        elif isinstance(item, Storage):
+            self._tensor(path, TensorStub(item, item.dtype, 0, (item.count,), (1,)))
         elif isinstance(item, TensorStub):
             self._tensor(path, item)
             return not item.beside
         else:
-            return isinstance(item, bytes | bytearray | Global | NamedType | NumpyType | Storage)
+            return isinstance(item, bytes | bytearray | Global | NamedType | NumpyType)
         return True
 
     def _value(self, path: str, item: Scalar) -> None:
