@@ -7,6 +7,7 @@ import sys
 import click
 
 from whynan import __version__
+from whynan.commands.check import check
 from whynan.commands.explain import explain
 from whynan.commands.replay import replay
 from whynan.commands.run import run
@@ -22,6 +23,7 @@ def cli() -> None:
 cli.add_command(run)
 cli.add_command(explain)
 cli.add_command(replay)
+cli.add_command(check)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,16 +1,17 @@
 """What a look at a file gives.
 
-Finding, TensorStats ─► Checked (one path) ─┬────────────► Report ─► text, JSON, GitHub
-                                            └─► History ─┘
+Finding, TensorStats ─► Checked (one path) ─┬────────────┬─► Report ─► text, JSON, GitHub
+                                            ├─► History ─┤
+                               Change ──────┴─► Comparison
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 
-from whynan.records import Json, TensorStats, jsonable
+from whynan.records import SCHEMA, Json, TensorStats, jsonable
 
 
 class Severity(StrEnum):
@@ -91,7 +92,36 @@ class History:
     members: tuple[Checked, ...]
     last_healthy: str = ""
     first_bad: str = ""
-    moved: tuple[tuple[str, str], ...] = ()  # from, to
+    moved: tuple[tuple[str, str], ...] = ()  # from, to; with --dry-run, what would be moved
+    story: tuple[str, ...] = ()  # what went bad first, what grew before that
+    notes: tuple[str, ...] = ()  # links, copies, what could not be looked at or moved
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """How one tensor differs between two checkpoints."""
+
+    name: str
+    ratio: float | None = None  # norm of the difference over the norm of the older one, where both are finite
+    largest: float | None = None  # the largest absolute change
+    note: str = ""  # another shape or dtype, values that are not finite
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether not one value differs."""
+        return self.largest == 0.0 and not self.note
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What happened between two checkpoints."""
+
+    path: str
+    against: str  # the older one
+    changes: tuple[Change, ...]  # the largest ratio first
+    appeared: tuple[str, ...] = ()
+    vanished: tuple[str, ...] = ()
+    unreadable: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +130,9 @@ class Report:
 
     checked: tuple[Checked, ...]
     histories: tuple[History, ...] = ()
+    comparisons: tuple[Comparison, ...] = ()
+    notes: tuple[str, ...] = ()  # what was passed over
+    dry_run: bool = False
 
     @property
     def ok(self) -> bool:
@@ -115,13 +148,14 @@ class Report:
     @property
     def status(self) -> int:
         """The exit status: 2 where a path that was named could not be read; inside a history, one that cannot be read is a finding."""
-        if any(c.unreadable for c in self.checked):
+        if any(c.unreadable for c in self.checked) or any(c.unreadable for c in self.comparisons):
             return 2
         return int(bool(self.findings) or any(m.unreadable for h in self.histories for m in h.members))
 
-    def to_json(self) -> Json:
+    def to_json(self) -> dict[str, Json]:
         """Return the report as JSON without a bare NaN."""
-        return jsonable(self)
+        told = {f.name: jsonable(getattr(self, f.name)) for f in fields(self)}
+        return {"schema": SCHEMA, "status": self.status, **told}
 
     def __repr__(self) -> str:
         from whynan.report.checks import text

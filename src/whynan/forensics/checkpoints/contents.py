@@ -23,6 +23,7 @@ class Entry:
     dtype: str  # as torch names it, without "torch.": float32, bfloat16, float8_e4m3fn, quint8, complex64
     shape: tuple[int, ...]
     stream: Stream  # contiguous, or the whole storage where a view of it cannot be told apart
+    layout: tuple[int, ...] = ()  # the dimensions from the outermost in memory to the innermost, where that is not their own order
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,107 @@
+"""What a file or folder holds: a checkpoint, data or a log, decided by what is in it."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Protocol, cast
+
+from whynan.forensics.addresses import Place, Unreadable
+from whynan.forensics.checkpoints.contents import Contents
+from whynan.forensics.checkpoints.members import is_candidate
+from whynan.forensics.findings import Checked, Kind
+from whynan.forensics.wishes import Wishes
+
+_WEIGHT_LIKE = re.compile(
+    r"weight|bias|running_|exp_avg|momentum|kernel|embed|layer|lora|norm|conv|attn|mlp|param|state|optim|gamma|beta|block|encoder|decoder|\d+\."
+)
+_LOOKED_AT = 64  # files of a folder that are asked what they are before it is taken for one thing
+
+
+class DataRoom(Protocol):
+    """What the readers of data offer."""
+
+    def recognise(self, place: Place) -> str | None: ...
+    def check_data(self, place: Place, wishes: Wishes) -> Checked: ...
+    def check_object(self, spec: str, wishes: Wishes) -> Checked: ...
+
+
+class LogRoom(Protocol):
+    """What the readers of logs offer."""
+
+    def recognise(self, place: Place) -> str | None: ...
+    def check_log(self, place: Place, wishes: Wishes) -> Checked: ...
+    def plot(self, place: Place, target: Path, wishes: Wishes) -> None: ...
+
+
+def data_room() -> DataRoom:
+    """Load the readers of data."""
+    return cast(DataRoom, importlib.import_module("whynan.forensics.data"))
+
+
+def log_room() -> LogRoom:
+    """Load the readers of logs."""
+    return cast(LogRoom, importlib.import_module("whynan.forensics.logs"))
+
+
+def kind_of(place: Place) -> Kind | None:
+    """Say what a path holds, or None. A file that both a checkpoint and data could be is decided by its tensors.
+
+    Cost: the beginning of the file is read, and the table of its tensors.
+    """
+    from whynan.forensics.checkpoints.opening import recognise
+
+    checkpoint = recognise(place) is not None
+    if checkpoint or (is_candidate(place) and not place.is_dir()):
+        return Kind.DATA if checkpoint and _known(data_room, place) and _opens_as_data(place) else Kind.CHECKPOINT
+    if not place.is_dir() and _known(log_room, place):
+        return Kind.LOG
+    return Kind.DATA if _known(data_room, place) and not _is_mixed(place) else None
+
+
+def _is_mixed(place: Place) -> bool:
+    """Whether a folder of data holds something else beside it: a run that keeps its log with its tables."""
+    if not place.is_dir():
+        return False
+    return any(not c.is_dir() and kind_of(c) in (Kind.LOG, Kind.CHECKPOINT) for c in islice(place.children(), _LOOKED_AT))
+
+
+def may_be_member(place: Place) -> bool:
+    """Whether something that lies in a folder is a checkpoint; a bare pickle may be anything, unless it is called like one."""
+    from whynan.forensics.checkpoints.opening import recognise
+
+    return kind_of(place) is Kind.CHECKPOINT and (is_candidate(place) or recognise(place) != "pickle")
+
+
+def may_be_read(place: Place) -> bool:
+    """Whether something can be read as a checkpoint, be it rows of data or not."""
+    from whynan.forensics.checkpoints.opening import recognise
+
+    return recognise(place) is not None or (is_candidate(place) and not place.is_dir())
+
+
+def _known(room: Callable[[], DataRoom | LogRoom], place: Place) -> bool:
+    try:
+        return room().recognise(place) is not None
+    except (ImportError, Unreadable):
+        return False
+
+
+def _opens_as_data(place: Place) -> bool:
+    from whynan.forensics.checkpoints.opening import open_checkpoint
+
+    try:
+        return not place.is_dir() and holds_data(open_checkpoint(place))
+    except Unreadable:
+        return False
+
+
+def holds_data(contents: Contents) -> bool:
+    """Whether tensors are rows of a data set: all of one length, and none named like a weight."""
+    shapes = [e.shape for e in contents.entries]
+    if not shapes or any(not s for s in shapes) or any(_WEIGHT_LIKE.search(e.name.lower()) for e in contents.entries):
+        return False
+    return len({s[0] for s in shapes}) == 1 and shapes[0][0] > 1 and not any(_WEIGHT_LIKE.search(k.lower()) for k in contents.values)
