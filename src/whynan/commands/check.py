@@ -100,16 +100,16 @@ def _check(paths: tuple[str, ...], deeds: Deeds, wishes: dict[str, Any], form: s
 
 def _plot(report: Report, target: Path) -> None:
     """Draw the curves of every log; the second and later ones get a number."""
+    from whynan.forensics import logs
     from whynan.forensics.addresses import Place
     from whynan.forensics.findings import Kind
-    from whynan.forensics.kinds import log_room
     from whynan.forensics.wishes import Wishes
 
-    logs = [c for c in report.checked if c.kind is Kind.LOG and not c.unreadable]
-    if not logs:
+    curves = [c for c in report.checked if c.kind is Kind.LOG and not c.unreadable]
+    if not curves:
         raise UsageError(f"--plot {target}: there is no log among what was checked")
-    for number, log in enumerate(logs, 1):
-        log_room().plot(Place.of(log.path), target if number == 1 else target.with_stem(f"{target.stem}-{number}"), Wishes(kind=Kind.LOG))
+    for number, curve in enumerate(curves, 1):
+        logs.plot(Place.of(curve.path), target if number == 1 else target.with_stem(f"{target.stem}-{number}"), Wishes(kind=Kind.LOG))
 
 
 def _show(report: Report, form: str, everything: bool) -> None:

@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from whynan.errors import UsageError
+from whynan.forensics import data, logs
 from whynan.forensics.addresses import Place, Unreadable
 from whynan.forensics.checkpoints.comparing import compare
 from whynan.forensics.checkpoints.examining import examine, examine_contents, joined
@@ -17,7 +18,7 @@ from whynan.forensics.checkpoints.history import tell_history
 from whynan.forensics.checkpoints.members import Folder, Takes, holds_more, survey
 from whynan.forensics.checkpoints.quarantine import quarantine_history
 from whynan.forensics.findings import Checked, Comparison, History, Kind, Report
-from whynan.forensics.kinds import data_room, kind_of, log_room, may_be_member, may_be_read
+from whynan.forensics.kinds import kind_of, may_be_member, may_be_read
 from whynan.forensics.wishes import Wishes
 
 _OBJECT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -104,7 +105,7 @@ def _find(path: str) -> Place | str:
 def _look_at(place: Place | str, wishes: Wishes, deeds: Deeds, answers: _Answers) -> None:
     try:
         if isinstance(place, str):
-            answers.checked.append(data_room().check_object(place, wishes))
+            answers.checked.append(data.check_object(place, wishes))
             return
         _look_into(place, wishes, deeds, answers)
         if deeds.against:
@@ -164,7 +165,7 @@ def _look_at_one(place: Place, kind: Kind, wishes: Wishes, answers: _Answers) ->
         if kind is Kind.CHECKPOINT:
             answers.checked.append(examine(place, wishes).checked)
         else:
-            answers.checked.append(data_room().check_data(place, wishes) if kind is Kind.DATA else log_room().check_log(place, wishes))
+            answers.checked.append(data.check_data(place, wishes) if kind is Kind.DATA else logs.check_log(place, wishes))
     except Unreadable as why:
         answers.checked.append(Checked(str(place), kind, unreadable=str(why)))
 

@@ -2,49 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
 import re
-from collections.abc import Callable
 from itertools import islice
-from pathlib import Path
-from typing import Protocol, cast
+from types import ModuleType
 
+from whynan.forensics import data, logs
 from whynan.forensics.addresses import Place, Unreadable
 from whynan.forensics.checkpoints.contents import Contents
 from whynan.forensics.checkpoints.members import is_candidate
-from whynan.forensics.findings import Checked, Kind
-from whynan.forensics.wishes import Wishes
+from whynan.forensics.findings import Kind
 
 _WEIGHT_LIKE = re.compile(
     r"weight|bias|running_|exp_avg|momentum|kernel|embed|layer|lora|norm|conv|attn|mlp|param|state|optim|gamma|beta|block|encoder|decoder|\d+\."
 )
 _LOOKED_AT = 64  # files of a folder that are asked what they are before it is taken for one thing
-
-
-class DataRoom(Protocol):
-    """What the readers of data offer."""
-
-    def recognise(self, place: Place) -> str | None: ...
-    def check_data(self, place: Place, wishes: Wishes) -> Checked: ...
-    def check_object(self, spec: str, wishes: Wishes) -> Checked: ...
-
-
-class LogRoom(Protocol):
-    """What the readers of logs offer."""
-
-    def recognise(self, place: Place) -> str | None: ...
-    def check_log(self, place: Place, wishes: Wishes) -> Checked: ...
-    def plot(self, place: Place, target: Path, wishes: Wishes) -> None: ...
-
-
-def data_room() -> DataRoom:
-    """Load the readers of data."""
-    return cast(DataRoom, importlib.import_module("whynan.forensics.data"))
-
-
-def log_room() -> LogRoom:
-    """Load the readers of logs."""
-    return cast(LogRoom, importlib.import_module("whynan.forensics.logs"))
 
 
 def kind_of(place: Place) -> Kind | None:
@@ -56,10 +27,10 @@ def kind_of(place: Place) -> Kind | None:
 
     checkpoint = recognise(place) is not None
     if checkpoint or (is_candidate(place) and not place.is_dir()):
-        return Kind.DATA if checkpoint and _known(data_room, place) and _opens_as_data(place) else Kind.CHECKPOINT
-    if not place.is_dir() and _known(log_room, place):
+        return Kind.DATA if checkpoint and _known(data, place) and _opens_as_data(place) else Kind.CHECKPOINT
+    if not place.is_dir() and _known(logs, place):
         return Kind.LOG
-    return Kind.DATA if _known(data_room, place) and not _is_mixed(place) else None
+    return Kind.DATA if _known(data, place) and not _is_mixed(place) else None
 
 
 def _is_mixed(place: Place) -> bool:
@@ -83,10 +54,10 @@ def may_be_read(place: Place) -> bool:
     return recognise(place) is not None or (is_candidate(place) and not place.is_dir())
 
 
-def _known(room: Callable[[], DataRoom | LogRoom], place: Place) -> bool:
+def _known(room: ModuleType, place: Place) -> bool:
     try:
-        return room().recognise(place) is not None
-    except (ImportError, Unreadable):
+        return room.recognise(place) is not None
+    except Unreadable:
         return False
 
 
