@@ -744,11 +744,30 @@ def test_sizes_that_are_not_there_are_refused(tmp_path: Path) -> None:
 def test_archives_that_lie_are_refused(tmp_path: Path) -> None:
     assert "zip bomb" in refusal(hostile.lie_about_size(tmp_path / "a.pt", 1 << 30))
     assert "overlap" in refusal(hostile.overlapping(tmp_path / "b.pt"))
+    (tmp_path / "empty.pt").write_bytes(b"PK\x03\x04" + bytes(30) + b"PK\x05\x06" + bytes(18))
+    assert "not a checkpoint" in refusal(tmp_path / "empty.pt")
     assert "is missing from the archive" in refusal(
         hostile.torch_zip(tmp_path / "c.pt", hostile.named(w=hostile.tensor(hostile.storage("../../x"), (4,), (1,))))
     )
     nested = hostile.torch_zip(tmp_path / "d.pt", hostile.named(w=hostile.tensor(hostile.storage(), (4,), (1,))), {"0": (tmp_path / "c.pt").read_bytes()[:16]})
     assert counted(nested)["w"].shape == (4,)
+
+
+def test_a_small_file_cannot_be_read_for_ever(tmp_path: Path) -> None:
+    """Ten thousand views of one storage, each a little shorter, so that none is another."""
+    views = {f"v{i}": hostile.tensor(hostile.storage(count=250_000), (250_000 - i,), (1,)) for i in range(10_000)}
+    path = hostile.torch_zip(tmp_path / "a.pt", hostile.named(**views), {"0": bytes(1_000_000)}, compress=True)
+    assert "overlap" in refusal(path)
+
+
+@pytest.mark.parametrize("where", ["key", "keys"])
+def test_the_name_of_a_storage_is_never_a_tree(where: str, tmp_path: Path) -> None:
+    tree = hostile.laughs(100)[4:-1].removesuffix(b"q\xf0K\x01" + hostile.text("again") + b"h\xf0u")
+    head = b"".join(hostile.pickled(v) for v in (0x1950A86A20F9469CFC6C, 1001, {"little_endian": True}))
+    key = tree if where == "key" else hostile.text("0")
+    stored = b"(" + hostile.text("storage") + b"ctorch\nFloatStorage\n" + key + hostile.text("cpu") + b"K\x01NtQ"
+    (tmp_path / "a.pt").write_bytes(head + hostile.named(w=stored) + b"\x80\x02](" + (tree if where == "keys" else hostile.text("0")) + b"e." + bytes(12))
+    assert "described wrongly" in refusal(tmp_path / "a.pt")
 
 
 def test_an_entry_that_would_leave_the_folder_is_only_a_name(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from whynan.forensics.addresses import Unreadable
 from whynan.forensics.checkpoints.contents import Entry, Scalar, Stream
 from whynan.forensics.checkpoints.dtypes import FORMATS
-from whynan.forensics.checkpoints.sources import Bytes, Held, Swapped
+from whynan.forensics.checkpoints.sources import Bytes, Held, swapped
 from whynan.forensics.checkpoints.stubs import Array, Global, NamedType, NumpyType, Pairs, Storage, TensorStub, Thing
 from whynan.forensics.checkpoints.views import view
 
@@ -130,9 +130,7 @@ class Gathered:
         if math.prod(item.shape) * form.size != len(item.data):
             raise Unreadable(f"{path[:200] or 'array'}: an array declares {math.prod(item.shape)} elements and holds {len(item.data)} bytes")
         stream: Stream = Held(item.data)
-        if order == ">" and form.width > 1:
-            stream = Swapped(stream, form.width)
-        self._add(path, dtype, item.shape, stream)
+        self._add(path, dtype, item.shape, swapped(stream, form.width) if order == ">" else stream)
 
     def _tensor(self, path: str, item: TensorStub) -> None:
         if item.storage is None:
@@ -146,7 +144,7 @@ class Gathered:
             stream = self._stream(path, item)
         except Unreadable as why:
             raise Unreadable(f"{path[:200] or 'tensor'}: {why}") from None
-        self._add(path, item.dtype, item.sizes, Swapped(stream, form.width) if self.big_endian and form.width > 1 else stream)
+        self._add(path, item.dtype, item.sizes, swapped(stream, form.width) if self.big_endian else stream)
 
     def _stream(self, path: str, item: TensorStub) -> Stream:
         assert item.storage is not None
