@@ -894,6 +894,30 @@ def test_names_that_read_the_same_stay_apart(tmp_path: Path) -> None:
     assert [(n, s.max) for n, s in found.items()] == [("1", 1.0), ("1#2", 0.0)]
 
 
+def test_numbers_too_long_to_print_are_refused(tmp_path: Path) -> None:
+    long = b"\x8b" + (1000).to_bytes(4, "little") + b"\x7f" * 1000
+    shape = b"(" + long * 30 + b"t"
+    tensor = b"ctorch._utils\n_rebuild_tensor_v2\n(" + hostile.storage() + b"K\x00" + shape + shape + b"\x89}tR"
+    assert "wrong arguments" in refusal(hostile.torch_zip(tmp_path / "a.pt", hostile.named(w=tensor), {"0": bytes(16)}))
+    array = b"cnumpy._core.multiarray\n_reconstruct\n)R(K\x01" + shape + b"cnumpy\ndtype\n" + hostile.text("f8") + b"\x85R\x89C\x01atb"
+    assert "damaged" in refusal(hostile.torch_zip(tmp_path / "b.pt", hostile.named(w=array)))
+    assert "described wrongly" in refusal(hostile.safetensors(tmp_path / "c", one_tensor(shape=[10**3000] * 1), bytes(8)))
+    assert "described wrongly" in refusal(hostile.safetensors(tmp_path / "d", one_tensor(shape=[9] * 1300), bytes(8)))
+
+
+@pytest.mark.parametrize("shared", ["state", "arguments", "copies"])
+def test_one_long_list_in_many_things_is_looked_at_once(shared: str, tmp_path: Path) -> None:
+    """Each of 3 000 instances refers to the same 100 000 values: together they would be 300 million."""
+    values = b"(" + b"".join(hostile.text(str(i)) + b"NN"[:1] for i in range(50_000))
+    long = {"state": values + b"d", "arguments": values + b"t", "copies": values + b"l"}[shared] + b"q\x01"
+    one = {"state": b"cx\nThing\n)Rh\x01b", "arguments": b"cx\nThing\nh\x01R", "copies": b"ccollections\ndeque\nh\x01\x85R"}[shared]
+    path = hostile.torch_zip(tmp_path / "a.pt", b"\x80\x02](" + long + one * 3000 + b"e.")
+    if shared == "copies":
+        assert "too much text" in refusal(path)
+    else:
+        assert len(opened(path).values) < 200_000
+
+
 def test_there_is_a_limit_to_plain_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(walking, "MOST_VALUES", 10)
     contents = opened(saved(tmp_path / "a.pt", {str(i): i for i in range(50)}))

@@ -11,7 +11,7 @@ from whynan.forensics.addresses import Unreadable
 from whynan.forensics.checkpoints.archives import Archive
 from whynan.forensics.checkpoints.contents import Contents
 from whynan.forensics.checkpoints.dtypes import FORMATS
-from whynan.forensics.checkpoints.known import dtype_of
+from whynan.forensics.checkpoints.known import MOST, dtype_of
 from whynan.forensics.checkpoints.pickles import Machine
 from whynan.forensics.checkpoints.sources import Bytes, Deflated, Source, Span
 from whynan.forensics.checkpoints.stubs import Pairs, Storage
@@ -84,7 +84,7 @@ def _zip_storage(identity: object) -> object:
 def describe(kind: object, key: object, location: object, count: object, start: object = 0) -> Storage:
     """A storage as a pickle describes it; raises `Unreadable`."""
     dtype = dtype_of(kind)
-    if not dtype or not isinstance(count, int) or not isinstance(start, int) or count < 0 or start < 0:
+    if not dtype or not isinstance(count, int) or not isinstance(start, int) or not 0 <= count < MOST or not 0 <= start < MOST:
         raise Unreadable("a damaged pickle: a storage is described wrongly")
     return Storage(key_of(key), dtype, count, location[:40] if isinstance(location, str) else "", start)
 
