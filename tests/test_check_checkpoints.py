@@ -744,11 +744,30 @@ def test_sizes_that_are_not_there_are_refused(tmp_path: Path) -> None:
 def test_archives_that_lie_are_refused(tmp_path: Path) -> None:
     assert "zip bomb" in refusal(hostile.lie_about_size(tmp_path / "a.pt", 1 << 30))
     assert "overlap" in refusal(hostile.overlapping(tmp_path / "b.pt"))
+    (tmp_path / "empty.pt").write_bytes(b"PK\x03\x04" + bytes(30) + b"PK\x05\x06" + bytes(18))
+    assert "not a checkpoint" in refusal(tmp_path / "empty.pt")
     assert "is missing from the archive" in refusal(
         hostile.torch_zip(tmp_path / "c.pt", hostile.named(w=hostile.tensor(hostile.storage("../../x"), (4,), (1,))))
     )
     nested = hostile.torch_zip(tmp_path / "d.pt", hostile.named(w=hostile.tensor(hostile.storage(), (4,), (1,))), {"0": (tmp_path / "c.pt").read_bytes()[:16]})
     assert counted(nested)["w"].shape == (4,)
+
+
+def test_a_small_file_cannot_be_read_for_ever(tmp_path: Path) -> None:
+    """Ten thousand views of one storage, each a little shorter, so that none is another."""
+    views = {f"v{i}": hostile.tensor(hostile.storage(count=250_000), (250_000 - i,), (1,)) for i in range(10_000)}
+    path = hostile.torch_zip(tmp_path / "a.pt", hostile.named(**views), {"0": bytes(1_000_000)}, compress=True)
+    assert "overlap" in refusal(path)
+
+
+@pytest.mark.parametrize("where", ["key", "keys"])
+def test_the_name_of_a_storage_is_never_a_tree(where: str, tmp_path: Path) -> None:
+    tree = hostile.laughs(100)[4:-1].removesuffix(b"q\xf0K\x01" + hostile.text("again") + b"h\xf0u")
+    head = b"".join(hostile.pickled(v) for v in (0x1950A86A20F9469CFC6C, 1001, {"little_endian": True}))
+    key = tree if where == "key" else hostile.text("0")
+    stored = b"(" + hostile.text("storage") + b"ctorch\nFloatStorage\n" + key + hostile.text("cpu") + b"K\x01NtQ"
+    (tmp_path / "a.pt").write_bytes(head + hostile.named(w=stored) + b"\x80\x02](" + (tree if where == "keys" else hostile.text("0")) + b"e." + bytes(12))
+    assert "described wrongly" in refusal(tmp_path / "a.pt")
 
 
 def test_an_entry_that_would_leave_the_folder_is_only_a_name(tmp_path: Path) -> None:
@@ -873,6 +892,30 @@ def test_a_stream_of_half_numbers_is_refused() -> None:
 def test_names_that_read_the_same_stay_apart(tmp_path: Path) -> None:
     found = counted(saved(tmp_path / "a.pt", {1: torch.ones(1), "1": torch.zeros(1)}))
     assert [(n, s.max) for n, s in found.items()] == [("1", 1.0), ("1#2", 0.0)]
+
+
+def test_numbers_too_long_to_print_are_refused(tmp_path: Path) -> None:
+    long = b"\x8b" + (1000).to_bytes(4, "little") + b"\x7f" * 1000
+    shape = b"(" + long * 30 + b"t"
+    tensor = b"ctorch._utils\n_rebuild_tensor_v2\n(" + hostile.storage() + b"K\x00" + shape + shape + b"\x89}tR"
+    assert "wrong arguments" in refusal(hostile.torch_zip(tmp_path / "a.pt", hostile.named(w=tensor), {"0": bytes(16)}))
+    array = b"cnumpy._core.multiarray\n_reconstruct\n)R(K\x01" + shape + b"cnumpy\ndtype\n" + hostile.text("f8") + b"\x85R\x89C\x01atb"
+    assert "damaged" in refusal(hostile.torch_zip(tmp_path / "b.pt", hostile.named(w=array)))
+    assert "described wrongly" in refusal(hostile.safetensors(tmp_path / "c", one_tensor(shape=[10**3000] * 1), bytes(8)))
+    assert "described wrongly" in refusal(hostile.safetensors(tmp_path / "d", one_tensor(shape=[9] * 1300), bytes(8)))
+
+
+@pytest.mark.parametrize("shared", ["state", "arguments", "copies"])
+def test_one_long_list_in_many_things_is_looked_at_once(shared: str, tmp_path: Path) -> None:
+    """Each of 3 000 instances refers to the same 100 000 values: together they would be 300 million."""
+    values = b"(" + b"".join(hostile.text(str(i)) + b"NN"[:1] for i in range(50_000))
+    long = {"state": values + b"d", "arguments": values + b"t", "copies": values + b"l"}[shared] + b"q\x01"
+    one = {"state": b"cx\nThing\n)Rh\x01b", "arguments": b"cx\nThing\nh\x01R", "copies": b"ccollections\ndeque\nh\x01\x85R"}[shared]
+    path = hostile.torch_zip(tmp_path / "a.pt", b"\x80\x02](" + long + one * 3000 + b"e.")
+    if shared == "copies":
+        assert "too much text" in refusal(path)
+    else:
+        assert len(opened(path).values) < 200_000
 
 
 def test_there_is_a_limit_to_plain_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

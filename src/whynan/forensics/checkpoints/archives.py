@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import IO
 
 from whynan.forensics.addresses import Unreadable
@@ -125,7 +126,6 @@ def _wide(extra: bytes, numbers: list[int]) -> list[int]:
 
 def _refuse_overlaps(entries: dict[str, Packed], end: int) -> None:
     """Two entries over the same bytes are how a small file becomes an endless one."""
-    order = sorted(entries.values(), key=lambda e: e.header)
-    for entry, after in zip(order, [e.header for e in order[1:]] + [end], strict=True):
-        if entry.header + 30 + entry.packed > after:
-            raise Unreadable("a damaged zip archive: its entries overlap")
+    order = [(e.header, e.header + 30 + e.packed) for e in sorted(entries.values(), key=lambda e: e.header)]
+    if any(stop > start for (_, stop), (start, _) in pairwise([*order, (end, end)])):
+        raise Unreadable("a damaged zip archive: its entries overlap")

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from whynan.forensics.addresses import Place, Unreadable
 from whynan.forensics.checkpoints.contents import Contents, Entry, Scalar, Stream
+from whynan.forensics.checkpoints.known import MOST
 from whynan.forensics.checkpoints.pickles import Machine
 from whynan.forensics.checkpoints.sources import Chain, Source
 from whynan.forensics.checkpoints.stubs import Pairs, Thing
@@ -104,6 +105,8 @@ def _piece(index: object, where: object) -> _Piece:
     name, file, start, size = index.attribute("fqn"), where.attribute("relative_path"), where.attribute("offset"), where.attribute("length")
     if not isinstance(name, str) or not isinstance(file, str) or not isinstance(start, int) or not isinstance(size, int):
         raise Unreadable(".metadata is damaged")
+    if not 0 <= start < MOST or not 0 <= size < MOST:
+        raise Unreadable(".metadata is damaged")
     return _Piece(name, file, start, size, bool(where.attribute("transform_descriptors")))
 
 
@@ -112,6 +115,6 @@ def _shapes(root: object) -> dict[str, tuple[int, ...]]:
     found: dict[str, tuple[int, ...]] = {}
     for name, about in table if isinstance(table, Pairs) else ():
         size = about.attribute("size") if isinstance(about, Thing) else None
-        if isinstance(name, str) and isinstance(size, tuple | list) and all(isinstance(n, int) for n in size):
+        if isinstance(name, str) and isinstance(size, tuple | list) and all(isinstance(n, int) and 0 <= n < MOST for n in size):
             found[name] = tuple(size)
     return found

@@ -24,7 +24,7 @@ _LATER = re.compile(r"checkpoint-\d+$")
 def kind_of_folder(folder: Place) -> str | None:
     """Say what kind of checkpoint a folder is by what lies in it, or None."""
     names = {child.name for child in folder.children()}
-    if ".metadata" in names:
+    if ".metadata" in names and not (folder / ".metadata").is_dir():
         return "distributed checkpoint"
     if any(_LATER.fullmatch(n) for n in names):
         return None  # a history of checkpoints

@@ -8,6 +8,9 @@ from whynan.forensics.addresses import Unreadable
 from whynan.forensics.checkpoints.dtypes import FORMATS
 from whynan.forensics.checkpoints.stubs import Array, Global, NamedType, NumpyType, Pairs, Storage, TensorStub, Thing
 
+MOST = 1 << 63  # no size, stride or offset reaches this; beyond it numbers could not even be printed
+MOST_DIMENSIONS = 64
+
 _STORAGES = {
     "DoubleStorage": "float64",
     "FloatStorage": "float32",
@@ -93,13 +96,13 @@ def integers(values: object) -> tuple[int, ...]:
     """Sizes or strides."""
     if isinstance(values, Thing) and isinstance(values.arguments, tuple):
         values = values.arguments[0] if values.arguments else ()
-    if not isinstance(values, tuple | list) or not all(isinstance(v, int) for v in values) or len(values) > 64:
+    if not isinstance(values, tuple | list) or len(values) > MOST_DIMENSIONS or not all(isinstance(v, int) and abs(v) < MOST for v in values):
         raise ValueError
     return tuple(values)
 
 
 def _tensor(storage: object, offset: int, sizes: object, strides: object, *others: object) -> TensorStub:
-    if not isinstance(storage, Storage) or not isinstance(offset, int):
+    if not isinstance(storage, Storage) or not isinstance(offset, int) or abs(offset) >= MOST:
         raise TypeError
     return TensorStub(storage, storage.dtype, offset, integers(sizes), integers(strides))
 

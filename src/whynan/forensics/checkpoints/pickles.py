@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from whynan.forensics.addresses import Unreadable
-from whynan.forensics.checkpoints.known import call, is_dangerous
+from whynan.forensics.checkpoints.known import call, integers, is_dangerous
 from whynan.forensics.checkpoints.stubs import Array, Global, NumpyType, Pairs, TensorStub, Thing
 
 MOST_OPCODES = 5_000_000
@@ -47,7 +47,7 @@ class Machine:
     dangers: dict[str, None] = field(default_factory=dict)
     opcodes: int = 0
     objects: int = 0
-    copied: int = 0  # bytes of strings made from other strings
+    copied: int = 0  # bytes of strings and lists made from others
     stack: list[Any] = field(default_factory=list)
     marks: list[int] = field(default_factory=list)
     memo: dict[int, object] = field(default_factory=dict)
@@ -136,6 +136,10 @@ class Machine:
         made = call(kind, arguments)
         if isinstance(made, bytes):
             self.spend(len(made))
+        elif isinstance(made, list):
+            self.spend(8 * len(made))
+        elif isinstance(made, Pairs):
+            self.spend(8 * len(made.items))
         self.push(made)
 
     def spend(self, size: int) -> None:
@@ -180,7 +184,7 @@ def _set_numpy(target: Array | NumpyType, state: object) -> None:
         return
     _, shape, kind, _, data = state[-5:]
     target.kind = kind if isinstance(kind, NumpyType) else None
-    target.shape = tuple(int(n) for n in shape)
+    target.shape = integers(shape)
     if isinstance(data, list):
         target.others = data
     elif isinstance(data, str):

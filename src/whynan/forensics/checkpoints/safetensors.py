@@ -15,6 +15,7 @@ from typing import Any
 from whynan.forensics.addresses import Unreadable
 from whynan.forensics.checkpoints.contents import Contents, Entry
 from whynan.forensics.checkpoints.dtypes import FORMATS
+from whynan.forensics.checkpoints.known import MOST, MOST_DIMENSIONS
 from whynan.forensics.checkpoints.sources import Source
 
 LONGEST_HEADER = 64 << 20
@@ -178,7 +179,9 @@ def _entry(source: Source, start: int, name: str, found: dict[str, Any]) -> tupl
 
 
 def _naturals(values: object) -> tuple[int, ...] | None:
-    return tuple(values) if isinstance(values, list) and all(type(v) is int and v >= 0 for v in values) else None
+    if not isinstance(values, list) or len(values) > MOST_DIMENSIONS:
+        return None
+    return tuple(values) if all(type(v) is int and 0 <= v < MOST for v in values) else None
 
 
 def _refuse_holes(covered: list[tuple[int, int]], size: int) -> None:

@@ -15,12 +15,13 @@ from whynan.forensics.addresses import Unreadable
 from whynan.forensics.checkpoints.contents import Contents, Entry, Stream
 from whynan.forensics.checkpoints.dtypes import FORMATS, Format
 from whynan.forensics.checkpoints.kernels import Kernel, best_kernel
-from whynan.forensics.checkpoints.sources import PIECE, Chain, Repeated, Source, Span, whole
+from whynan.forensics.checkpoints.sources import PIECE, Chain, Repeated, Source, Span, cost, whole
 from whynan.forensics.checkpoints.tally import Tally, count_piece
 from whynan.forensics.wishes import Tick, Wishes
 from whynan.records import TensorStats
 
 _TASK = 64 << 20  # a long tensor is divided among the threads in stretches of this
+_MOST_TIMES = 2000  # what is packed can be a thousand times its size, and tensors may share their storage; beyond that a small file never ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,8 @@ def scan(contents: Contents, wishes: Wishes = Wishes()) -> tuple[TensorStats, ..
     tallies: dict[tuple[str, Stream], Tally] = {}
     for entry in wanted:
         tallies.setdefault((entry.dtype, _core(entry.stream)), Tally())
+    if sum(cost(stream) for _, stream in tallies) > _MOST_TIMES * contents.size + _TASK:
+        raise Unreadable(f"its tensors overlap: reading them would take more than {_MOST_TIMES} times the file")
     _run(list(_tasks(tallies)), wishes)
     return tuple(_stats(e, tallies[e.dtype, _core(e.stream)]) for e in wanted)
 

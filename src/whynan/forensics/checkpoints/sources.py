@@ -11,12 +11,12 @@ All of them are `Stream`s. The memory of a piece is used again for the next one.
 
 from __future__ import annotations
 
+import itertools
 import os
 import zlib
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
 from typing import IO, Literal
 
 from whynan.forensics.addresses import Place, Unreadable
@@ -146,14 +146,10 @@ class Deflated:
         inflate = zlib.decompressobj(-15)
         left = self.size
         try:
-            for piece in self.packed():
-                data: bytes = bytes(piece)
-                while data and left:
-                    out = inflate.decompress(data, min(left, PIECE))
+            for data in itertools.chain((bytes(piece) for piece in self.packed()), (b"",)):  # at the end, what is still held back
+                while left and (out := inflate.decompress(data, min(left, PIECE))):
                     data = inflate.unconsumed_tail
                     left -= len(out)
-                    if not out:
-                        break
                     yield memoryview(out)
         except zlib.error:
             raise Unreadable("a compressed entry is damaged") from None
@@ -219,7 +215,7 @@ def split_longest(dims: tuple[tuple[int, int], ...]) -> tuple[tuple[tuple[int, i
 
 def offsets(dims: tuple[tuple[int, int], ...]) -> Iterator[int]:
     """Yield where each row of a strided view begins."""
-    for index in product(*(range(n) for n, _ in dims)):
+    for index in itertools.product(*(range(n) for n, _ in dims)):
         yield sum(i * s for i, (_, s) in zip(index, dims, strict=True))
 
 
@@ -257,6 +253,27 @@ class Swapped:
             turned = array(UNSIGNED[self.width], bytes(piece))
             turned.byteswap()
             yield memoryview(turned).cast("B")
+
+
+def swapped(stream: Stream, width: int) -> Stream:
+    """The same numbers with their bytes turned round."""
+    if width == 1:
+        return stream
+    return Repeated(Swapped(stream.inner, width), stream.times) if isinstance(stream, Repeated) else Swapped(stream, width)
+
+
+def cost(stream: Stream) -> int:
+    """How many bytes must be read or unpacked for a stream."""
+    match stream:
+        case Span(size=size) | Deflated(size=size):
+            return size
+        case Cut(inner=inner):
+            return cost(inner)
+        case Picked(inside=inner) | Swapped(inner=inner) | Repeated(inner=inner):
+            return cost(inner)
+        case Chain(parts=parts):
+            return sum(cost(part) for part in parts)
+    return 0
 
 
 def whole(pieces: Iterator[memoryview], width: int) -> Iterator[memoryview]:

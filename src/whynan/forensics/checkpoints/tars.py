@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import tarfile
 from collections.abc import Callable
 from typing import IO
 
@@ -13,8 +12,10 @@ from whynan.forensics.checkpoints.dtypes import FORMATS
 from whynan.forensics.checkpoints.pickles import Machine
 from whynan.forensics.checkpoints.sources import Source
 from whynan.forensics.checkpoints.stubs import Global, Storage, TensorStub, Thing
-from whynan.forensics.checkpoints.torchfiles import LONGEST_PICKLE, Storages, danger_notes, describe
+from whynan.forensics.checkpoints.torchfiles import LONGEST_PICKLE, Storages, danger_notes, describe, key_of
 from whynan.forensics.checkpoints.walking import Gathered
+
+_BLOCK = 512
 
 
 def open_tar(source: Source) -> Contents:
@@ -22,7 +23,6 @@ def open_tar(source: Source) -> Contents:
     storages = Storages()
     tensors: dict[str, TensorStub] = {}
     with source.open() as file:
-        file.seek(source.base)
         parts = _tar_parts(file, source)
         storages_machine = _read_storages(parts["storages"], storages)
         tensors_machine = _read_tensors(parts["tensors"], storages.named, tensors)
@@ -37,15 +37,30 @@ def open_tar(source: Source) -> Contents:
 
 
 def _tar_parts(file: IO[bytes], source: Source) -> dict[str, Source]:
-    try:
-        with tarfile.open(fileobj=file, mode="r:") as tar:
-            found = {m.name: source.part(m.offset_data, m.size) for m, _ in zip(tar, range(16), strict=False) if m.isreg()}
-    except (tarfile.TarError, OSError, ValueError, OverflowError, EOFError):
-        raise Unreadable("a damaged tar archive") from None
+    """The members, by their headers of 512 bytes: `tarfile` would read an extended header of any size into memory."""
+    found: dict[str, Source] = {}
+    at = 0
+    while at + _BLOCK <= source.size and len(found) < 16:
+        head = source.read(at, _BLOCK, file)
+        if not any(head):
+            break
+        size = _tar_size(head[124:136])
+        if head[156:157] in (b"0", b"\0"):
+            found[head[:100].rstrip(b"\0").decode("latin1")] = source.part(at + _BLOCK, size)
+        at += _BLOCK + (size + _BLOCK - 1) // _BLOCK * _BLOCK
     missing = [n for n in ("storages", "tensors", "pickle") if n not in found]
     if missing:
-        raise Unreadable(f"a tar archive, but not one of torch: {missing[0]} is missing")
+        raise Unreadable(f"cut short, or a tar archive that is not one of torch: {missing[0]} is missing")
     return found
+
+
+def _tar_size(field: bytes) -> int:
+    if field[:1] == b"\x80":
+        return int.from_bytes(field[1:], "big")
+    try:
+        return int(field.rstrip(b"\0 ") or b"0", 8)
+    except ValueError:
+        raise Unreadable("a damaged tar archive") from None
 
 
 def _open_part(source: Source, read: Callable[[IO[bytes], Machine], None]) -> Machine:
@@ -67,13 +82,13 @@ def _read_storages(source: Source, storages: Storages) -> Machine:
     def read(file: IO[bytes], machine: Machine) -> None:
         for _ in range(_count(machine)):
             key, location, kind = _three(machine.load())
-            known = storages.named.setdefault(str(key), describe(kind, key, location, 0))
+            known = storages.named.setdefault(key_of(key), describe(kind, key, location, 0))
             storages.lay(source, file, known.key, FORMATS[known.dtype].size)
         views = machine.load()
         for view in views if isinstance(views, list) else ():
             target, root, start, _ = view
-            known = storages.named[str(root)]
-            storages.named[str(target)] = Storage(known.key, known.dtype, 0, known.location, int(start))
+            known = storages.named[key_of(root)]
+            storages.named[key_of(target)] = Storage(known.key, known.dtype, 0, known.location, int(start))
 
     return _guarded(source, read)
 
@@ -95,13 +110,13 @@ def _read_tensors(source: Source, named: dict[str, Storage], tensors: dict[str, 
     def read(file: IO[bytes], machine: Machine) -> None:
         for _ in range(_count(machine)):
             key, storage_key, _ = _three(machine.load())
-            storage = named[str(storage_key)]
+            storage = named[key_of(storage_key)]
             (dims,) = struct.unpack("<i4x", file.read(8))
             if not 0 <= dims <= 64:
                 raise Unreadable("a damaged file: a tensor with a number of dimensions that cannot be")
             sizes, strides = (struct.unpack(f"<{dims}q", file.read(8 * dims)) for _ in range(2))
             (offset,) = struct.unpack("<q", file.read(8))
-            tensors[str(key)] = TensorStub(storage, storage.dtype, offset, sizes, strides)
+            tensors[key_of(key)] = TensorStub(storage, storage.dtype, offset, sizes, strides)
 
     return _guarded(source, read)
 

@@ -11,7 +11,7 @@ from whynan.forensics.addresses import Unreadable
 from whynan.forensics.checkpoints.archives import Archive
 from whynan.forensics.checkpoints.contents import Contents
 from whynan.forensics.checkpoints.dtypes import FORMATS
-from whynan.forensics.checkpoints.known import dtype_of
+from whynan.forensics.checkpoints.known import MOST, dtype_of
 from whynan.forensics.checkpoints.pickles import Machine
 from whynan.forensics.checkpoints.sources import Bytes, Deflated, Source, Span
 from whynan.forensics.checkpoints.stubs import Pairs, Storage
@@ -81,12 +81,19 @@ def _zip_storage(identity: object) -> object:
     return describe(kind, key, location, count)
 
 
-def describe(kind: object, key: object, location: object, count: object, start: int = 0) -> Storage:
+def describe(kind: object, key: object, location: object, count: object, start: object = 0) -> Storage:
     """A storage as a pickle describes it; raises `Unreadable`."""
     dtype = dtype_of(kind)
-    if not dtype or not isinstance(key, str | int) or not isinstance(count, int) or count < 0 or start < 0:
+    if not dtype or not isinstance(count, int) or not isinstance(start, int) or not 0 <= count < MOST or not 0 <= start < MOST:
         raise Unreadable("a damaged pickle: a storage is described wrongly")
-    return Storage(str(key)[:200], dtype, count, location[:40] if isinstance(location, str) else "", start)
+    return Storage(key_of(key), dtype, count, location[:40] if isinstance(location, str) else "", start)
+
+
+def key_of(key: object) -> str:
+    """The name of a storage; only of what is a name, since the text of a tuple that shares its parts has no end."""
+    if not isinstance(key, str | int):
+        raise Unreadable("a damaged pickle: a storage is described wrongly")
+    return str(key)[:200]
 
 
 @dataclass(slots=True)
@@ -127,7 +134,7 @@ def open_legacy(source: Source) -> Contents:
             raise Unreadable("not a file that torch wrote")
         system, root, keys = machine.load(), machine.load(), machine.load()
         for key in keys if isinstance(keys, list) else ():
-            known = storages.named.get(str(key)[:200])
+            known = storages.named.get(key_of(key))
             if known is None:
                 raise Unreadable("a damaged file: a storage that no tensor asks for")
             storages.lay(source, file, known.key, FORMATS[known.dtype].size)
@@ -145,7 +152,7 @@ def _legacy_storage(identity: object, storages: Storages) -> object:
     if identity[0] != "storage" or len(identity) != 6:
         raise Unreadable("a damaged pickle: a storage is described wrongly")
     _, kind, key, location, count, part = identity
-    root = storages.named.setdefault(str(key)[:200], describe(kind, key, location, count))
+    root = storages.named.setdefault(key_of(key), describe(kind, key, location, count))
     if part is None:
         return root
     _, start, size = part

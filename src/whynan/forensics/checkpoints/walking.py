@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from whynan.forensics.addresses import Unreadable
 from whynan.forensics.checkpoints.contents import Entry, Scalar, Stream
 from whynan.forensics.checkpoints.dtypes import FORMATS
-from whynan.forensics.checkpoints.sources import Bytes, Held, Swapped
+from whynan.forensics.checkpoints.sources import Bytes, Held, swapped
 from whynan.forensics.checkpoints.stubs import Array, Global, NamedType, NumpyType, Pairs, Storage, TensorStub, Thing
 from whynan.forensics.checkpoints.views import layout_of, view
 
@@ -22,6 +22,8 @@ _LONG_LIST = 1000  # a list of more numbers than this is looked at as a tensor
 _LONGEST_TEXT = 1000
 _LONGEST_NAME = 1000
 _MOST_TEXT = 32 << 20
+_MOST_NOTES = 50
+_FEW = 16  # what is no longer than this may be looked at again and again
 _PACKED = ("quint4x2", "quint2x4")  # several values in a byte: the storage is smaller than the sizes say
 _NUMPY = {"f2": "float16", "f4": "float32", "f8": "float64", "c8": "complex64", "c16": "complex128", "b1": "bool"}
 _NUMPY |= {f"i{w}": f"int{w * 8}" for w in (1, 2, 4, 8)} | {f"u{w}": f"uint{w * 8}" for w in (1, 2, 4, 8)}
@@ -58,7 +60,7 @@ class Gathered:
             if self._leaf(path, item) or not self._is_new(item):
                 continue
             if len(waiting) > DEEPEST:
-                self.notes[f"nested more than {DEEPEST} deep: not looked into"] = None
+                self._note(f"nested more than {DEEPEST} deep: not looked into")
             elif isinstance(item, list | tuple) and len(item) > _LONG_LIST and all(type(v) in (int, float) for v in item):
                 self._numbers(path, item)
             else:
@@ -68,6 +70,10 @@ class Gathered:
         known = id(item) in self.seen
         self.seen.add(id(item))
         return not known
+
+    def _note(self, text: str) -> None:
+        if len(self.notes) < _MOST_NOTES:
+            self.notes[text] = None
 
     def finish(self) -> tuple[str, ...]:
         """The notes, with the classes that were read as plain values."""
@@ -94,7 +100,7 @@ class Gathered:
 
     def _value(self, path: str, item: Scalar) -> None:
         if len(self.values) >= MOST_VALUES:
-            self.notes[f"holds more than {MOST_VALUES} plain values: the rest was not looked at"] = None
+            self._note(f"holds more than {MOST_VALUES} plain values: the rest was not looked at")
             return
         self.values[self._free(path or "value")] = item[:_LONGEST_TEXT] if isinstance(item, str) else item
 
@@ -130,23 +136,21 @@ class Gathered:
         if math.prod(item.shape) * form.size != len(item.data):
             raise Unreadable(f"{path[:200] or 'array'}: an array declares {math.prod(item.shape)} elements and holds {len(item.data)} bytes")
         stream: Stream = Held(item.data)
-        if order == ">" and form.width > 1:
-            stream = Swapped(stream, form.width)
-        self._add(path, dtype, item.shape, stream)
+        self._add(path, dtype, item.shape, swapped(stream, form.width) if order == ">" else stream)
 
     def _tensor(self, path: str, item: TensorStub) -> None:
         if item.storage is None:
-            self.notes[f"{path[:200]} is on the meta device: it has no values"] = None
+            self._note(f"{path[:200]} is on the meta device: it has no values")
             return
         form = FORMATS.get(item.dtype)
         if form is None:
-            self.notes[f"{path[:200]} is {item.dtype[:40] or 'of a dtype'} that is not known: not looked into"] = None
+            self._note(f"{path[:200]} is {item.dtype[:40] or 'of a dtype'} that is not known: not looked into")
             return
         try:
             stream = self._stream(path, item)
         except Unreadable as why:
             raise Unreadable(f"{path[:200] or 'tensor'}: {why}") from None
-        turned = Swapped(stream, form.width) if self.big_endian and form.width > 1 else stream
+        turned = swapped(stream, form.width) if self.big_endian else stream
         self._add(path, item.dtype, item.sizes, turned, layout_of(item.sizes, item.strides))
 
     def _stream(self, path: str, item: TensorStub) -> Stream:
@@ -161,7 +165,7 @@ class Gathered:
         offset = item.offset * form.lanes + item.storage.start * FORMATS[item.storage.dtype].size // form.width
         stream, note = view(storage, form.width, offset, sizes, strides)
         if note:
-            self.notes[f"{path[:200]}: {note}"] = None
+            self._note(f"{path[:200]}: {note}")
         return stream
 
     def _children(self, item: object) -> Iterator[tuple[str, object]]:
@@ -181,12 +185,14 @@ class Gathered:
 
     def _thing(self, item: Thing) -> Iterator[tuple[str, object]]:
         if isinstance(item.kind, Global):
-            self.classes.setdefault(str(item.kind))
+            if len(self.classes) < 1000:
+                self.classes.setdefault(str(item.kind))
         elif item.kind is not None:
             yield "", item.kind
         arguments = item.arguments if isinstance(item.arguments, tuple) else (item.arguments,)
         single = len(arguments) == 1 and not item.states
-        yield from (("" if single else str(i), v) for i, v in enumerate(arguments))
+        if len(arguments) <= _FEW or self._is_new(arguments):
+            yield from (("" if single else str(i), v) for i, v in enumerate(arguments))
         for state in item.states:
             yield from self._state(state)
         yield from ((str(i), v) for i, v in enumerate(item.elements))
@@ -196,7 +202,7 @@ class Gathered:
         """Attributes, perhaps in two parts: those of the dictionary and those of the slots."""
         for part in state if isinstance(state, tuple) and len(state) == 2 else (state,):
             if isinstance(part, Pairs):
-                yield from _attributes(part)
+                yield from _attributes(part) if len(part.items) <= _FEW or self._is_new(part) else ()
             elif part is not None:
                 yield "", part
 
