@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -25,5 +26,5 @@ class Wishes:
     ignored: float = -100  # --ignore-index: the label that does not count
     batch: int = 64  # --batch: how many rows a batch of the training has
     allow: tuple[str, ...] = ()  # --allow PATTERN: names whose values are not looked at
-    jobs: int = 1
+    jobs: int = os.cpu_count() or 1
     tick: Tick = _no_tick  # told how many bytes were read since it was last told; called from any thread
