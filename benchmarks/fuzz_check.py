@@ -1,9 +1,10 @@
-"""Damage real checkpoints of every format in thousands of ways, and see that each is either read or refused in one line.
+"""Damage real checkpoints, data and logs of every format in thousands of ways, and see that each is either read or refused in one line.
 
     python benchmarks/fuzz_check.py --count 20000
 
-Every file is opened and scanned in a worker process with a limit on its memory; a file that takes longer than the wall limit, raises
-anything but `Unreadable`, ends the worker, or makes it grow is reported with its number, and `--only NUMBER` repeats it.
+Every file goes through all of `whynan check`, from the decision what it is to the printed report, in a worker process with a limit on
+its memory; a file that takes longer than the wall limit, raises, is caught by the net for what nobody foresaw, ends the worker, or makes
+it grow is reported with its number, and `--only NUMBER` repeats it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import sys
 import tempfile
 import time
 import traceback
+import warnings
 import zipfile
 from collections import Counter
 from collections.abc import Iterator
@@ -49,7 +51,7 @@ def mutate_inside(data: bytes, others: list[bytes], chance: random.Random) -> by
     if data[:2] == b"PK":
         packed = io.BytesIO()
         with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(packed, "w", chance.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))) as new:
-            victim = next(n for n in old.namelist() if n.endswith("data.pkl"))
+            victim = next((n for n in old.namelist() if n.endswith("data.pkl")), chance.choice(old.namelist()))
             for name in old.namelist():
                 new.writestr(name, _damaged_pickle(old.read(name), others, chance) if name == victim else old.read(name))
         return packed.getvalue()
@@ -153,12 +155,12 @@ def _nest(data: bytearray, others: list[bytes], chance: random.Random) -> None:
 
 
 def one(number: int, originals: list[Path], folder: Path) -> Path:
-    """Write the damaged checkpoint that belongs to a number; a folder has one of its files damaged."""
+    """Write the damaged thing that belongs to a number, most often under its own suffix; a folder has one of its files damaged."""
     chance = random.Random(number)  # noqa: S311 - the same file for the same number
     original = originals[number % len(originals)]
-    target = folder / "damaged"
-    shutil.rmtree(target, ignore_errors=True)
-    target.unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    target = folder / f"damaged{chance.choice((original, original, original, *originals)).suffix}"
     if original.is_dir():
         shutil.copytree(original, target)
         victim = chance.choice(sorted(p for p in target.rglob("*") if p.is_file()))
@@ -175,20 +177,28 @@ def one(number: int, originals: list[Path], folder: Path) -> Path:
 
 
 def look(path: Path) -> str:
-    """Open and scan; returns what came of it."""
-    from whynan.forensics.addresses import Place, Unreadable
-    from whynan.forensics.checkpoints.opening import open_checkpoint, recognise
-    from whynan.forensics.checkpoints.scan import scan
+    """Check it as the command does; returns what came of it."""
+    from whynan.forensics.checking import look as check
+    from whynan.forensics.nets import INTERNAL
+    from whynan.report import annotations, checks
 
-    place = Place.of(path)
-    recognise(place)
-    try:
-        scan(open_checkpoint(place))
-    except Unreadable as why:
-        if "\n" in str(why) or len(str(why)) > 600:
-            raise ValueError(f"a reason that is no line: {str(why)[:80]!r}") from None
-        return "refused"
-    return "read"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        report = check([path])
+    json.loads(checks.as_json(report), parse_constant=_no_constant)
+    said = checks.text(report, everything=True), annotations.github(report)
+    everything = (*report.checked, *(m for h in report.histories for m in h.members), *report.comparisons)
+    for reason in (c.unreadable for c in everything if c.unreadable):
+        if INTERNAL in reason:
+            raise AssertionError(reason)
+        if "\n" in reason or len(reason) > 600:
+            raise AssertionError(f"a reason that is no line: {reason[:80]!r}")
+    assert all(said) or report.ok
+    return "refused" if any(c.unreadable for c in everything) else "read"
+
+
+def _no_constant(name: str) -> None:
+    raise AssertionError(f"a bare {name} in JSON")
 
 
 def work(originals: list[Path], numbers: Iterator[int]) -> None:
@@ -197,7 +207,7 @@ def work(originals: list[Path], numbers: Iterator[int]) -> None:
     signal.signal(signal.SIGALRM, _too_long)
     with tempfile.TemporaryDirectory(dir=shared_memory()) as folder:
         for number in numbers:
-            path = one(number, originals, Path(folder))
+            path = one(number, originals, Path(folder) / "work")
             _say({"number": number})
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
             signal.alarm(WALL)
@@ -217,8 +227,12 @@ def shared_memory() -> str | None:
     return "/dev/shm" if os.path.isdir("/dev/shm") else None  # noqa: S108 - a private folder is made in it
 
 
+class TooLongError(BaseException):
+    """Not an `Exception`: a reader that takes any error of a driver for damage must not take this one."""
+
+
 def _too_long(signum: int, frame: object) -> None:
-    raise TimeoutError(f"more than {WALL} s")
+    raise TooLongError(f"more than {WALL} s")
 
 
 def _say(message: dict[str, object]) -> None:
@@ -258,6 +272,14 @@ def _one_worker(folder: Path, at: int, end: int, answers: Counter[str], faults: 
     return last, done
 
 
+def write_originals(folder: Path) -> list[Path]:
+    """Write one whole file or folder of every format."""
+    import checkpoint_files
+    import other_files
+
+    return sorted([*checkpoint_files.write_all(folder), *other_files.write_all(folder)])
+
+
 def main() -> int:
     """Parse the arguments, run, and print what was found."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -272,19 +294,17 @@ def main() -> int:
         originals = sorted(options.folder.iterdir())
         work(originals, iter(range(options.worker, options.end)))
         return 0
-    from checkpoint_files import write_all
-
     with tempfile.TemporaryDirectory() as folder:
-        originals = sorted(write_all(Path(folder)))
+        originals = write_originals(Path(folder))
         if options.only is not None:
             with tempfile.TemporaryDirectory() as target:
-                print(look(one(options.only, originals, Path(target))))
+                print(look(one(options.only, originals, Path(target) / "work")))
             return 0
         start = time.perf_counter()
         answers, faults = drive(Path(folder), options.first, options.count)
     for fault in faults[:50]:
         print(f"{fault['number']}: {fault['answer']} {fault.get('detail', '')}")
-    print(f"{sum(answers.values())} damaged checkpoints in {time.perf_counter() - start:.0f} s: {dict(answers)}; {len(faults)} faults")
+    print(f"{sum(answers.values())} damaged files in {time.perf_counter() - start:.0f} s: {dict(answers)}; {len(faults)} faults")
     return int(bool(faults))
 
 

@@ -33,7 +33,6 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
 import checkpoint_files as files
-import fuzz_check
 import hostile
 
 from whynan.forensics.addresses import Place, Unreadable
@@ -929,15 +928,6 @@ def test_tallies_add_up() -> None:
     for part in (Tally(nan=1, zeros=2, min=-1.0, max=3.0), Tally(posinf=4), Tally(min=-5.0, max=-2.0)):
         total.add(part, 2)
     assert total == Tally(nan=2, posinf=8, zeros=4, min=-5.0, max=3.0)
-
-
-def test_damaged_files_of_every_format_are_read_or_refused(tmp_path: Path) -> None:
-    """A slice of `benchmarks/fuzz_check.py`, which tries twenty thousand."""
-    (tmp_path / "whole").mkdir()
-    (tmp_path / "work").mkdir()
-    originals = sorted(files.write_all(tmp_path / "whole"))
-    answers = collections.Counter(fuzz_check.look(fuzz_check.one(number, originals, tmp_path / "work")) for number in range(100_000, 100_400))
-    assert set(answers) == {"read", "refused"}
 
 
 def test_a_source_knows_its_size(tmp_path: Path) -> None:

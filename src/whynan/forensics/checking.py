@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +19,7 @@ from whynan.forensics.checkpoints.members import Folder, Takes, holds_more, surv
 from whynan.forensics.checkpoints.quarantine import quarantine_history
 from whynan.forensics.findings import Checked, Comparison, History, Kind, Report
 from whynan.forensics.kinds import kind_of, may_be_member, may_be_read
+from whynan.forensics.nets import net
 from whynan.forensics.wishes import Wishes
 
 _OBJECT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -104,12 +105,13 @@ def _find(path: str) -> Place | str:
 
 def _look_at(place: Place | str, wishes: Wishes, deeds: Deeds, answers: _Answers) -> None:
     try:
-        if isinstance(place, str):
-            answers.checked.append(data.check_object(place, wishes))
-            return
-        _look_into(place, wishes, deeds, answers)
-        if deeds.against:
-            answers.comparisons += _compare(place, deeds, wishes, answers.histories)
+        with net():
+            if isinstance(place, str):
+                answers.checked.append(data.check_object(place, wishes))
+                return
+            _look_into(place, wishes, deeds, answers)
+            if deeds.against:
+                answers.comparisons += _compare(place, deeds, wishes, answers.histories)
     except Unreadable as why:
         answers.checked.append(Checked(str(place), wishes.kind, unreadable=str(why)))
 
@@ -130,7 +132,20 @@ def _is_folder_of_them(place: Place) -> bool:
 
 def _survey(place: Place, wishes: Wishes, deeds: Deeds) -> Folder:
     takes: dict[Kind | None, Takes] = {None: may_be_member, Kind.CHECKPOINT: may_be_read, Kind.LOG: lambda place: False}
-    return survey(place, takes.get(wishes.kind, may_be_member), deeds.quarantine)
+    return survey(place, _safely(takes.get(wishes.kind, may_be_member)), deeds.quarantine)
+
+
+def _safely(takes: Takes) -> Takes:
+    """What cannot even be asked what it is goes to the other files, where it is told."""
+
+    def taken(place: Place) -> bool:
+        try:
+            with net():
+                return takes(place)
+        except Unreadable:
+            return False
+
+    return taken
 
 
 def _look_through(root: Folder, wishes: Wishes, answers: _Answers) -> None:
@@ -138,12 +153,7 @@ def _look_through(root: Folder, wishes: Wishes, answers: _Answers) -> None:
     passed: list[Place] = []
     for folder in root.walk():
         _look_at_members(folder, wishes, answers)
-        for other in folder.others:
-            kind = kind_of(other)
-            if kind is None or wishes.kind not in (None, kind):
-                passed.append(other)
-            else:
-                _look_at_one(other, kind, wishes, answers)
+        passed += [other for other in folder.others if not _look_at_other(other, wishes, answers)]
     if passed:
         names = ", ".join(p.name for p in passed[:3]) + (", …" if len(passed) > 3 else "")
         answers.notes.append(f"{root.place}: passed over {len(passed)} other file{'s' * (len(passed) > 1)} ({names})")
@@ -160,14 +170,33 @@ def _look_at_members(folder: Folder, wishes: Wishes, answers: _Answers) -> None:
         answers.checked.append(joined(str(member.place), [examine(p, wishes).checked for p in member.parts]))
 
 
+def _look_at_other(place: Place, wishes: Wishes, answers: _Answers) -> bool:
+    """Look at a file that is no checkpoint; False where it is none of ours."""
+    try:
+        with net():
+            kind = kind_of(place)
+    except Unreadable as why:
+        answers.checked.append(Checked(str(place), unreadable=str(why)))
+        return True
+    if kind is None or wishes.kind not in (None, kind):
+        return False
+    _look_at_one(place, kind, wishes, answers)
+    return True
+
+
 def _look_at_one(place: Place, kind: Kind, wishes: Wishes, answers: _Answers) -> None:
     try:
-        if kind is Kind.CHECKPOINT:
-            answers.checked.append(examine(place, wishes).checked)
-        else:
-            answers.checked.append(data.check_data(place, wishes) if kind is Kind.DATA else logs.check_log(place, wishes))
+        with net():
+            answers.checked.append(_READERS[kind](place, wishes))
     except Unreadable as why:
         answers.checked.append(Checked(str(place), kind, unreadable=str(why)))
+
+
+_READERS: dict[Kind, Callable[[Place, Wishes], Checked]] = {
+    Kind.CHECKPOINT: lambda place, wishes: examine(place, wishes).checked,
+    Kind.DATA: data.check_data,
+    Kind.LOG: logs.check_log,
+}
 
 
 def _not_found(wishes: Wishes, answers: _Answers) -> list[str]:

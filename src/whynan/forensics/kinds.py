@@ -11,6 +11,7 @@ from whynan.forensics.addresses import Place, Unreadable
 from whynan.forensics.checkpoints.contents import Contents
 from whynan.forensics.checkpoints.members import is_candidate
 from whynan.forensics.findings import Kind
+from whynan.forensics.nets import net
 
 _WEIGHT_LIKE = re.compile(
     r"weight|bias|running_|exp_avg|momentum|kernel|embed|layer|lora|norm|conv|attn|mlp|param|state|optim|gamma|beta|block|encoder|decoder|\d+\."
@@ -27,7 +28,7 @@ def kind_of(place: Place) -> Kind | None:
 
     checkpoint = recognise(place) is not None
     if checkpoint or (is_candidate(place) and not place.is_dir()):
-        return Kind.DATA if checkpoint and _known(data, place) and _opens_as_data(place) else Kind.CHECKPOINT
+        return Kind.DATA if checkpoint and _opens_as_data(place) and _known(data, place) else Kind.CHECKPOINT
     if not place.is_dir() and _known(logs, place):
         return Kind.LOG
     return Kind.DATA if _known(data, place) and not _is_mixed(place) else None
@@ -65,7 +66,8 @@ def _opens_as_data(place: Place) -> bool:
     from whynan.forensics.checkpoints.opening import open_checkpoint
 
     try:
-        return not place.is_dir() and holds_data(open_checkpoint(place))
+        with net():
+            return not place.is_dir() and holds_data(open_checkpoint(place))
     except Unreadable:
         return False
 

@@ -11,6 +11,7 @@ from whynan.forensics.checkpoints.counters import as_number
 from whynan.forensics.checkpoints.judging import judge, single_numbers
 from whynan.forensics.checkpoints.steps import epoch_inside, step_in_name, step_inside
 from whynan.forensics.findings import Checked, Finding, Kind, Severity
+from whynan.forensics.nets import net
 from whynan.forensics.wishes import Wishes
 from whynan.records import Json
 
@@ -35,11 +36,13 @@ def examine(place: Place, wishes: Wishes) -> Examined:
     from whynan.forensics.checkpoints.opening import open_checkpoint
 
     try:
-        contents = open_checkpoint(place)
+        with net():
+            contents = open_checkpoint(place)
     except Unreadable as why:
         return Examined(Checked(str(place), Kind.CHECKPOINT, size=_size(place), step=step_in_name(place.name), unreadable=str(why)))
     try:
-        return examine_contents(str(place), contents, wishes)
+        with net():
+            return examine_contents(str(place), contents, wishes)
     except Unreadable as why:
         checked = Checked(str(place), Kind.CHECKPOINT, contents.form, contents.size, step_in_name(place.name), unreadable=str(why))
         return _with_step(checked, contents.values)

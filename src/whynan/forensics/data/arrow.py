@@ -77,23 +77,27 @@ def _record_batches(reader: Any) -> Iterator[Any]:
 
 def read_saved_dataset(place: Place) -> list[Table]:
     """Open a folder of `save_to_disk`: one table, or one for every split."""
-    if (place / "dataset_dict.json").exists():
-        splits = _json(place / "dataset_dict.json").get("splits", [])
-        return [_renamed(name, t) for name in splits for t in read_saved_dataset(place / _inside(name))]
-    names = [f["filename"] for f in _json(place / "state.json").get("_data_files", [])]
-    if not names:
+    if not (place / "dataset_dict.json").exists():
+        return [_read_split(place)]
+    splits = _json(place / "dataset_dict.json").get("splits")
+    if not isinstance(splits, list) or not splits:
+        raise Unreadable("dataset_dict.json: no splits that are named")
+    return [replace(_read_split(place / _inside(name)), name=name) for name in splits]
+
+
+def _read_split(place: Place) -> Table:
+    files = _json(place / "state.json").get("_data_files")
+    if not isinstance(files, list) or not all(isinstance(f, dict) and "filename" in f for f in files):
+        raise Unreadable("state.json: no _data_files that name files")
+    if not files:
         raise Unreadable("a saved data set without rows")
-    return [chained("", [t for n in names for t in read_arrow(place / _inside(n))])]
+    return chained("", [t for f in files for t in read_arrow(place / _inside(f["filename"]))])
 
 
 def _inside(name: object) -> str:
     if not isinstance(name, str) or "/" in name or "\\" in name or name in ("", ".", ".."):
         raise Unreadable(f"names a file outside its folder: {str(name)[:60]!r}")
     return name
-
-
-def _renamed(name: str, table: Table) -> Table:
-    return replace(table, name=name)
 
 
 def _json(place: Place) -> dict[str, Any]:
@@ -120,9 +124,9 @@ def table_of(name: str, schema: Any, batches: Callable[[], Iterator[Any]]) -> Ta
             for batch in batches():
                 batch.validate(full=True)  # a damaged offset would otherwise be followed out of the file
                 yield from _cut(batch)
-        except (Unreadable, MemoryError):
+        except Unreadable:
             raise
-        except Exception as error:
+        except Exception as error:  # also arrow's own MemoryError: it asks for what a damaged length declares
             raise Unreadable(f"cannot be read to its end: {one_line(error)}") from None
 
     return Table(name, tuple(columns), blocks, signature=[(c.name, c.dtype, c.shape) for c in columns])

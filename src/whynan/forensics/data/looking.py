@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
-from whynan.errors import UsageError
 from whynan.forensics.addresses import Place, Unreadable
 from whynan.forensics.data.judging import judge_batches, judge_column, judge_duplicates, merged
 from whynan.forensics.data.keys import keys_of
 from whynan.forensics.data.recognising import READERS, form_of
 from whynan.forensics.data.roles import Role, unmet
 from whynan.forensics.data.sameness import ConstantBatches, Duplicates, KeyStore, find_duplicates
-from whynan.forensics.data.tables import Block, Sort, Table, Trouble, one_line
+from whynan.forensics.data.tables import Block, Sort, Table, Trouble
 from whynan.forensics.data.tally import Tally
 from whynan.forensics.findings import Checked, Finding, Kind, Severity
 from whynan.forensics.wishes import Wishes
@@ -46,19 +43,7 @@ def check_data(place: Place, wishes: Wishes) -> Checked:
     form = form_of(place)
     if form is None:
         raise Unreadable("not a data set that whynan knows")
-    with _net():
-        return _check(place, form, wishes)
-
-
-@contextmanager
-def _net() -> Iterator[None]:
-    """Turn what no reader foresaw into one line: the other paths are still checked."""
-    try:
-        yield
-    except (Unreadable, UsageError):
-        raise
-    except Exception as error:
-        raise Unreadable(f"cannot be checked: {type(error).__name__}: {one_line(error)}") from error
+    return _check(place, form, wishes)
 
 
 def _check(place: Place, form: str, wishes: Wishes) -> Checked:
@@ -73,9 +58,8 @@ def check_object(spec: str, wishes: Wishes) -> Checked:
     """Check a data set of the user's own code, named `module:dataset`: a data set, an iterable, a DataLoader, or a callable that returns one."""
     from whynan.forensics.data.objects import tables_of_object
 
-    with _net():
-        form, tables = tables_of_object(spec)
-        return check_tables(spec, form, tables, wishes)
+    form, tables = tables_of_object(spec)
+    return check_tables(spec, form, tables, wishes)
 
 
 def check_tables(path: str, form: str, tables: list[Table], wishes: Wishes) -> Checked:
