@@ -70,7 +70,14 @@ class Place:
         return bool(self.system.isdir(self.address)) if self.remote else os.path.isdir(self.address)
 
     def exists(self) -> bool:
-        return bool(self.system.exists(self.address)) if self.remote else os.path.lexists(self.address)
+        """Whether it is there; raises what the system says where that cannot be known."""
+        if self.remote:
+            return bool(self.system.exists(self.address))
+        try:
+            os.lstat(self.address)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
 
     def size(self) -> int:
         """The length of a file in bytes."""
