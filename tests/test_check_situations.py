@@ -22,6 +22,7 @@ from checkpoint_files import write_trainer
 import whynan
 from whynan.commands.main import main
 from whynan.errors import UsageError
+from whynan.forensics.checkpoints import quarantine
 from whynan.report.lines import WIDTH, wrap
 
 COMMAND = [str(PYTHON), "-m", "whynan", "check"]
@@ -163,6 +164,20 @@ def test_ctrl_c_is_one_line(tmp_path: Path) -> None:
         time.sleep(0.2)
         told.send_signal(signal.SIGINT)
         assert (told.wait(60), told.communicate()[1]) == (130, "whynan: interrupted\n")
+
+
+def test_ctrl_c_while_moving_says_what_was_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    run, move = series(tmp_path / "run"), quarantine.move
+
+    def stopped(source: Path, folder: Path) -> Path:
+        if source.name == "step5.pt":
+            raise KeyboardInterrupt
+        return move(source, folder)
+
+    monkeypatch.setattr(quarantine, "move", stopped)
+    assert main(["check", str(run), "--quarantine", str(tmp_path / "aside")]) == 130
+    assert capfd.readouterr().err == f"whynan: interrupted\nwhynan: {run / 'step4.pt'} was moved to {tmp_path / 'aside' / 'step4.pt'}\n"
+    assert names(run) == ["step1.pt", "step2.pt", "step3.pt", "step5.pt"]
 
 
 @pytest.mark.parametrize(

@@ -104,8 +104,8 @@ def _check(paths: tuple[str, ...], deeds: Deeds, wishes: dict[str, Any], form: s
         if plot:
             _plot(report, Path(plot))
         _print(report, form, everything)
-    except KeyboardInterrupt:
-        print("whynan: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        print("whynan: interrupted", *getattr(stop, "__notes__", ()), sep="\nwhynan: ", file=sys.stderr)
         return _INTERRUPTED
     return report.status
 
