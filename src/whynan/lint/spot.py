@@ -1,0 +1,130 @@
+"""A place that a rule looks at, with all that is known around it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from whynan.lint.calls import names_in
+from whynan.lint.codes import CODES
+from whynan.lint.facts import OTHER, TORCH, Fact
+from whynan.lint.findings import Confidence, Finding, Fix, Place
+from whynan.lint.model import Module, Scope
+from whynan.lint.values import Values
+
+HIGH, MEDIUM, LOW = Confidence.HIGH, Confidence.MEDIUM, Confidence.LOW
+_BACKWARD = frozenset({"WN501", "WN502", "WN503", "WN504"})
+_NOT_A_GUARD = re.compile(r"is None|is not None|isinstance|hasattr|\.ndim|\.dim\(\)|\.training|\.requires_grad|\.dtype|\.device|torch\.jit|is_compiling|__debug__")
+_COVERED = re.compile(r"isinf|isnan|isfinite|nan_to_num|[\"']inf[\"']|\binf\b")
+_UNINTERESTING = frozenset({"self", "torch", "F", "nn", "np", "math", "dim", "keepdim", "cls"})
+
+
+@dataclass(slots=True)
+class Frame:
+    """What encloses a statement."""
+
+    scope: Scope
+    loops: tuple[ast.stmt, ...] = ()
+    no_grad: bool = False
+    half: str = ""  # "float16" or "bfloat16" inside an autocast region
+
+
+@dataclass(slots=True)
+class Spot:
+    """A node under a rule's eyes."""
+
+    node: ast.expr | ast.stmt
+    statement: ast.stmt
+    frame: Frame
+    values: Values
+    parents: dict[int, ast.AST]
+    found: list[Finding] = field(default_factory=list)
+
+    @property
+    def scope(self) -> Scope:
+        return self.frame.scope
+
+    @property
+    def module(self) -> Module:
+        return self.frame.scope.module
+
+    def of(self, node: ast.expr | None) -> Fact:
+        """What is known of an expression here."""
+        return self.values.of(node, self.scope)
+
+    def above(self, node: ast.AST | None = None) -> Iterator[ast.AST]:
+        """The expressions around this node, innermost first."""
+        at = self.parents.get(id(node or self.node))
+        while at is not None:
+            yield at
+            at = self.parents.get(id(at))
+
+    def text(self, node: ast.expr) -> str:
+        """An expression as one line of source, shortened."""
+        line = ast.unparse(node)
+        return line if len(line) <= 60 else line[:57] + "..."
+
+    def guard(self, node: ast.expr) -> int:
+        """2: a condition before this place asks about exactly this expression; 1: about something in it; 0: none does."""
+        exact = {ast.unparse(node)}
+        names = names_in(node) - _UNINTERESTING
+        for name in list(names):
+            for bound in self.scope.bindings.get(name, [])[-2:]:
+                if bound.value is not None and not bound.loop:
+                    names |= names_in(bound.value) - _UNINTERESTING
+                    exact |= {ast.unparse(bound.value)} if isinstance(node, ast.Name) else set()
+        best = 0
+        for test in self.scope.tests:
+            if test.lineno > (self.node.end_lineno or self.node.lineno):
+                continue
+            written = ast.unparse(test)
+            if _NOT_A_GUARD.search(written):
+                continue
+            if any(e in written for e in exact if len(e) > 1 or re.search(rf"\b{re.escape(e)}\b", written)):
+                return 2
+            if names & names_in(test):
+                best = 1
+        return best
+
+    def covered_later(self) -> bool:
+        """Whether the name this statement assigns is searched for infinities or NaN further down."""
+        targets = getattr(self.statement, "targets", None) or ([self.statement.target] if isinstance(self.statement, ast.AugAssign | ast.AnnAssign) else [])
+        names = {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)}
+        if not names:
+            return False
+        last = getattr(self.scope.node, "end_lineno", None) or len(self.module.lines)
+        for line in self.module.lines[self.statement.lineno - 1 : last]:
+            if _COVERED.search(line) and any(re.search(rf"\b{re.escape(n)}\b", line) for n in names):
+                return True
+        return False
+
+    def sure(self, confidence: Confidence, owner: int) -> Confidence | None:
+        """A confidence in the light of whose library the value belongs to; None: not torch's."""
+        if owner == TORCH:
+            return confidence
+        if owner == OTHER or "torch" not in self.module.text:
+            return None
+        return confidence.lowered()
+
+    def report(
+        self, code: str, title: str, label: str, help_: str, confidence: Confidence | None, *, node: ast.expr | ast.stmt | None = None, origin: ast.AST | None = None,
+        origin_label: str = "", fix: Fix | None = None, note: str = "",
+    ) -> None:  # fmt: skip
+        """Write down a finding."""
+        if confidence is None or (code in _BACKWARD and self.frame.no_grad):
+            return
+        slug, severity = CODES[code]
+        at = node or self.node
+        there = place(origin) if isinstance(origin, ast.expr | ast.stmt) else None
+        if there is not None and there.line == at.lineno:
+            there = None
+        self.found.append(
+            Finding(str(self.module.path), place(at), code, slug, title, label, help_, severity, confidence, note, there, origin_label if there else "", fix)
+        )
+
+
+def place(node: ast.expr | ast.stmt) -> Place:
+    """Where a node stands; columns in bytes, as the parser counts them."""
+    return Place(node.lineno, node.col_offset, node.end_lineno or node.lineno, node.end_col_offset or node.col_offset)
