@@ -27,7 +27,8 @@ METHODS = frozenset(
 )
 TENSOR_ONLY = frozenset(
     "unsqueeze detach backward masked_fill masked_fill_ rsqrt clamp_min clamp_max log_softmax softmax sigmoid cuda cpu half bfloat16 new_zeros new_ones type_as logsumexp "
-    "index_add index_add_ scatter_add scatter_add_ requires_grad_ expand_as view_as masked_select addcmul_ div_ mul_ add_ bmm contiguous permute index_select nan_to_num_ unfold".split()
+    "index_add index_add_ scatter_add scatter_add_ requires_grad_ expand_as view_as masked_select addcmul_ div_ mul_ add_ bmm contiguous permute index_select nan_to_num_ unfold "
+    "log log2 log10 log1p sqrt exp expm1 norm acos asin atanh acosh tanh relu square cosh sinh lgamma digamma logit erfinv hypot amax amin xlogy cos sin numel".split()
 )  # numpy's arrays have none of these
 
 

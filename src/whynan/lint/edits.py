@@ -12,7 +12,14 @@ _TIGHT = ast.Name | ast.Attribute | ast.Call | ast.Subscript | ast.Constant | as
 
 def source(spot: Spot, node: ast.expr) -> str:
     """The text of an expression as written."""
-    return ast.get_source_segment(spot.module.text, node) or ast.unparse(node)
+    lines = spot.module.lines
+    first, last = node.lineno, node.end_lineno or node.lineno
+    rows = [line.encode() for line in lines[first - 1 : last]]
+    if not rows:
+        return ast.unparse(node)
+    rows[-1] = rows[-1][: node.end_col_offset]
+    rows[0] = rows[0][node.col_offset :]
+    return b"\n".join(rows).decode()
 
 
 def replaced(node: ast.expr, text: str, safe: bool) -> Fix:

@@ -92,6 +92,7 @@ def lint_source(source: Source, project: Project, imports: str = "") -> tuple[li
         if imports:
             module.imports = {**Module(source.path, imports, parse(imports)).imports, **module.imports}
         found = Walk(module, Values()).run()
+        module.release()
     except SyntaxError as error:
         return [], f"syntax error in line {error.lineno}: {error.msg}"
     except (ValueError, MemoryError) as error:

@@ -48,7 +48,7 @@ class Scope:
     def __init__(self, module: Module, node: Scoped, parent: Scope | None = None, owner: Owner | None = None) -> None:
         self.module, self.node, self.parent, self.owner = module, node, parent, owner
         self._bindings: dict[str, list[Binding]] | None = None
-        self._tests: list[ast.expr] | None = None
+        self._tests: list[tuple[ast.expr, str, set[str]]] | None = None
 
     @property
     def name(self) -> str:
@@ -63,10 +63,11 @@ class Scope:
         return self._bindings
 
     @property
-    def tests(self) -> list[ast.expr]:
-        """Every condition that is asked in this scope."""
+    def tests(self) -> list[tuple[ast.expr, str, set[str]]]:
+        """Every condition that is asked in this scope, with its text and its names."""
         if self._tests is None:
-            self._tests = [] if isinstance(self.node, ast.Lambda) else [n.test for n in ast.walk(self.node) if isinstance(n, ast.If | ast.Assert | ast.While | ast.IfExp)]
+            asked = [] if isinstance(self.node, ast.Lambda) else [n.test for n in ast.walk(self.node) if isinstance(n, ast.If | ast.Assert | ast.While | ast.IfExp)]
+            self._tests = [(t, ast.unparse(t), {n.id for n in ast.walk(t) if isinstance(n, ast.Name)} | {f"self.{n.attr}" for n in ast.walk(t) if isinstance(n, ast.Attribute)}) for t in asked]
         return self._tests
 
     def parameter(self, name: str) -> tuple[bool, ast.expr | None, ast.expr | None]:
@@ -176,6 +177,7 @@ class Module:
         self.imports: dict[str, str] = {}
         self.functions: dict[str, Function] = {}
         self.owners: dict[str, Owner] = {}
+        self.inner_owners: list[Owner] = []
         for statement in tree.body:
             self._take(statement)
 
@@ -193,7 +195,7 @@ class Module:
 
     @cached_property
     def lines(self) -> list[str]:
-        return self.text.splitlines()
+        return self.text.split("\n")
 
     def dotted(self, node: ast.expr) -> str:
         """The full name an expression stands for through imports, or ""."""
@@ -221,6 +223,14 @@ class Module:
                     if name.startswith("self."):
                         owner.fields.setdefault(name[5:], []).extend((b.value, scope) for b in bindings if b.value is not None and b.index is None)
         return owner.fields
+
+    def release(self) -> None:
+        """Break the cycles with the scopes, so that the tree goes at once: the cycle collector is off while files are read."""
+        for owner in [*self.owners.values(), *self.inner_owners]:
+            owner.fields = None
+        self.owners.clear()
+        self.inner_owners.clear()
+        del self.scope
 
     def imported(self, dotted: str) -> tuple[Module, str] | None:
         """The module of the project that defines a dotted name, and the name in it."""

@@ -10,9 +10,12 @@ from whynan.lint.facts import OTHER, TORCH, Fact, root, square
 Rule = Callable[[Fact], Fact]
 
 
+_CONSTANTS = frozenset({"arange", "uniform", "randint", "normal", "zeros", "ones", "eye", "mask", "count", "one-hot", "empty"})
+
+
 def _made(kind: str, low: float = -inf, high: float = inf, positive: bool = False) -> Rule:
     def make(a: Fact) -> Fact:
-        return Fact(kind, low, high, TORCH, dtype=a.dtype, graph=a.graph, positive=positive)
+        return Fact(kind, low, high, TORCH, dtype=a.dtype, graph=a.graph and kind not in _CONSTANTS, positive=positive)
 
     return make
 
@@ -72,6 +75,7 @@ OPERATIONS: dict[str, Rule] = {
     "abs": _abs,
     "acos": _made("angle", 0.0, pi),
     "arange": _made("arange", -inf, inf),
+    "linspace": _made("arange", -inf, inf),
     "asin": _made("angle", -pi / 2, pi / 2),
     "bfloat16": _cast("bfloat16"),
     "bincount": _made("count", 0.0),
@@ -119,7 +123,7 @@ OPERATIONS: dict[str, Rule] = {
     "nanmean": _mean,
     "ne": _made("mask", 0.0, 1.0),
     "neg": lambda a: a.but(kind="negated", low=-a.high, high=-a.low, positive=False),
-    "norm": _made("norm", 0.0),
+    "norm": lambda a: Fact("norm", 0.0, inf, TORCH, dtype=a.dtype, graph=a.graph, eased=a.eased, positive=a.positive),
     "normalize": _made("unit", -1.0, 1.0),
     "numel": _number("size", 0.0),
     "one_hot": _made("one-hot", 0.0, 1.0),

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from whynan.lint.calls import names_in
+from whynan.lint.calls import foreign_name, names_in
 from whynan.lint.codes import CODES
 from whynan.lint.facts import OTHER, TORCH, Fact
 from whynan.lint.findings import Confidence, Finding, Fix, Place
@@ -76,17 +76,33 @@ class Spot:
                     names |= names_in(bound.value) - _UNINTERESTING
                     exact |= {ast.unparse(bound.value)} if isinstance(node, ast.Name) else set()
         best = 0
-        for test in self.scope.tests:
+        for test, written, asked in self.scope.tests:
             if test.lineno > (self.node.end_lineno or self.node.lineno):
                 continue
-            written = ast.unparse(test)
             if _NOT_A_GUARD.search(written):
                 continue
             if any(e in written for e in exact if len(e) > 1 or re.search(rf"\b{re.escape(e)}\b", written)):
                 return 2
-            if names & names_in(test):
+            if names & asked:
                 best = 1
         return best
+
+    @property
+    def learning(self) -> bool:
+        """Whether a gradient is likely to be taken here: in a module's forward pass or in a loss."""
+        if self.frame.no_grad or isinstance(self.scope.node, ast.Module):
+            return False
+        owner = self.scope.owner
+        whole = f"{owner.node.name if owner else ''} {self.scope.name} {self.module.path}"
+        if re.search(r"Optimizer|[Mm]etric|Transform[^e]|Dataset|optim|init|eval|[Tt]est|dataset|schedul|convert|plot|process|augment|sampl|generat", whole):
+            return False
+        return (owner is not None and any("Module" in ast.unparse(b) or "Loss" in ast.unparse(b) for b in owner.node.bases)) or re.search(r"[Ll]oss|forward|diverg|distance|penalty", whole) is not None
+
+    def given(self, node: ast.expr) -> bool:
+        """Whether an expression depends on what the function is given, not on constants of the file alone."""
+        if isinstance(self.scope.node, ast.Module):
+            return False
+        return any(n in self.scope.bindings or self.scope.parameter(n)[0] or n.startswith("self.") for n in names_in(node))
 
     def covered_later(self) -> bool:
         """Whether the name this statement assigns is searched for infinities or NaN further down."""
@@ -104,9 +120,14 @@ class Spot:
         """A confidence in the light of whose library the value belongs to; None: not torch's."""
         if owner == TORCH:
             return confidence
-        if owner == OTHER or "torch" not in self.module.text:
+        if owner == OTHER:
             return None
-        return confidence.lowered()
+        return confidence.lowered() if self.mixed else confidence
+
+    @property
+    def mixed(self) -> bool:
+        """Whether the file also works with numpy or another library of numbers."""
+        return any(foreign_name(full) and not full.startswith("math") for full in self.module.imports.values())
 
     def report(
         self, code: str, title: str, label: str, help_: str, confidence: Confidence | None, *, node: ast.expr | ast.stmt | None = None, origin: ast.AST | None = None,
@@ -115,6 +136,8 @@ class Spot:
         """Write down a finding."""
         if confidence is None or (code in _BACKWARD and self.frame.no_grad):
             return
+        if self.frame.no_grad and code.startswith("WN"):
+            confidence = confidence.lowered()
         slug, severity = CODES[code]
         at = node or self.node
         there = place(origin) if isinstance(origin, ast.expr | ast.stmt) else None

@@ -320,7 +320,7 @@ class Values:
             if op.module.startswith("torch.nn.") and op.name[:1].isupper():
                 return Fact("layer", owner=OTHER)
             if op.name in VIEWS:
-                made = join([self.of(x, scope) for x in op.operand.elts[:4]]) if isinstance(op.operand, ast.Tuple | ast.List) and op.operand.elts else base
+                made = self._gathered(op.operand, scope) if isinstance(op.operand, ast.Tuple | ast.List) and op.operand.elts else base
             elif op.name in OPERATIONS:
                 made = OPERATIONS[op.name](base)
             else:
@@ -330,7 +330,12 @@ class Values:
         dtype = self._dtype(op.keywords.get("dtype")) or made.dtype
         if op.module.endswith("_like") or op.name.startswith("zeros"):
             dtype = made.dtype
-        return made.but(owner=owned if made.owner != TORCH or owned == OTHER else TORCH, dtype=dtype, node=made.node or node, inner=made.inner or op.operand)
+        return made.but(owner=owned, dtype=dtype, node=made.node or node, inner=made.inner or op.operand)
+
+    def _gathered(self, parts: ast.Tuple | ast.List, scope: Scope) -> Fact:
+        """cat, stack: one of several; with a part that is never 0, neither is the whole a zero vector."""
+        found = [self.of(x, scope) for x in parts.elts[:4]]
+        return join(found).but(eased=any(f.eased or f.low > 0 for f in found), number=None)
 
     def _dtype(self, node: ast.expr | None) -> str:
         return _DTYPES.get(node.attr, "") if isinstance(node, ast.Attribute) else ""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 
 from whynan.lint.calls import operation
 from whynan.lint.findings import Finding
@@ -17,11 +17,12 @@ from whynan.lint.spot import Frame, Spot
 from whynan.lint.values import Values
 
 _MARKS = re.compile(
-    r"/|\*\*|log|sqrt|pow|exp|softmax|cos|asin|sin_?\(|atanh|sinh|cosh|erfinv|icdf|reciprocal|norm|std|var\b|hypot|gamma|remainder|fmod|inv|solve|cholesky|det\b|eig|svd"
-    r"|where|nan|masked|binary_cross_entropy|BCELoss|cross_entropy|ctc|CTC|mean\(|prod|clip_grad|\.load|\.save|backward|isfinite|half|float16|Parameter|Adam|"
-    r"assert|attention|zeros|clamp|@|entr|div_?\(|scaler"
+    r"\.(?:log|sqrt|rsqrt|pow|exp|softmax|a?cos|a?sinh?\(|atanh|arc|erfinv|icdf|reciprocal|norm|std|var|hypot|lgamma|digamma|polygamma|remainder|fmod|inv|solve|cholesky|slogdet|eig|svd|pinv"
+    r"|where|nan_to_num|masked_fill|binary_cross|cross_entropy|nll_loss|ctc_loss|CTCLoss|mean\(|mse_loss|l1_loss|smooth_l1|prod|cumprod|load|save|half\(|to\(|Parameter|Adam|RMSprop|scaled_dot|all\("
+    r"|zeros_like|tensor\(|div_?\(|divide|clamp|clip\(|square\(|minimum\(|grad\b|layer_norm|LayerNorm|BatchNorm|GroupNorm|RMSNorm|cosine_sim|xlogy|entr\(|isnan|isfinite|isinf|symeig)"
+    r"|\+ *(?:[\d.]+e-|\w*\.?\w*eps|EPS)|1(?:\.0)? - "
 )
-_FUNCTIONS = re.compile(r"backward|clip_grad|torch\.load|torch\.save|load_state_dict|isnan|isfinite|\.half\(|float16|Adam|empty\(|\.prod|\.sum\(|std|zeros_like|\.item\(\)|GradScaler")
+_ANYWHERE = re.compile(r"BCELoss\(|MultiheadAttention\(|TransformerEncoder\(")
 
 
 class Walk:
@@ -32,8 +33,21 @@ class Walk:
         self.found: list[Finding] = []
         text = module.text
         starts = _line_starts(text)
-        self._marked = _lines_of(_MARKS, text, starts)
-        self._function_marked = _lines_of(_FUNCTIONS, text, starts)
+        self._starts = starts
+        self._by_pattern: dict[str, list[int]] = {}
+        self._marked = self._mark(text, starts)
+
+    def _mark(self, text: str, starts: list[int]) -> list[int]:
+        """The lines with something to look at; every line where a module of interest may be called by any name."""
+        if _ANYWHERE.search(text):
+            return list(range(1, len(starts) + 1))
+        lines = set(_lines_of(_MARKS, text, starts))
+        for sign in ("/", "**", "@ ", "assert "):
+            lines.update(_lines_with(sign, text, starts))
+        bare = [re.escape(a) for a, full in self.module.imports.items() if full.startswith("torch.") and a.islower()]
+        if bare:
+            lines.update(_lines_of(re.compile(rf"\b(?:{'|'.join(bare)})\("), text, starts))
+        return sorted(lines)
 
     def run(self) -> list[Finding]:
         """Visit the file and return what the rules found."""
@@ -76,17 +90,17 @@ class Walk:
         scope = Scope(self.module, s, frame.scope, owner or frame.scope.owner)
         quiet = any("no_grad" in ast.unparse(d) or "inference_mode" in ast.unparse(d) for d in s.decorator_list)
         inner = Frame(scope, (), quiet or frame.no_grad, frame.half)
-        if _any_between(self._function_marked, s.lineno, s.end_lineno or s.lineno):
-            for statement in s.body:
-                if isinstance(statement, ast.Import | ast.ImportFrom):
-                    note_import(statement, self.module.imports)
-            self._function(s, inner)
+        for statement in s.body:
+            if isinstance(statement, ast.Import | ast.ImportFrom):
+                note_import(statement, self.module.imports)
+        self._function(s, inner)
         self._block(s.body, inner, None)
 
     def _class(self, s: ast.ClassDef, frame: Frame) -> None:
         owner = self.module.owners.get(s.name)
         if owner is None or owner.node is not s:
             owner = Owner(s, {m.name: m for m in s.body if isinstance(m, ast.FunctionDef | ast.AsyncFunctionDef)})
+            self.module.inner_owners.append(owner)
         for rule in STATEMENT_RULES.get(ast.ClassDef, ()):
             spot = self._spot(s, s, Frame(Scope(self.module, self.module.tree, None, owner)), {})
             rule(spot, s)
@@ -106,9 +120,17 @@ class Walk:
 
     def _function(self, node: Function | ast.Module, frame: Frame) -> None:
         spot = self._spot(node.body[0], node.body[0], frame, {}) if node.body else None
-        for rule in FUNCTION_RULES if spot is not None else ():
-            assert spot is not None
-            rule(spot, node)
+        last = len(self.module.text) if isinstance(node, ast.Module) else node.end_lineno or 0
+        for pattern, rule in FUNCTION_RULES if spot is not None else ():
+            if _any_between(self._function_lines(pattern), getattr(node, "lineno", 1), last):
+                assert spot is not None
+                rule(spot, node)
+
+    def _function_lines(self, pattern: re.Pattern[str]) -> list[int]:
+        known = self._by_pattern.get(pattern.pattern)
+        if known is None:
+            known = self._by_pattern[pattern.pattern] = _lines_of(pattern, self.module.text, self._starts)
+        return known
 
     def _spot(self, node: ast.expr | ast.stmt, statement: ast.stmt, frame: Frame, parents: dict[int, ast.AST]) -> Spot:
         return Spot(node, statement, frame, self.values, parents, self.found)
@@ -182,6 +204,16 @@ def _lines_of(pattern: re.Pattern[str], text: str, starts: list[int]) -> list[in
             line += 1
         if not lines or lines[-1] != line:
             lines.append(line)
+    return lines
+
+
+def _lines_with(sign: str, text: str, starts: list[int]) -> list[int]:
+    lines: list[int] = []
+    at = text.find(sign)
+    while at >= 0:
+        line = bisect_right(starts, at)
+        lines.append(line)
+        at = text.find(sign, starts[line]) if line < len(starts) else -1
     return lines
 
 

@@ -111,7 +111,7 @@ def half_square(spot: Spot, op: Operation | None, node: ast.Call) -> None:
         spot.report("WN202", *words, MEDIUM if fact.dtype == "float16" else LOW)
 
 
-@on_function
+@on_function(r"\b(?:Adam|AdamW|Adagrad|RMSprop|NAdam|RAdam|SGD)\(")
 def half_optimizer(spot: Spot, function: Function | ast.Module) -> None:
     """Look at Adam over parameters that were cast to float16."""
     if not _TO_HALF.search(spot.module.text):

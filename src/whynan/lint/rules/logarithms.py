@@ -56,9 +56,9 @@ def _judge(spot: Spot, op: Operation, fact: Fact, node: ast.Call) -> None:
     if fact.kind in _SATURATED:
         title, label, help_ = _SATURATED[fact.kind]
         code = _times_target(spot, op, fact)
-        _report(spot, code, (title, label, help_), HIGH, owner, fact, _saturated_fix(spot, op, fact, node))
+        _report(spot, code, (title, label, help_), HIGH if spot.given(op.operand) else MEDIUM, owner, fact, _saturated_fix(spot, op, fact, node))
     elif fact.low >= 0 and fact.kind in _ZEROES:
-        sure = HIGH if fact.kind in ("relu", "mask-sum", "count", "one-hot", "uniform", "sum-squares", "mean-squares", "norm", "square") else MEDIUM
+        sure = HIGH if fact.kind in ("relu", "count", "one-hot") else MEDIUM
         written = fact.kind.replace("-", " ")
         _report(spot, "WN101", (f"log of a {written} that can be 0", "log(0) is -inf, and its slope 1/x is infinite", "add an eps inside the logarithm"), sure if not guard else sure.lowered(), owner, fact)
     elif fact.low == -inf or fact.low < 0:

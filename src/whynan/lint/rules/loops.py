@@ -6,11 +6,10 @@ import ast
 import re
 from collections.abc import Iterator
 
-from whynan.lint.calls import operation
+from whynan.lint.calls import Operation, operation
 from whynan.lint.model import Function
 from whynan.lint.rules.registry import on_call, on_function, on_statement
 from whynan.lint.spot import HIGH, LOW, MEDIUM, Spot
-from whynan.lint.calls import Operation
 
 _CHECK = re.compile(r"isnan|isfinite|isinf")
 _DISTRIBUTED = re.compile(r"DistributedDataParallel|init_process_group|FullyShardedDataParallel|fully_shard|Accelerator\(")
@@ -41,7 +40,7 @@ def _text(node: ast.AST) -> str:
     return ast.unparse(node)
 
 
-@on_function
+@on_function(r"\.backward\(|clip_grad_norm_?\(")
 def training(spot: Spot, function: Function | ast.Module) -> None:
     """Look at the order of backward, unscale, clip, check and step."""
     calls = _calls(function)
@@ -216,7 +215,7 @@ def clamped_loss(spot: Spot, op: Operation | None, node: ast.Call) -> None:
         spot.report("WL113", *words, HIGH)
 
 
-@on_function
+@on_function(r"/=? *\(?[\w.\[\]]+\.sum\(|/=? *torch\.sum\(")
 def iterated(spot: Spot, function: Function | ast.Module) -> None:
     """Look at rows and columns normalised in turn, outside log space (Sinkhorn)."""
     for loop in own_nodes(function):
@@ -234,7 +233,7 @@ def iterated(spot: Spot, function: Function | ast.Module) -> None:
             return
 
 
-@on_function
+@on_function(r" @ self\.")
 def recurrence(spot: Spot, function: Function | ast.Module) -> None:
     """Look at a state multiplied by the same matrix in every round of a loop."""
     for loop in own_nodes(function):

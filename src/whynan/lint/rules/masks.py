@@ -13,7 +13,7 @@ from whynan.lint.spot import HIGH, LOW, MEDIUM, Spot
 _INFINITE = re.compile(r"-\s*(float\(['\"]inf['\"]\)|math\.inf|torch\.inf|np\.inf|inf\b)|float\(['\"]-inf['\"]\)|NEG_?INF", re.IGNORECASE)
 _GUARDED = re.compile(r"isnan|nan_to_num|isinf|isfinite|isneginf|\.all\(|finfo|fully_masked|_unmask_unattended|\.any\(")
 _CAUSAL = re.compile(r"causal|triu|tril|top_?k|top_?p|subsequent|future|look_?ahead|kth|sorted", re.IGNORECASE)
-_PADDING = re.compile(r"pad|valid|key_mask|key_padding|attention_mask|src_mask|length|legal|allowed|neighbou?r|adj", re.IGNORECASE)
+_PADDING = re.compile(r"pad|key_mask|src_mask", re.IGNORECASE)
 
 
 @on_call("softmax", "log_softmax", "logsumexp")

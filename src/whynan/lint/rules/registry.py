@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable
 
 from whynan.lint.calls import Operation
@@ -17,7 +18,7 @@ FunctionRule = Callable[[Spot, Function | ast.Module], None]
 CALL_RULES: dict[str, list[CallRule]] = {}
 BINARY_RULES: dict[type[ast.operator], list[BinaryRule]] = {}
 STATEMENT_RULES: dict[type[ast.stmt], list[StatementRule]] = {}
-FUNCTION_RULES: list[FunctionRule] = []
+FUNCTION_RULES: list[tuple[re.Pattern[str], FunctionRule]] = []
 
 
 def on_call(*names: str) -> Callable[[CallRule], CallRule]:
@@ -53,7 +54,11 @@ def on_statement(*kinds: type[ast.stmt]) -> Callable[[StatementRule], StatementR
     return register
 
 
-def on_function(rule: FunctionRule) -> FunctionRule:
-    """Look at whole functions, and at the top level of a file."""
-    FUNCTION_RULES.append(rule)
-    return rule
+def on_function(pattern: str) -> Callable[[FunctionRule], FunctionRule]:
+    """Look at whole functions, and at the top level of a file, in whose text a pattern occurs."""
+
+    def register(rule: FunctionRule) -> FunctionRule:
+        FUNCTION_RULES.append((re.compile(pattern), rule))
+        return rule
+
+    return register

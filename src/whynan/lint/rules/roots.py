@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from math import inf
 
 from whynan.lint.calls import Operation, operation
@@ -137,19 +136,10 @@ def _slope(spot: Spot, base: ast.expr, fact: Fact, owner: int, how: str, guard: 
         sure = sure.lowered()
     outside = _eps_outside(spot)
     note = "the eps outside the root does not help: the slope is taken inside" if outside else ""
-    if sure is HIGH and not _learning(spot):
+    if sure is HIGH and not spot.learning:
         sure = MEDIUM
     words = (f"slope of {how} at 0", f"`{spot.text(base)}` is 0 for equal or zero inputs: the slope is infinite; inf * 0 is nan", "add the eps under the root, or use torch.linalg.vector_norm")
     spot.report("WN501", *words, spot.sure(sure, owner), origin=fact.node, origin_label="the argument was made here", fix=_norm_fix(spot, base), note=note)
-
-
-def _learning(spot: Spot) -> bool:
-    """Whether a gradient is likely to be taken: not in optimizers, metrics, data code or initialisers."""
-    owner = spot.scope.owner
-    bases = " ".join(ast.unparse(b) for b in owner.node.bases) if owner is not None else ""
-    name = f"{owner.node.name if owner else ''} {spot.scope.name} {spot.module.path}"
-    quiet = re.search(r"Optimizer|Metric|Transform|Dataset|metric|optim|init|eval|test|data|schedul|convert|plot|preprocess|augment", f"{bases} {name}")
-    return quiet is None and not spot.frame.no_grad
 
 
 def _eps_outside(spot: Spot) -> bool:

@@ -33,7 +33,7 @@ def loaded(spot: Spot, op: Operation | None, node: ast.Call) -> None:
         spot.report("WL109", *words, LOW)
 
 
-@on_function
+@on_function(r"torch\.save\(")
 def saved(spot: Spot, function: Function | ast.Module) -> None:
     """Look at a training function that saves and never asks whether what it saves is finite."""
     if isinstance(function, ast.Module):

@@ -23,17 +23,18 @@ def branch(spot: Spot, op: Operation | None, node: ast.Call) -> None:
         if hazard is None:
             continue
         where, argument, fact = hazard
-        if not fact.graph or fact.owner == OTHER or (isinstance(argument, ast.expr) and not asked & _related(spot, argument)):
+        if not fact.graph or fact.owner == OTHER or not asked & _related(spot, argument, fact):
             continue
-        sure = HIGH if fact.kind not in ("parameter", "", "attribute") and fact.owner == TORCH else MEDIUM
+        sure = HIGH if fact.kind not in ("parameter", "", "attribute") and fact.owner == TORCH and spot.learning else MEDIUM
         words = ("where guards the output, not the input", f"the arm not taken still sends back the slope of `{spot.text(where)}`: inf * 0 is nan", "make the input safe first: torch.where(ok, x, 1.0), then the function, then where again")
         spot.report("WN502", *words, sure)
         return
 
 
-def _related(spot: Spot, argument: ast.expr) -> set[str]:
+def _related(spot: Spot, argument: ast.expr, fact: Fact) -> set[str]:
+    """The names an argument stands for; through its definition too where it is known to reach 0."""
     names = names_in(argument)
-    for name in list(names):
+    for name in list(names) if fact.nonnegative else ():
         for bound in (spot.scope.reaching(name, (argument.lineno, argument.col_offset)) or [])[:1]:
             if bound.value is not None:
                 names |= names_in(bound.value)
@@ -51,7 +52,8 @@ def afterwards(spot: Spot, op: Operation | None, node: ast.Call) -> None:
     where, _, fact = hazard
     if not fact.graph or fact.owner == OTHER:
         return
-    sure = HIGH if fact.kind not in ("parameter", "", "attribute", "selection") and fact.owner == TORCH else LOW if fact.owner != TORCH else MEDIUM
+    known = fact.kind not in ("parameter", "", "attribute", "selection") and fact.owner == TORCH
+    sure = HIGH if known and spot.learning else LOW if fact.owner != TORCH else MEDIUM
     words = (f"{op.name} after `{spot.text(where)}` hides the value, not the slope", "the entry that is covered still sends back inf * 0: nan", "guard the input of the function, not its output")
     spot.report("WN502", *words, spot.sure(sure, TORCH if op.sure or fact.owner == TORCH else fact.owner))
 
