@@ -149,6 +149,8 @@ def divide(a: Fact, b: Fact) -> Fact:
         return multiply(a, constant(1 / b.number))
     if a.low >= 0 and b.low >= 0:
         return Fact("quotient", 0.0, inf, owner(a, b), None, a.dtype or b.dtype, graph=a.graph or b.graph, positive=a.positive or a.low > 0)
+    if a.high <= 0 and b.low >= 0:
+        return Fact("quotient", -inf, 0.0, owner(a, b), None, a.dtype or b.dtype, graph=a.graph or b.graph)
     return Fact("quotient", -inf, inf, owner(a, b), None, a.dtype or b.dtype, graph=a.graph or b.graph)
 
 

@@ -67,8 +67,24 @@ class Scope:
         """Every condition that is asked in this scope, with its text and its names."""
         if self._tests is None:
             asked = [] if isinstance(self.node, ast.Lambda) else [n.test for n in ast.walk(self.node) if isinstance(n, ast.If | ast.Assert | ast.While | ast.IfExp)]
-            self._tests = [(t, ast.unparse(t), {n.id for n in ast.walk(t) if isinstance(n, ast.Name)} | {f"self.{n.attr}" for n in ast.walk(t) if isinstance(n, ast.Attribute)}) for t in asked]
+            self._tests = [self._spelled(t) for t in asked]
         return self._tests
+
+    def _spelled(self, test: ast.expr) -> tuple[ast.expr, str, set[str]]:
+        """A condition with the conditions that its names stand for."""
+        written, names = [ast.unparse(test)], set()
+        stack: list[ast.AST] = [test]
+        while stack:
+            for n in ast.walk(stack.pop()):
+                if isinstance(n, ast.Attribute):
+                    names.add(f"self.{n.attr}")
+                elif isinstance(n, ast.Name) and n.id not in names:
+                    names.add(n.id)
+                    for bound in self.bindings.get(n.id, [])[:2]:
+                        if isinstance(bound.value, ast.Compare | ast.BoolOp | ast.UnaryOp):
+                            written.append(ast.unparse(bound.value))
+                            stack.append(bound.value)
+        return test, " ; ".join(written), names
 
     def parameter(self, name: str) -> tuple[bool, ast.expr | None, ast.expr | None]:
         """Whether a name is a parameter, its default and its annotation."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import e, inf, log, pi
+from math import e, inf, log, pi, tanh
 
 from whynan.lint.facts import OTHER, TORCH, Fact, root, square
 
@@ -123,7 +123,7 @@ OPERATIONS: dict[str, Rule] = {
     "nanmean": _mean,
     "ne": _made("mask", 0.0, 1.0),
     "neg": lambda a: a.but(kind="negated", low=-a.high, high=-a.low, positive=False),
-    "norm": lambda a: Fact("norm", 0.0, inf, TORCH, dtype=a.dtype, graph=a.graph, eased=a.eased, positive=a.positive),
+    "norm": lambda a: Fact("norm", 0.0, inf, TORCH, dtype=a.dtype, graph=a.graph, eased=a.eased or a.kind in ("softmax", "eye", "ones", "probability"), positive=a.positive),
     "normalize": _made("unit", -1.0, 1.0),
     "numel": _number("size", 0.0),
     "one_hot": _made("one-hot", 0.0, 1.0),
@@ -149,7 +149,7 @@ OPERATIONS: dict[str, Rule] = {
     "square": square,
     "std": _made("std", 0.0),
     "sum": _sum,
-    "tanh": _made("tanh", -1.0, 1.0),
+    "tanh": lambda a: Fact("tanh", tanh(a.low), tanh(a.high), TORCH, dtype=a.dtype, graph=a.graph),
     "trace": _made("trace"),
     "var": _made("var", 0.0),
     "zeros": _made("zeros", 0.0, 0.0),

@@ -94,9 +94,38 @@ class Spot:
             return False
         owner = self.scope.owner
         whole = f"{owner.node.name if owner else ''} {self.scope.name} {self.module.path}"
-        if re.search(r"Optimizer|[Mm]etric|Transform[^e]|Dataset|optim|init|eval|[Tt]est|dataset|schedul|convert|plot|process|augment|sampl|generat", whole):
+        if re.search(r"Optimizer|[Mm]etric|Transform[^e]|Dataset|optim|init|eval|[Tt]est|dataset|schedul|convert|plot|process|augment|sampl|generat|\\bdata\\b", whole):
             return False
         return (owner is not None and any("Module" in ast.unparse(b) or "Loss" in ast.unparse(b) for b in owner.node.bases)) or re.search(r"[Ll]oss|forward|diverg|distance|penalty", whole) is not None
+
+    def direct(self, node: ast.expr) -> bool:
+        """Whether a value is what the function was given, or a difference or part of it: nothing is between the caller and it."""
+        if isinstance(self.scope.node, ast.Module):
+            return False
+        node = self.values.base(node, self.scope)
+        parts = [node.left, node.right] if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub | ast.Mult | ast.Pow) else [node]
+        return all(self._handed_in(p) for p in parts)
+
+    def _handed_in(self, node: ast.expr) -> bool:
+        for _ in range(4):
+            node = self.values.base(node, self.scope)
+            if isinstance(node, ast.Constant):
+                return True
+            if isinstance(node, ast.Attribute):
+                node = node.value
+            if not isinstance(node, ast.Name):
+                return isinstance(node, ast.BinOp) and all(self._handed_in(p) for p in (node.left, node.right))
+            bound = self.scope.reaching(node.id, (node.lineno, node.col_offset))
+            if bound is None:
+                return self.scope.parameter(node.id)[0] and node.id != "self"
+            if bound[0].value is None or bound[0].loop:
+                return False
+            if bound[0].index is not None:
+                unpacked = bound[0].value
+                op = unpacked.func.attr if isinstance(unpacked, ast.Call) and isinstance(unpacked.func, ast.Attribute) else ""
+                return op in ("chunk", "split", "unbind") and self._handed_in(unpacked.func.value)  # type: ignore[union-attr]
+            node = bound[0].value
+        return False
 
     def given(self, node: ast.expr) -> bool:
         """Whether an expression depends on what the function is given, not on constants of the file alone."""

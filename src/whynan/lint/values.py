@@ -7,7 +7,7 @@ import re
 from math import inf
 
 from whynan.lint import facts
-from whynan.lint.calls import Operation, foreign_name, is_foreign, operation, same
+from whynan.lint.calls import Operation, foreign_name, is_foreign, names_in, operation, same
 from whynan.lint.facts import NOTHING, OTHER, TINY, TORCH, UNKNOWN, Fact, constant, join
 from whynan.lint.model import Binding, Function, Module, Owner, Scope
 from whynan.lint.operations import LAYERS, OPERATIONS, VIEWS
@@ -213,7 +213,9 @@ class Values:
             case ast.Add():
                 return facts.add(a, b)
             case ast.Sub():
-                return facts.subtract(a, b, self._same_root(node.left, node.right, scope))
+                made = facts.subtract(a, b, self._same_root(node.left, node.right, scope))
+                weighted = isinstance(node.right, ast.BinOp) and isinstance(node.right.op, ast.Mult) and not same(node.right.left, node.right.right)
+                return made.but(kind="difference") if weighted and made.kind == "cancelled-variance" else made
             case ast.Mult():
                 return facts.square(a) if same(node.left, node.right) else facts.multiply(a, b)
             case ast.Div():
@@ -261,7 +263,8 @@ class Values:
         if isinstance(node.value, ast.Dict):
             return NOTHING
         if chosen.kind == "mask" and fact.kind not in ("number",):
-            return fact.but(kind="selection" if fact.kind in ("", "parameter") else fact.kind, node=node)
+            about_itself = bool(names_in(node.value) & names_in(node.slice) - {"torch", "self"})
+            return fact.but(kind="selection" if fact.kind in ("", "parameter") else fact.kind, node=node, eased=fact.eased or about_itself)
         return fact if fact.kind != "number" else NOTHING
 
     def _call(self, node: ast.Call, scope: Scope) -> Fact:

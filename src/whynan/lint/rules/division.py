@@ -76,21 +76,21 @@ def _judge(spot: Spot, above: ast.expr, below: ast.expr, fact: Fact, owner: int)
     written = spot.text(below)
     kin = _kin(spot, above, below)
     if fact.kind in NORMS or fact.kind in ("root-mean-squares", "hypot", "distance"):
-        return "WN104" if kin else "WN103", HIGH if kin else MEDIUM, "division by a norm that can be 0", f"`{written}` is 0 for a zero vector: 0 / 0 is nan", _norm_help(below)
+        return "WN104" if kin else "WN103", HIGH if kin and spot.direct(below) else MEDIUM, "division by a norm that can be 0", f"`{written}` is 0 for a zero vector: 0 / 0 is nan", _norm_help(below)
     if fact.kind in ("std", "var"):
-        return "WN404", HIGH if kin else MEDIUM, "division by a spread that can be 0", f"`{written}` is 0 where all values are the same", "put eps under the root: (x.var(...) + eps).sqrt()"
+        return "WN404", HIGH if kin and spot.direct(below) else MEDIUM, "division by a spread that can be 0", f"`{written}` is 0 where all values are the same", "put eps under the root: (x.var(...) + eps).sqrt()"
     if fact.kind == "range":
-        return "WN404", HIGH, "division by a range that can be 0", f"`{written}` is 0 where all values are the same: 0 / 0 is nan", "add an eps to the range, or treat a constant input apart"
+        return "WN404", HIGH if spot.direct(above) or isinstance(above, ast.BinOp) else MEDIUM, "division by a range that can be 0", f"`{written}` is 0 where all values are the same: 0 / 0 is nan", "add an eps to the range, or treat a constant input apart"
     if fact.kind in COUNTS or (fact.kind in ("sum", "mean") and _MASK_NAME.search(written)):
         return _count(spot, below, fact, written)
     if fact.kind in SATURATING and fact.kind.startswith("one-minus"):
         return "WN103", HIGH, "division by what a saturated probability leaves", f"`{written}` rounds to 0 where the probability rounds to 1", "work with the logits: exp(logit) is p / (1 - p)"
     if fact.kind in ("sum", "masked-sum", "sum-abs", "sum-squares", "scattered-sum", "mean-squares"):
-        return _total(fact, written, kin)
+        return _total(fact, written, kin and spot.direct(below))
     if fact.kind in ("relu", "abs", "square", "masked-product") and fact.nonnegative:
         return "WN103", MEDIUM, "division by a value that can be 0", f"`{written}` can be exactly 0", "add an eps, or divide only where it is not 0"
     if fact.kind == "max" and (kin or fact.nonnegative):
-        return "WN104", HIGH if kin and fact.nonnegative else MEDIUM, "division by a maximum that can be 0", f"`{written}` is 0 where every value is 0", "clamp the maximum from below"
+        return "WN104", HIGH if kin and fact.nonnegative and spot.direct(below) else MEDIUM, "division by a maximum that can be 0", f"`{written}` is 0 where every value is 0", "clamp the maximum from below"
     if _TEMPERATURE.search(written) and fact.kind in ("weight", "attribute", "parameter", "argument", ""):
         return _temperature(fact, written)
     if fact.kind in ("sum-of-two", "difference", "product") and fact.nonnegative:

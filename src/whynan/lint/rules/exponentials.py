@@ -123,7 +123,7 @@ def _softmax(spot: Spot, node: ast.BinOp) -> None:
     inner = _exponent(spot, node.left)
     fact = spot.of(inner)
     words = ("softmax written by hand", "exp overflows above 88: inf / inf is nan; far below every term is 0", "use torch.softmax, or subtract the maximum first")
-    bounded = fact.kind in ("unit", "cosine") or (inner is not None and spot.guard(inner) == 2)
+    bounded = fact.kind in ("unit", "cosine") or (inner is not None and re.search(r"^-.*(\*\* ?2|pow\(|square)", ast.unparse(inner)) is not None) or (inner is not None and spot.guard(inner) == 2)
     fix = _softmax_fix(spot, node, inner)
     spot.report("WN303", *words, spot.sure(MEDIUM if bounded else HIGH, spot.of(node).owner), fix=fix)
 

@@ -89,7 +89,7 @@ def _negative_power(spot: Spot, base: ast.expr, owner: int, how: str) -> None:
         sure = HIGH
     elif fact.nonnegative and fact.kind in ("sum", "mean", "power", "root", "max", "sum-of-two", "product"):
         sure = MEDIUM
-    if spot.guard(base) == 1:
+    if spot.guard(base) == 1 or (sure is HIGH and fact.kind not in ("mask-sum", "count") and not spot.direct(_unreduced(spot, base))):
         sure = sure.lowered()
     if spot.covered_later():
         sure = LOW
@@ -136,10 +136,17 @@ def _slope(spot: Spot, base: ast.expr, fact: Fact, owner: int, how: str, guard: 
         sure = sure.lowered()
     outside = _eps_outside(spot)
     note = "the eps outside the root does not help: the slope is taken inside" if outside else ""
-    if sure is HIGH and not spot.learning:
+    if sure is HIGH and not (spot.learning and spot.direct(_unreduced(spot, base))):
         sure = MEDIUM
     words = (f"slope of {how} at 0", f"`{spot.text(base)}` is 0 for equal or zero inputs: the slope is infinite; inf * 0 is nan", "add the eps under the root, or use torch.linalg.vector_norm")
     spot.report("WN501", *words, spot.sure(sure, owner), origin=fact.node, origin_label="the argument was made here", fix=_norm_fix(spot, base), note=note)
+
+
+def _unreduced(spot: Spot, node: ast.expr) -> ast.expr:
+    """What was squared and summed."""
+    base = spot.values.base(node, spot.scope)
+    squared = _squared(spot, base)
+    return squared if squared is not None else base
 
 
 def _eps_outside(spot: Spot) -> bool:
