@@ -8,6 +8,7 @@ import click
 
 from whynan import __version__
 from whynan.commands.explain import explain
+from whynan.commands.lint import lint
 from whynan.commands.replay import replay
 from whynan.commands.run import run
 from whynan.errors import UsageError
@@ -22,6 +23,7 @@ def cli() -> None:
 cli.add_command(run)
 cli.add_command(explain)
 cli.add_command(replay)
+cli.add_command(lint)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -147,6 +147,8 @@ def divide(a: Fact, b: Fact) -> Fact:
         return constant(a.number / b.number)
     if b.number:
         return multiply(a, constant(1 / b.number))
+    if a.kind == "shifted":
+        return a  # by a temperature, which is positive wherever this is written
     if a.low >= 0 and b.low >= 0:
         return Fact("quotient", 0.0, inf, owner(a, b), None, a.dtype or b.dtype, graph=a.graph or b.graph, positive=a.positive or a.low > 0)
     if a.high <= 0 and b.low >= 0:
@@ -176,7 +178,7 @@ def square(a: Fact) -> Fact:
     low = 0.0 if a.low <= 0 <= a.high else min(a.low**2, a.high**2)
     high = max(abs(a.low), abs(a.high))
     kind = "tanh-squared" if a.kind == "tanh" else "square"
-    return Fact(kind, low, high * high if high < 1e150 else inf, a.owner, dtype=a.dtype, node=a.node, inner=a.inner, graph=a.graph, positive=a.positive)
+    return Fact(kind, low, high * high if high < 1e150 else inf, a.owner, dtype=a.dtype, node=a.node, inner=a.inner, eased=a.eased, graph=a.graph, positive=a.positive)
 
 
 def root(a: Fact) -> Fact:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from whynan.lint.files import Source, Unreadable, discover, read
-from whynan.lint.findings import Finding
+from whynan.lint.findings import Edit, Finding, Fix, Place
 from whynan.lint.model import Module, Project
 from whynan.lint.settings import Settings
 from whynan.lint.values import Values
@@ -30,6 +30,7 @@ class Report:
     files: int = 0
     lines: int = 0
     held_back: int = 0  # findings below the asked confidence
+    texts: dict[tuple[str, int], str] = field(default_factory=dict)  # the sources that have findings, by path and cell
 
     @property
     def status(self) -> int:
@@ -69,7 +70,9 @@ def _take(report: Report, path: Path, settings: Settings, project: Project) -> N
         if why_not:
             report.trouble.append((f"{path}, cell {source.cell}" if source.cell else str(path), why_not))
         kept = [f for f in found if settings.keeps(f)]
-        report.held_back += len(found) - len(kept)
+        report.held_back += sum(settings.wants(f.code) and f.confidence.rank < settings.min_confidence.rank for f in found)
+        if kept:
+            report.texts[str(path), source.cell] = source.text
         report.findings.extend(kept)
 
 
@@ -102,6 +105,21 @@ def lint_source(source: Source, project: Project, imports: str = "") -> tuple[li
     return _unsuppressed(_distinct(found), source), ""
 
 
+def _in_characters(finding: Finding, lines: list[str]) -> Finding:
+    """The parser counts columns in bytes; people and editors count characters."""
+
+    def moved(p: Place) -> Place:
+        return Place(p.line, _column(lines, p.line, p.column), p.end_line, _column(lines, p.end_line, p.end_column))
+
+    fix = finding.fix and Fix(tuple(Edit(moved(e.place), e.text) for e in finding.fix.edits), finding.fix.safe)
+    return replace(finding, place=moved(finding.place), origin=finding.origin and moved(finding.origin), fix=fix)
+
+
+def _column(lines: list[str], line: int, column: int) -> int:
+    written = lines[line - 1] if line <= len(lines) else ""
+    return column if written.isascii() else len(written.encode()[:column].decode(errors="ignore"))
+
+
 def parse(text: str) -> ast.Module:
     """Parse without the warnings Python has about other people's escapes."""
     with warnings.catch_warnings():
@@ -110,10 +128,10 @@ def parse(text: str) -> ast.Module:
 
 
 def _distinct(found: list[Finding]) -> list[Finding]:
-    """One finding a code and line, the surest."""
-    best: dict[tuple[str, int], Finding] = {}
+    """One finding a code and place, the surest."""
+    best: dict[tuple[str, Place], Finding] = {}
     for finding in found:
-        key = (finding.code, finding.place.line)
+        key = (finding.code, finding.place)
         if key not in best or finding.weight > best[key].weight:
             best[key] = finding
     return list(best.values())
@@ -121,7 +139,8 @@ def _distinct(found: list[Finding]) -> list[Finding]:
 
 def _unsuppressed(found: list[Finding], source: Source) -> list[Finding]:
     lines = source.text.split("\n") if found else []
-    return [replace(f, cell=source.cell) for f in found if not _suppressed(f, lines)]
+    kept = [replace(f, cell=source.cell) for f in found if not _suppressed(f, lines)]
+    return kept if source.text.isascii() else [_in_characters(f, lines) for f in kept]
 
 
 def _suppressed(finding: Finding, lines: list[str]) -> bool:

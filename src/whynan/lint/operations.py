@@ -42,7 +42,7 @@ def _log(a: Fact) -> Fact:
 
 
 def _abs(a: Fact) -> Fact:
-    return Fact("abs", max(a.low, -a.high, 0.0), max(abs(a.low), abs(a.high)), a.owner, dtype=a.dtype, graph=a.graph, positive=a.positive)
+    return Fact("abs", max(a.low, -a.high, 0.0), max(abs(a.low), abs(a.high)), a.owner, dtype=a.dtype, eased=a.eased, graph=a.graph, positive=a.positive, inner=a.inner)
 
 
 def _relu(a: Fact) -> Fact:

@@ -61,6 +61,9 @@ class Spot:
             yield at
             at = self.parents.get(id(at))
 
+    def _detached(self) -> bool:
+        return any(isinstance(o, ast.Attribute) and o.attr in ("detach", "item", "data") for o in self.above())
+
     def text(self, node: ast.expr) -> str:
         """An expression as one line of source, shortened."""
         line = ast.unparse(node)
@@ -111,8 +114,6 @@ class Spot:
             node = self.values.base(node, self.scope)
             if isinstance(node, ast.Constant):
                 return True
-            if isinstance(node, ast.Attribute):
-                node = node.value
             if not isinstance(node, ast.Name):
                 return isinstance(node, ast.BinOp) and all(self._handed_in(p) for p in (node.left, node.right))
             bound = self.scope.reaching(node.id, (node.lineno, node.col_offset))
@@ -131,7 +132,7 @@ class Spot:
         """Whether an expression depends on what the function is given, not on constants of the file alone."""
         if isinstance(self.scope.node, ast.Module):
             return False
-        return any(n in self.scope.bindings or self.scope.parameter(n)[0] or n.startswith("self.") for n in names_in(node))
+        return any(n in self.scope.bindings or self.scope.parameter(n)[0] or n.startswith("self.") for n in names_in(self.values.base(node, self.scope)))
 
     def covered_later(self) -> bool:
         """Whether the name this statement assigns is searched for infinities or NaN further down."""
@@ -163,7 +164,7 @@ class Spot:
         origin_label: str = "", fix: Fix | None = None, note: str = "",
     ) -> None:  # fmt: skip
         """Write down a finding."""
-        if confidence is None or (code in _BACKWARD and self.frame.no_grad):
+        if confidence is None or (code in _BACKWARD and (self.frame.no_grad or self._detached())):
             return
         if self.frame.no_grad and code.startswith("WN"):
             confidence = confidence.lowered()

@@ -241,7 +241,7 @@ class Values:
         for _ in range(6):
             if isinstance(node, ast.Name):
                 bound = scope.reaching(node.id, (node.lineno, node.col_offset))
-                if not bound or bound[0].value is None or not isinstance(bound[0].value, ast.Call) or bound[0].patch:
+                if not bound or not isinstance(bound[0].value, ast.Call | ast.Subscript | ast.Attribute) or bound[0].patch or bound[0].loop:
                     return node
                 node = bound[0].value
             elif isinstance(node, ast.Call):

@@ -82,7 +82,7 @@ def _judge(spot: Spot, above: ast.expr, below: ast.expr, fact: Fact, owner: int)
     if fact.kind == "range":
         return "WN404", HIGH if spot.direct(above) or isinstance(above, ast.BinOp) else MEDIUM, "division by a range that can be 0", f"`{written}` is 0 where all values are the same: 0 / 0 is nan", "add an eps to the range, or treat a constant input apart"
     if fact.kind in COUNTS or (fact.kind in ("sum", "mean") and _MASK_NAME.search(written)):
-        return _count(spot, below, fact, written)
+        return _count(spot, above, below, fact, written)
     if fact.kind in SATURATING and fact.kind.startswith("one-minus"):
         return "WN103", HIGH, "division by what a saturated probability leaves", f"`{written}` rounds to 0 where the probability rounds to 1", "work with the logits: exp(logit) is p / (1 - p)"
     if fact.kind in ("sum", "masked-sum", "sum-abs", "sum-squares", "scattered-sum", "mean-squares"):
@@ -100,9 +100,11 @@ def _judge(spot: Spot, above: ast.expr, below: ast.expr, fact: Fact, owner: int)
     return "WN103", LOW, "division by a tensor that nothing keeps from 0", f"x / 0 is inf where `{written}` is 0", "clamp it, or divide only where it is not 0"
 
 
-def _count(spot: Spot, below: ast.expr, fact: Fact, written: str) -> Judged:
+def _count(spot: Spot, above: ast.expr, below: ast.expr, fact: Fact, written: str) -> Judged:
     if fact.kind == "count":
         return "WN103", HIGH, "division by a count that can be 0", f"`{written}` is 0 for what does not occur", "divide by the count clamped at 1: count.clamp_min(1)"
+    if spot.of(above).number is not None:
+        return "WN103", MEDIUM, "division by a count that can be 0", f"`{written}` is 0 where nothing is selected", "divide by the count clamped at 1: mask.sum().clamp_min(1)"
     sure = HIGH if fact.kind == "mask-sum" and _plain_mask(spot, below) else MEDIUM
     return "WN402", sure, "mean over a mask that can be empty", f"`{written}` is 0 where nothing is selected: 0 / 0 is nan", "divide by the sum clamped at 1: mask.sum().clamp_min(1)"
 

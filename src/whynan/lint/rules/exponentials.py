@@ -118,12 +118,14 @@ def _softmax(spot: Spot, node: ast.BinOp) -> None:
         name = name_of(spot, "torch.sigmoid")
         simple = inner is not None and isinstance(node.left, ast.Call) and name
         fix = replaced(node, f"{name}({source(spot, inner)})", True) if simple and inner is not None else None
-        spot.report("WN303", "sigmoid written by hand", "exp(x) overflows above 88: inf / inf is nan", "use torch.sigmoid", spot.sure(HIGH, spot.of(node).owner), fix=fix)
+        sure = HIGH if inner is not None and not spot.guard(inner) else MEDIUM
+        spot.report("WN303", "sigmoid written by hand", "exp(x) overflows above 88: inf / inf is nan", "use torch.sigmoid", spot.sure(sure, spot.of(node).owner), fix=fix)
         return
     inner = _exponent(spot, node.left)
     fact = spot.of(inner)
     words = ("softmax written by hand", "exp overflows above 88: inf / inf is nan; far below every term is 0", "use torch.softmax, or subtract the maximum first")
-    bounded = fact.kind in ("unit", "cosine") or (inner is not None and re.search(r"^-.*(\*\* ?2|pow\(|square)", ast.unparse(inner)) is not None) or (inner is not None and spot.guard(inner) == 2)
+    plain = spot.of(node.left).kind == "exp"
+    bounded = not plain or fact.kind in ("unit", "cosine", "arange", "difference") or (inner is not None and re.search(r"^-.*(\*\* ?2|pow\(|square)", ast.unparse(inner)) is not None) or (inner is not None and spot.guard(inner) > 0)
     fix = _softmax_fix(spot, node, inner)
     spot.report("WN303", *words, spot.sure(MEDIUM if bounded else HIGH, spot.of(node).owner), fix=fix)
 
@@ -133,19 +135,21 @@ def _softmax_fix(spot: Spot, node: ast.BinOp, inner: ast.expr | None) -> Fix | N
     name = name_of(spot, "torch.softmax")
     if total is None or inner is None or not name or not isinstance(node.left, ast.Call):
         return None
-    dim = total.argument(1, "dim")
+    dim, kept = total.argument(1, "dim"), total.argument(2, "keepdim")
+    if not (isinstance(kept, ast.Constant) and kept.value is True):
+        return None
     return replaced(node, f"{name}({source(spot, inner)}, dim={source(spot, dim)})", True) if dim is not None else None
 
 
 def _sigmoid(spot: Spot, node: ast.BinOp) -> None:
     inner = _exponent(spot, node.right)
-    if inner is None or spot.of(inner).owner != TORCH or spot.of(inner).high <= 88:
+    if inner is None or spot.of(inner).owner == OTHER or spot.of(inner).high <= 88:
         return
     name = name_of(spot, "torch.sigmoid")
     negative = inner.operand if isinstance(inner, ast.UnaryOp) and isinstance(inner.op, ast.USub) else None
     fix = replaced(node, f"{name}({source(spot, negative)})", True) if negative is not None and name else None
     words = ("sigmoid written by hand", "exp(-x) overflows below -88; the value is 0, the gradient inf * 0 is nan", "use torch.sigmoid")
-    spot.report("WN201", *words, HIGH, fix=fix)
+    spot.report("WN201", *words, MEDIUM if spot.guard(inner) else HIGH, fix=fix)
 
 
 @on_call("prod", "cumprod")

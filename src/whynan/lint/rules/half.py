@@ -55,7 +55,7 @@ def near_one(spot: Spot, op: Operation | None, node: ast.Call) -> None:
     high = op.argument(2, "max") if op.name == "clamp" else op.argument(1, "max")
     value = spot.of(high).number
     fact = spot.of(op.operand)
-    if high is None or value is None or fact.owner == OTHER:
+    if high is None or value is None or fact.owner == OTHER or fact.kind == "uniform":  # rand is below 1
         return
     dtype = fact.dtype or spot.frame.half
     step = {"float16": 4.8e-4, "bfloat16": _BFLOAT_STEP}.get(dtype, 5.9e-8)

@@ -68,7 +68,7 @@ def _judge(spot: Spot, op: Operation, fact: Fact, node: ast.Call) -> None:
 
 
 def _unknown(spot: Spot, op: Operation, fact: Fact, owner: int) -> None:
-    kinds = {"linear": MEDIUM, "matmul": MEDIUM, "weight": MEDIUM, "normal": MEDIUM, "difference": MEDIUM, "tanh": MEDIUM, "unit": MEDIUM, "cosine": HIGH, "cos": HIGH, "sin": HIGH}
+    kinds = {"linear": MEDIUM, "matmul": MEDIUM, "weight": MEDIUM, "normal": MEDIUM, "difference": MEDIUM, "tanh": MEDIUM, "unit": MEDIUM, "cosine": HIGH, "cos": MEDIUM, "sin": MEDIUM}
     if fact.kind in kinds:
         words = ("log of a value that can be negative", "log of a negative number is nan", "make it positive by construction: softplus or exp")
         _report(spot, "WN102", words, kinds[fact.kind], owner, fact)

@@ -75,9 +75,17 @@ def _fraction(spot: Spot, base: ast.expr, fact: Fact, owner: int, n: float) -> N
         spot.report("WN105", *words, spot.sure(sure, owner))
     elif n < 1 and fact.low == 0 and fact.can_be_zero and fact.graph:
         words = (f"slope of x ** {n:g} at 0", "the slope at 0 is infinite; inf * 0 is nan", "add an eps to the base, or work in log space")
-        spot.report("WN501", *words, spot.sure(HIGH if fact.kind != "" else MEDIUM, owner), origin=fact.node, origin_label="the base was made here")
+        spot.report("WN501", *words, spot.sure(_steepness(spot, base, fact), owner), origin=fact.node, origin_label="the base was made here")
     elif n < 1 and fact.low == 0 and fact.positive and fact.kind in ("probability", "exp") and fact.graph:
         spot.report("WN501", f"slope of x ** {n:g} at 0", "exp underflows to 0, where the slope is infinite", "add an eps to the base, or work in log space", spot.sure(MEDIUM, owner))
+
+
+def _steepness(spot: Spot, base: ast.expr, fact: Fact) -> Confidence:
+    """High where exact zeros are ordinary: a relu, squares or absolute values of what was handed in, saturated probabilities."""
+    if not spot.learning:
+        return MEDIUM
+    ordinary = fact.kind in ("relu", "softmax", "one-minus-sigmoid", "one-minus-softmax") or (fact.kind in (*_SQUARES, "abs", "root-sum-squares") and spot.direct(_unreduced(spot, base)))
+    return HIGH if ordinary else MEDIUM
 
 
 def _negative_power(spot: Spot, base: ast.expr, owner: int, how: str) -> None:

@@ -69,7 +69,7 @@ def _hazard(spot: Spot, node: ast.expr, direct: bool = False) -> tuple[ast.expr,
                     return inner, op.operand, fact
         elif isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.Div):
             fact = spot.of(inner.right)
-            if fact.can_be_zero and fact.number is None and fact.kind not in ("size", "epsilon", "foreign", "argument", "softmax", "exp", "softplus"):
+            if fact.can_be_zero and fact.number is None and fact.owner != OTHER and fact.kind not in ("size", "epsilon", "foreign", "argument", "softmax", "exp", "softplus", "" if direct else "size"):
                 return inner, inner.right, fact
         elif isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.Pow):
             n, fact = spot.of(inner.right).number, spot.of(inner.left)
