@@ -169,7 +169,7 @@ class Values:
         if re.search(r"ndarray|ArrayLike|np\.|DataFrame|PIL|jnp", written) and "Tensor" not in written:
             return Fact("foreign", owner=OTHER)
         tensor = "Tensor" in written or (scope.name == "forward" and scope.owner is not None and written in ("", "Tensor"))
-        mask = tensor and re.search(r"(^|_)mask(s|ed)?($|_)", name) is not None
+        mask = written in ("", "Tensor", "torch.Tensor") and re.search(r"(^|_)mask(s|ed)?($|_)", name) is not None
         return Fact("mask" if mask else "parameter", 0.0 if mask else -inf, 1.0 if mask else inf, owner=TORCH if tensor else UNKNOWN, graph=not mask)
 
     def _attribute(self, node: ast.Attribute, scope: Scope) -> Fact:

@@ -19,8 +19,8 @@ from whynan.lint.values import Values
 _MARKS = re.compile(
     r"\.(?:log|sqrt|rsqrt|pow|exp|softmax|a?cos|a?sinh?\(|atanh|arc|erfinv|icdf|reciprocal|norm|std|var|hypot|lgamma|digamma|polygamma|remainder|fmod|inv|solve|cholesky|slogdet|eig|svd|pinv"
     r"|where|nan_to_num|masked_fill|binary_cross|cross_entropy|nll_loss|ctc_loss|CTCLoss|mean\(|mse_loss|l1_loss|smooth_l1|prod|cumprod|load|save|half\(|to\(|Parameter|Adam|RMSprop|scaled_dot|all\("
-    r"|zeros_like|tensor\(|div_?\(|divide|clamp|clip\(|square\(|minimum\(|grad\b|layer_norm|LayerNorm|BatchNorm|GroupNorm|RMSNorm|cosine_sim|xlogy|entr\(|isnan|isfinite|isinf|symeig)"
-    r"|\+ *(?:[\d.]+e-|\w*\.?\w*eps|EPS)|1(?:\.0)? - "
+    r"|clip_grad|backward|zeros|zeros_like|tensor\(|div_?\(|divide|clamp|clip\(|square\(|minimum\(|grad\b|layer_norm|LayerNorm|BatchNorm|GroupNorm|RMSNorm|cosine_sim|xlogy|entr\(|isnan|isfinite|isinf|symeig)"
+    r"|\+ *(?:[\d.]+e-|\w*\.?\w*eps|EPS)|1(?:\.0)? - |0\.\d+ \* "
 )
 _ANYWHERE = re.compile(r"BCELoss\(|MultiheadAttention\(|TransformerEncoder\(")
 
@@ -136,12 +136,14 @@ class Walk:
         return Spot(node, statement, frame, self.values, parents, self.found)
 
     def _expressions(self, statement: ast.stmt, roots: list[ast.expr], frame: Frame) -> None:
-        if not _any_between(self._marked, statement.lineno, roots[-1].end_lineno or statement.lineno if roots else statement.lineno):
-            return
         parents: dict[int, ast.AST] = {}
-        spot = self._spot(statement, statement, frame, parents)
-        for rule in STATEMENT_RULES.get(type(statement), ()):
-            rule(spot, statement)
+        rules = STATEMENT_RULES.get(type(statement))
+        if rules:
+            spot = self._spot(statement, statement, frame, parents)
+            for rule in rules:
+                rule(spot, statement)
+        if not roots or not _any_between(self._marked, statement.lineno, roots[-1].end_lineno or statement.lineno):
+            return
         hits: list[ast.Call | ast.BinOp] = []
         stack: list[ast.AST] = list(reversed(roots))
         while stack:

@@ -44,7 +44,7 @@ def _filled(spot: Spot, name: str, value: ast.expr) -> bool:
     owner = spot.scope.owner
     assert owner is not None
     text = "\n".join(spot.module.lines[owner.node.lineno - 1 : owner.node.end_lineno])
-    writes = rf"self\.{name}(\.data)?\.\w+_\(|init\w*\.\w+\(\s*self\.{name}\b|\w+_\(\s*self\.{name}\b|self\.{name}\.data\s*=|self\.{name}(\.data)?\[|\b(glorot|zeros|ones|uniform|reset|init\w*|_init\w*)\(\s*self\.{name}\b|copy_\("
+    writes = rf"self\.{name}(\.data)?\.\w+_\(|init\w*\.\w+\(\s*self\.{name}\b|\w+_\(\s*self\.{name}\b|self\.{name}\.data\s*=|self\.{name}(\.data)?\[[^\n]*\]\s*=[^=]|\b(glorot|zeros|ones|uniform|reset|init\w*|_init\w*)\(\s*self\.{name}\b|copy_\("
     if re.search(writes, text) or re.search(r"for \w+ in self\.parameters\(\)|self\.named_parameters\(\)|self\.apply\(", text):
         return True
     known = {"Module", "nn.Module", "torch.nn.Module"}
