@@ -147,8 +147,10 @@ def divide(a: Fact, b: Fact) -> Fact:
         return constant(a.number / b.number)
     if b.number:
         return multiply(a, constant(1 / b.number))
-    if a.kind == "shifted":
+    if a.kind in ("shifted", "scaled-cosine"):
         return a  # by a temperature, which is positive wherever this is written
+    if a.kind in ("cosine", "unit"):
+        return Fact("scaled-cosine", -inf, inf, owner(a, b), None, a.dtype, graph=a.graph)
     if a.low >= 0 and b.low >= 0:
         return Fact("quotient", 0.0, inf, owner(a, b), None, a.dtype or b.dtype, graph=a.graph or b.graph, positive=a.positive or a.low > 0)
     if a.high <= 0 and b.low >= 0:
@@ -199,6 +201,8 @@ def subtract(a: Fact, b: Fact, same_operand: bool) -> Fact:
         return Fact("range", 0.0, inf, owned, dtype=dtype, graph=graph)
     if b.kind == "max" and same_operand:
         return Fact("shifted", -inf, 0.0, owned, dtype=dtype, graph=graph)
+    if a.number == 1 and b.kind == "epsilon" and b.number is None:
+        return Fact("bound", 0.5, 1 - 1e-6, owned, graph=False)
     low, high = a.low - b.high, a.high - b.low
     kind = "difference"
     if a.number == 1:

@@ -169,14 +169,15 @@ def _bind(target: ast.expr, value: ast.expr, end: End, into: dict[str, list[Bind
                     into.setdefault(part.id, []).append(Binding(end, values[index] if values else value, None if values else index, arms, loop=loop))
         case ast.Subscript(value=ast.Name(id=name), slice=key):
             into.setdefault(name, []).append(Binding(end, value, None, arms, patch=True, key=key))
-        case ast.Attribute():
-            into.setdefault(ast.unparse(target), []).append(Binding(end, value, None, arms, loop=loop))
+        case ast.Attribute(value=ast.Name(id=base), attr=attribute):
+            into.setdefault(f"{base}.{attribute}", []).append(Binding(end, value, None, arms, loop=loop))
         case _:
             pass
 
 
 def _bind_augmented(s: ast.AugAssign, into: dict[str, list[Binding]], arms: tuple[tuple[int, int, int, int], ...]) -> None:
-    if not isinstance(s.target, ast.Name | ast.Attribute):
+    plain = isinstance(s.target, ast.Attribute) and isinstance(s.target.value, ast.Name)
+    if not isinstance(s.target, ast.Name) and not plain:
         return
     loaded = ast.copy_location(ast.Name(s.target.id, ast.Load()) if isinstance(s.target, ast.Name) else s.target, s.target)
     value = ast.copy_location(ast.BinOp(loaded, s.op, s.value), s)

@@ -64,6 +64,11 @@ class Spot:
     def _detached(self) -> bool:
         return any(isinstance(o, ast.Attribute) and o.attr in ("detach", "item", "data") for o in self.above())
 
+    def mentions(self, *words: str) -> bool:
+        """Whether the lines of the statement hold one of some words; cheaper than unparsing it."""
+        lines = self.module.lines[self.statement.lineno - 1 : self.statement.end_lineno]
+        return any(word in line for line in lines for word in words)
+
     def text(self, node: ast.expr) -> str:
         """An expression as one line of source, shortened."""
         line = ast.unparse(node)

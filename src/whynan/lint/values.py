@@ -222,6 +222,8 @@ class Values:
                 return facts.divide(a, b)
             case ast.Pow():
                 return facts.power(a, b)
+            case ast.MatMult() if a.kind == b.kind == "unit":
+                return Fact("cosine", -1.001, 1.001, TORCH, dtype=a.dtype or b.dtype, graph=a.graph or b.graph)
             case ast.MatMult():
                 return Fact("matmul", 0.0 if a.low >= 0 and b.low >= 0 else -inf, inf, TORCH if facts.owner(a, b) != OTHER else OTHER, dtype=a.dtype or b.dtype, graph=a.graph or b.graph)
             case ast.BitAnd() | ast.BitOr() | ast.BitXor():
@@ -263,9 +265,17 @@ class Values:
         if isinstance(node.value, ast.Dict):
             return NOTHING
         if chosen.kind == "mask" and fact.kind not in ("number",):
-            about_itself = bool(names_in(node.value) & names_in(node.slice) - {"torch", "self"})
+            about_itself = bool(names_in(node.value) & self._asked(node.slice, scope) - {"torch", "self"})
             return fact.but(kind="selection" if fact.kind in ("", "parameter") else fact.kind, node=node, eased=fact.eased or about_itself)
         return fact if fact.kind != "number" else NOTHING
+
+    def _asked(self, key: ast.expr, scope: Scope) -> set[str]:
+        """The names a mask asks about, through its definition."""
+        names = names_in(key)
+        for name in list(names):
+            for bound in (scope.reaching(name, (key.lineno, key.col_offset)) or [])[:1]:
+                names |= names_in(bound.value) if isinstance(bound.value, ast.Compare | ast.BinOp | ast.UnaryOp) else set()
+        return names
 
     def _call(self, node: ast.Call, scope: Scope) -> Fact:
         function = node.func
@@ -386,6 +396,8 @@ class Values:
                 return Fact("scattered-sum", -inf, inf, TORCH)
             case "matmul" | "einsum":
                 parts = [self.of(x, scope) for x in op.operands if not isinstance(x, ast.Constant)]
+                if parts and all(p.kind == "unit" for p in parts):
+                    return Fact("cosine", -1.001, 1.001, TORCH, dtype=base.dtype, graph=any(p.graph for p in parts))  # rounding takes it past 1
                 return Fact("matmul", 0.0 if parts and all(p.low >= 0 for p in parts) else -inf, inf, TORCH, dtype=base.dtype, graph=any(p.graph for p in parts))
             case "sum" | "mean" if base.kind == "matmul":
                 return None

@@ -125,7 +125,7 @@ def _softmax(spot: Spot, node: ast.BinOp) -> None:
     fact = spot.of(inner)
     words = ("softmax written by hand", "exp overflows above 88: inf / inf is nan; far below every term is 0", "use torch.softmax, or subtract the maximum first")
     plain = spot.of(node.left).kind == "exp"
-    bounded = not plain or fact.kind in ("unit", "cosine", "arange", "difference") or (inner is not None and re.search(r"^-.*(\*\* ?2|pow\(|square)", ast.unparse(inner)) is not None) or (inner is not None and spot.guard(inner) > 0)
+    bounded = not plain or fact.kind in ("unit", "cosine", "scaled-cosine", "arange", "difference") or (inner is not None and re.search(r"^-.*(\*\* ?2|pow\(|square)", ast.unparse(inner)) is not None) or (inner is not None and spot.guard(inner) > 0)
     fix = _softmax_fix(spot, node, inner)
     spot.report("WN303", *words, spot.sure(MEDIUM if bounded else HIGH, spot.of(node).owner), fix=fix)
 
@@ -149,7 +149,7 @@ def _sigmoid(spot: Spot, node: ast.BinOp) -> None:
     negative = inner.operand if isinstance(inner, ast.UnaryOp) and isinstance(inner.op, ast.USub) else None
     fix = replaced(node, f"{name}({source(spot, negative)})", True) if negative is not None and name else None
     words = ("sigmoid written by hand", "exp(-x) overflows below -88; the value is 0, the gradient inf * 0 is nan", "use torch.sigmoid")
-    spot.report("WN201", *words, MEDIUM if spot.guard(inner) else HIGH, fix=fix)
+    spot.report("WN201", *words, HIGH if spot.learning and not spot.guard(inner) else MEDIUM, fix=fix)
 
 
 @on_call("prod", "cumprod")

@@ -44,7 +44,7 @@ def logarithm(spot: Spot, op: Operation | None, node: ast.Call) -> None:
 
 
 def _covered(spot: Spot) -> bool:
-    return any(isinstance(o, ast.Call) and isinstance(o.func, ast.Attribute) and o.func.attr in ("where", "nan_to_num", "masked_fill") for o in spot.above())
+    return any(isinstance(o, ast.Call) and isinstance(o.func, ast.Attribute) and o.func.attr in ("where", "nan_to_num", "masked_fill", "clamp", "clamp_min") for o in spot.above())
 
 
 def _judge(spot: Spot, op: Operation, fact: Fact, node: ast.Call) -> None:
@@ -103,7 +103,8 @@ def _log1p(spot: Spot, op: Operation, fact: Fact) -> None:
         return
     if fact.kind in ("negated",) and fact.low == -1.0:
         words = ("log1p of minus a probability", "where the probability rounds to 1, log1p(-1) is -inf", "work with the logits: logsigmoid(-logit)")
-        _report(spot, "WN101", words, HIGH, owner, fact)
+        known = isinstance(op.operand, ast.UnaryOp) and spot.of(op.operand.operand).kind in ("sigmoid", "softmax")
+        _report(spot, "WN101", words, HIGH if known else MEDIUM, owner, fact)
     elif fact.owner == TORCH and fact.low == -inf:
         words = ("log1p of a value that can be below -1", "log1p(-1) is -inf, below that it is nan", "keep the argument above -1: softplus, relu or a clamp")
         _report(spot, "WN102", words, LOW, owner, fact)
@@ -142,7 +143,7 @@ def _by_hand(spot: Spot, op: Operation, fact: Fact, node: ast.Call) -> bool:
 def _softplus(spot: Spot, node: ast.Call, inner: ast.expr) -> None:
     name = name_of(spot, "torch.nn.functional.softplus")
     fix = replaced(node, f"{name}({source(spot, inner)})", True) if name else None
-    spot.report("WN201", "softplus written by hand", "exp(x) overflows above 88 in float32, 11 in half: log(inf) is inf", "use torch.nn.functional.softplus", HIGH, fix=fix)
+    spot.report("WN201", "softplus written by hand", "exp(x) overflows above 88 in float32, 11 in half: log(inf) is inf", "use torch.nn.functional.softplus", MEDIUM if spot.guard(inner) else HIGH, fix=fix)
 
 
 def _logsumexp(spot: Spot, op: Operation, node: ast.Call) -> bool:

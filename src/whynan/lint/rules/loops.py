@@ -137,6 +137,8 @@ def _one_rank(spot: Spot, function: Function | ast.Module) -> None:
 @on_statement(ast.Assign, ast.Expr, ast.If)
 def zeroed(spot: Spot, node: ast.stmt) -> None:
     """Look at gradients whose nan entries are set to 0 before the step."""
+    if not spot.mentions(".grad"):
+        return
     if isinstance(node, ast.Assign):
         target, value = _text(node.targets[0]), _text(node.value)
         patched = re.search(r"\.grad\[.*(isnan|isfinite|isinf).*\]", target) or (target.endswith((".grad", ".grad.data")) and ("nan_to_num" in value or ("where" in value and _CHECK.search(value))))
@@ -195,9 +197,11 @@ def cut(spot: Spot, node: ast.stmt) -> None:
     if not isinstance(node, ast.If):
         return
     for statement in [*node.body, *node.orelse]:
-        if isinstance(statement, ast.Assign) and "loss" in _text(statement.targets[0]).lower() and isinstance(statement.value, ast.Call):
+        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Call):
             op = operation(spot.module, statement.value)
             if op is None or op.name not in ("zeros_like", "tensor", "zeros", "new_zeros", "full_like") or "requires_grad" in op.keywords:
+                continue
+            if "loss" not in _text(statement.targets[0]).lower():
                 continue
             checked = _CHECK.search(_text(node.test)) or re.search(r"==\s*0|<=\s*\S+|> 0|numel|len\(|\.any\(|not ", _text(node.test))
             words = ("loss replaced by a constant", "a constant has no graph: backward raises, or the batch silently teaches nothing", "keep the graph: prediction.sum() * 0, or skip the batch")

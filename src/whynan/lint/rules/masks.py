@@ -84,7 +84,7 @@ def _sums(op: Operation) -> bool:
 @on_statement(ast.If)
 def all_rows_only(spot: Spot, node: ast.stmt) -> None:
     """Look at `if (scores == -inf).all():`, which is true only when every row is masked."""
-    if not isinstance(node, ast.If) or not _INFINITE.search(written := ast.unparse(node.test)):
+    if not isinstance(node, ast.If) or not spot.mentions("inf", "INF") or not _INFINITE.search(written := ast.unparse(node.test)):
         return
     for call in ast.walk(node.test):
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "all" and not call.args and not call.keywords:

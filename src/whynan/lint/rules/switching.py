@@ -25,7 +25,7 @@ def branch(spot: Spot, op: Operation | None, node: ast.Call) -> None:
         where, argument, fact = hazard
         if not fact.graph or fact.owner == OTHER or not asked & _related(spot, argument, fact):
             continue
-        sure = HIGH if fact.kind not in ("parameter", "", "attribute") and fact.owner == TORCH and spot.learning else MEDIUM
+        sure = HIGH if (fact.nonnegative or isinstance(argument, ast.Name)) and fact.owner == TORCH and spot.learning else MEDIUM
         words = ("where guards the output, not the input", f"the arm not taken still sends back the slope of `{spot.text(where)}`: inf * 0 is nan", "make the input safe first: torch.where(ok, x, 1.0), then the function, then where again")
         spot.report("WN502", *words, sure)
         return
@@ -53,7 +53,7 @@ def afterwards(spot: Spot, op: Operation | None, node: ast.Call) -> None:
     if not fact.graph or fact.owner == OTHER:
         return
     known = fact.kind not in ("parameter", "", "attribute", "selection") and fact.owner == TORCH
-    sure = HIGH if known and spot.learning else LOW if fact.owner != TORCH else MEDIUM
+    sure = HIGH if known and fact.nonnegative and spot.learning and op.name != "clamp_min" else LOW if fact.owner != TORCH else MEDIUM
     words = (f"{op.name} after `{spot.text(where)}` hides the value, not the slope", "the entry that is covered still sends back inf * 0: nan", "guard the input of the function, not its output")
     spot.report("WN502", *words, spot.sure(sure, TORCH if op.sure or fact.owner == TORCH else fact.owner))
 
