@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,6 +12,7 @@ from pathlib import Path
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Scoped = Function | ast.Module | ast.Lambda
 End = tuple[int, int]
+_SEEN = 6  # bindings a use may see before the rest is left out: keeps the time linear
 
 
 @dataclass(slots=True)
@@ -40,6 +42,10 @@ class Owner:
     fields: dict[str, list[tuple[ast.expr, Scope]]] | None = None
 
 
+def _end(binding: Binding) -> End:
+    return binding.end
+
+
 class Scope:
     """A function (or the module itself) and the names bound in it."""
 
@@ -67,7 +73,7 @@ class Scope:
         """Every condition that is asked in this scope, with its text and its names."""
         if self._tests is None:
             asked = [] if isinstance(self.node, ast.Lambda) else [n.test for n in ast.walk(self.node) if isinstance(n, ast.If | ast.Assert | ast.While | ast.IfExp)]
-            self._tests = [self._spelled(t) for t in asked]
+            self._tests = [self._spelled(t) for t in sorted(asked, key=lambda t: t.lineno)]
         return self._tests
 
     def _spelled(self, test: ast.expr) -> tuple[ast.expr, str, set[str]]:
@@ -105,11 +111,12 @@ class Scope:
             return None
         found: list[Binding] = []
         line = at[0]
-        for binding in reversed(known):
-            if binding.end > at or any(not a <= line <= b and c <= line <= d for a, b, c, d in binding.arms):
+        for at_index in range(bisect_right(known, at, key=_end) - 1, -1, -1):
+            binding = known[at_index]
+            if any(not a <= line <= b and c <= line <= d for a, b, c, d in binding.arms):
                 continue
             found.append(binding)
-            if all(a <= line <= b for a, b, _, _ in binding.arms):
+            if len(found) == _SEEN or all(a <= line <= b for a, b, _, _ in binding.arms):
                 return found
         return found or None
 
@@ -195,6 +202,7 @@ class Module:
         self.functions: dict[str, Function] = {}
         self.owners: dict[str, Owner] = {}
         self.inner_owners: list[Owner] = []
+        self._scopes: dict[int, Scope] = {}
         for statement in tree.body:
             self._take(statement)
 
@@ -235,17 +243,25 @@ class Module:
                 elif isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
                     owner.fields.setdefault(statement.targets[0].id, []).append((statement.value, self.scope))
             for method in owner.methods.values():
-                scope = Scope(self, method, self.scope, owner)
+                scope = self.scope_of(method, owner)
                 for name, bindings in scope.bindings.items():
                     if name.startswith("self."):
                         owner.fields.setdefault(name[5:], []).extend((b.value, scope) for b in bindings if b.value is not None and b.index is None)
         return owner.fields
+
+    def scope_of(self, function: Function, owner: Owner | None, parent: Scope | None = None) -> Scope:
+        """The scope of a function, made once."""
+        known = self._scopes.get(id(function))
+        if known is None:
+            known = self._scopes[id(function)] = Scope(self, function, parent or self.scope, owner)
+        return known
 
     def release(self) -> None:
         """Break the cycles with the scopes, so that the tree goes at once: the cycle collector is off while files are read."""
         for owner in [*self.owners.values(), *self.inner_owners]:
             owner.fields = None
         self.owners.clear()
+        self._scopes.clear()
         self.inner_owners.clear()
         del self.scope
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -18,6 +19,7 @@ HIGH, MEDIUM, LOW = Confidence.HIGH, Confidence.MEDIUM, Confidence.LOW
 _BACKWARD = frozenset({"WN501", "WN502", "WN503", "WN504"})
 _NOT_A_GUARD = re.compile(r"is None|is not None|isinstance|hasattr|\.ndim|\.dim\(\)|\.training|\.requires_grad|\.dtype|\.device|torch\.jit|is_compiling|__debug__")
 _COVERED = re.compile(r"isinf|isnan|isfinite|nan_to_num|[\"']inf[\"']|\binf\b")
+_TESTS = 200  # conditions, and lines further down, that are looked at: keeps the time linear
 _UNINTERESTING = frozenset({"self", "torch", "F", "nn", "np", "math", "dim", "keepdim", "cls"})
 
 
@@ -84,9 +86,9 @@ class Spot:
                     names |= names_in(bound.value) - _UNINTERESTING
                     exact |= {ast.unparse(bound.value)} if isinstance(node, ast.Name) else set()
         best = 0
-        for test, written, asked in self.scope.tests:
-            if test.lineno > (self.node.end_lineno or self.node.lineno):
-                continue
+        tests = self.scope.tests
+        last = bisect_right(tests, self.node.end_lineno or self.node.lineno, key=lambda t: t[0].lineno)
+        for _, written, asked in tests[max(last - _TESTS, 0) : last]:
             if _NOT_A_GUARD.search(written):
                 continue
             if any(e in written for e in exact if len(e) > 1 or re.search(rf"\b{re.escape(e)}\b", written)):
@@ -145,7 +147,7 @@ class Spot:
         names = {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)}
         if not names:
             return False
-        last = getattr(self.scope.node, "end_lineno", None) or len(self.module.lines)
+        last = min(getattr(self.scope.node, "end_lineno", None) or len(self.module.lines), self.statement.lineno + _TESTS)
         for line in self.module.lines[self.statement.lineno - 1 : last]:
             if _COVERED.search(line) and any(re.search(rf"\b{re.escape(n)}\b", line) for n in names):
                 return True

@@ -459,7 +459,7 @@ class Values:
         return None
 
     def _in(self, module: Module, function: Function, owner: Owner | None) -> tuple[Function, Scope]:
-        return function, Scope(module, function, module.scope, owner)
+        return function, module.scope_of(function, owner)
 
     def _elsewhere(self, module: Module, dotted: str) -> tuple[Function, Scope] | None:
         found = module.imported(dotted)

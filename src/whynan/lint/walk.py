@@ -87,7 +87,7 @@ class Walk:
             self._expressions(s, [n for n in ast.iter_child_nodes(s) if isinstance(n, ast.expr)], frame)
 
     def _enter(self, s: Function, frame: Frame, owner: Owner | None) -> None:
-        scope = Scope(self.module, s, frame.scope, owner or frame.scope.owner)
+        scope = self.module.scope_of(s, owner or frame.scope.owner, frame.scope)
         quiet = any("no_grad" in ast.unparse(d) or "inference_mode" in ast.unparse(d) for d in s.decorator_list)
         inner = Frame(scope, (), quiet or frame.no_grad, frame.half)
         for statement in s.body:
