@@ -1,6 +1,6 @@
 """Draw findings of high confidence at random from other people's code, to be judged one by one by reading.
 
-    python benchmarks/lint_draw.py SEED COUNT PATH...
+python benchmarks/lint_draw.py SEED COUNT PATH...
 """
 
 from __future__ import annotations

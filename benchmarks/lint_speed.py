@@ -40,7 +40,12 @@ def ruff_seconds(path: Path) -> float | None:
     if ruff is None:
         return None
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([ruff, "check", "--no-cache", "--isolated", "--quiet", "--exit-zero", str(path)], env={**os.environ, "RAYON_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL, check=False)
+    subprocess.run(
+        [ruff, "check", "--no-cache", "--isolated", "--quiet", "--exit-zero", str(path)],
+        env={**os.environ, "RAYON_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        check=False,
+    )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 

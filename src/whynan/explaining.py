@@ -64,4 +64,5 @@ def page(rule: Rule | Page) -> str:
 
 def listing() -> str:
     """Return all codes with their titles, one a line."""
-    return "\n".join(f"{r.code}  {r.slug:<30} {r.title}" for r in [*rules().values(), *pages().values()])
+    known: dict[str, Rule | Page] = {**pages(), **rules()}
+    return "\n".join(f"{r.code}  {r.slug:<30} {r.title}" for r in known.values())

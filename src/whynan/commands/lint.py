@@ -15,7 +15,14 @@ import click
 @click.option("--unsafe-fixes", is_flag=True, help="Apply the other fixes too: they change results where the hazard strikes.")
 @click.option("--diff", "show_diff", is_flag=True, help="Show what the fixes would change; write nothing.")
 def lint(
-    paths: tuple[str, ...], form: str, select: tuple[str, ...], ignore: tuple[str, ...], min_confidence: str | None, fix: bool, unsafe_fixes: bool, show_diff: bool
+    paths: tuple[str, ...],
+    form: str,
+    select: tuple[str, ...],
+    ignore: tuple[str, ...],
+    min_confidence: str | None,
+    fix: bool,
+    unsafe_fixes: bool,
+    show_diff: bool,
 ) -> int:
     """Look for numerical hazards in Python files and notebooks. Settings: [tool.whynan] in pyproject.toml; `# whynan: ignore[WN101]` on a line.
 

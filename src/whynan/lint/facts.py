@@ -84,7 +84,7 @@ def add(a: Fact, b: Fact) -> Fact:
     if a.number is not None and b.number is not None:
         return constant(a.number + b.number)
     small, other = (a, b) if is_epsilon(a) else (b, a)
-    guarded = is_epsilon(small) and not (other.kind == "number")
+    guarded = is_epsilon(small) and other.kind != "number"
     kind = other.kind if guarded else "one-plus-exp" if _is_one(a, b, "exp") else "sum-of-two"
     low = low if low == low else -inf
     return Fact(
@@ -180,7 +180,9 @@ def square(a: Fact) -> Fact:
     low = 0.0 if a.low <= 0 <= a.high else min(a.low**2, a.high**2)
     high = max(abs(a.low), abs(a.high))
     kind = "tanh-squared" if a.kind == "tanh" else "square"
-    return Fact(kind, low, high * high if high < 1e150 else inf, a.owner, dtype=a.dtype, node=a.node, inner=a.inner, eased=a.eased, graph=a.graph, positive=a.positive)
+    return Fact(
+        kind, low, high * high if high < 1e150 else inf, a.owner, dtype=a.dtype, node=a.node, inner=a.inner, eased=a.eased, graph=a.graph, positive=a.positive
+    )
 
 
 def root(a: Fact) -> Fact:
@@ -206,9 +208,14 @@ def subtract(a: Fact, b: Fact, same_operand: bool) -> Fact:
     low, high = a.low - b.high, a.high - b.low
     kind = "difference"
     if a.number == 1:
-        kind = {"sigmoid": "one-minus-sigmoid", "softmax": "one-minus-softmax", "tanh-squared": "one-minus-tanh-squared", "probability": "one-minus-probability"}.get(
-            b.kind, "one-minus"
-        )
+        kind = {
+            "sigmoid": "one-minus-sigmoid",
+            "softmax": "one-minus-softmax",
+            "tanh-squared": "one-minus-tanh-squared",
+            "probability": "one-minus-probability",
+        }.get(b.kind, "one-minus")
     elif a.kind == "mean-squares" and b.kind in ("square", "square-of-mean"):
         kind = "cancelled-variance"
-    return Fact(kind, low if low == low else -inf, high if high == high else inf, owned, dtype=dtype, graph=graph, inner=b.inner, node=b.node, eased=a.eased and b.eased)
+    return Fact(
+        kind, low if low == low else -inf, high if high == high else inf, owned, dtype=dtype, graph=graph, inner=b.inner, node=b.node, eased=a.eased and b.eased
+    )

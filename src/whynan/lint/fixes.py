@@ -8,8 +8,8 @@ import io
 import tokenize
 from pathlib import Path
 
-from whynan.lint.findings import Edit, Finding
 from whynan.lint.files import decode
+from whynan.lint.findings import Edit, Finding
 
 
 def wanted(findings: list[Finding], unsafe: bool) -> dict[str, list[Finding]]:

@@ -72,7 +72,9 @@ class Scope:
     def tests(self) -> list[tuple[ast.expr, str, set[str]]]:
         """Every condition that is asked in this scope, with its text and its names."""
         if self._tests is None:
-            asked = [] if isinstance(self.node, ast.Lambda) else [n.test for n in ast.walk(self.node) if isinstance(n, ast.If | ast.Assert | ast.While | ast.IfExp)]
+            asked = (
+                [] if isinstance(self.node, ast.Lambda) else [n.test for n in ast.walk(self.node) if isinstance(n, ast.If | ast.Assert | ast.While | ast.IfExp)]
+            )
             self._tests = [self._spelled(t) for t in sorted(asked, key=lambda t: t.lineno)]
         return self._tests
 

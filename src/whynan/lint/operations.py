@@ -21,9 +21,19 @@ def _made(kind: str, low: float = -inf, high: float = inf, positive: bool = Fals
 
 
 def _sum(a: Fact) -> Fact:
-    kinds = {"square": "sum-squares", "mask": "mask-sum", "count": "count", "exp": "sum-exp", "softmax": "sum-softmax", "abs": "sum-abs", "masked-product": "masked-sum"}
+    kinds = {
+        "square": "sum-squares",
+        "mask": "mask-sum",
+        "count": "count",
+        "exp": "sum-exp",
+        "softmax": "sum-softmax",
+        "abs": "sum-abs",
+        "masked-product": "masked-sum",
+    }
     low = 0.0 if a.low >= 0 else -inf
-    return Fact(kinds.get(a.kind, "sum"), low, inf if a.high > 0 else 0.0, a.owner, dtype=a.dtype, eased=a.eased, graph=a.graph, positive=a.positive, inner=a.inner)
+    return Fact(
+        kinds.get(a.kind, "sum"), low, inf if a.high > 0 else 0.0, a.owner, dtype=a.dtype, eased=a.eased, graph=a.graph, positive=a.positive, inner=a.inner
+    )
 
 
 def _mean(a: Fact) -> Fact:
@@ -42,7 +52,9 @@ def _log(a: Fact) -> Fact:
 
 
 def _abs(a: Fact) -> Fact:
-    return Fact("abs", max(a.low, -a.high, 0.0), max(abs(a.low), abs(a.high)), a.owner, dtype=a.dtype, eased=a.eased, graph=a.graph, positive=a.positive, inner=a.inner)
+    return Fact(
+        "abs", max(a.low, -a.high, 0.0), max(abs(a.low), abs(a.high)), a.owner, dtype=a.dtype, eased=a.eased, graph=a.graph, positive=a.positive, inner=a.inner
+    )
 
 
 def _relu(a: Fact) -> Fact:
@@ -66,9 +78,67 @@ def _reduced_power(a: Fact) -> Fact:
 
 
 VIEWS = frozenset(
-    """view reshape squeeze unsqueeze permute transpose flatten expand contiguous clone gather index_select select repeat expand_as view_as narrow movedim swapaxes
-    masked_select take_along_dim chunk split unbind flip roll t diagonal cpu cuda type_as requires_grad unfold cat stack concat hstack vstack repeat_interleave
-    unflatten broadcast_to adjoint atleast_1d tile ravel take numpy resolve_conj unsqueeze values sort topk kthvalue cumsum triu tril nan_to_num zero_ item""".split()
+    [
+        "view",
+        "reshape",
+        "squeeze",
+        "unsqueeze",
+        "permute",
+        "transpose",
+        "flatten",
+        "expand",
+        "contiguous",
+        "clone",
+        "gather",
+        "index_select",
+        "select",
+        "repeat",
+        "expand_as",
+        "view_as",
+        "narrow",
+        "movedim",
+        "swapaxes",
+        "masked_select",
+        "take_along_dim",
+        "chunk",
+        "split",
+        "unbind",
+        "flip",
+        "roll",
+        "t",
+        "diagonal",
+        "cpu",
+        "cuda",
+        "type_as",
+        "requires_grad",
+        "unfold",
+        "cat",
+        "stack",
+        "concat",
+        "hstack",
+        "vstack",
+        "repeat_interleave",
+        "unflatten",
+        "broadcast_to",
+        "adjoint",
+        "atleast_1d",
+        "tile",
+        "ravel",
+        "take",
+        "numpy",
+        "resolve_conj",
+        "unsqueeze",
+        "values",
+        "sort",
+        "topk",
+        "kthvalue",
+        "cumsum",
+        "triu",
+        "tril",
+        "nan_to_num",
+        "zero_",
+        "item",
+    ]
 )
 
 OPERATIONS: dict[str, Rule] = {
@@ -123,7 +193,9 @@ OPERATIONS: dict[str, Rule] = {
     "nanmean": _mean,
     "ne": _made("mask", 0.0, 1.0),
     "neg": lambda a: a.but(kind="negated", low=-a.high, high=-a.low, positive=False),
-    "norm": lambda a: Fact("norm", 0.0, inf, TORCH, dtype=a.dtype, graph=a.graph, eased=a.eased or a.kind in ("softmax", "eye", "ones", "probability"), positive=a.positive),
+    "norm": lambda a: Fact(
+        "norm", 0.0, inf, TORCH, dtype=a.dtype, graph=a.graph, eased=a.eased or a.kind in ("softmax", "eye", "ones", "probability"), positive=a.positive
+    ),
     "normalize": _made("unit", -1.0, 1.0),
     "numel": _number("size", 0.0),
     "one_hot": _made("one-hot", 0.0, 1.0),

@@ -97,7 +97,14 @@ def concise(report: Report) -> str:
 def as_json(report: Report) -> str:
     """One object: findings, and what could not be read."""
     found = [_record(f) for f in sorted(report.findings, key=lambda f: (-f.weight[0], -f.weight[1], f.path, f.place.line))]
-    data = {"schema": 1, "files": report.files, "lines": report.lines, "findings": found, "unreadable": [{"path": p, "reason": r} for p, r in report.trouble], "held_back": report.held_back}
+    data = {
+        "schema": 1,
+        "files": report.files,
+        "lines": report.lines,
+        "findings": found,
+        "unreadable": [{"path": p, "reason": r} for p, r in report.trouble],
+        "held_back": report.held_back,
+    }
     return json.dumps(data, indent=1, allow_nan=False)
 
 
@@ -109,7 +116,13 @@ def _record(f: Finding) -> dict[str, object]:
     if f.origin is not None:
         record["origin"] = {"line": f.origin.line, "column": f.origin.column, "label": f.origin_label}
     if f.fix is not None:
-        record["fix"] = {"safe": f.fix.safe, "edits": [{"line": e.place.line, "column": e.place.column, "end_line": e.place.end_line, "end_column": e.place.end_column, "text": e.text} for e in f.fix.edits]}
+        record["fix"] = {
+            "safe": f.fix.safe,
+            "edits": [
+                {"line": e.place.line, "column": e.place.column, "end_line": e.place.end_line, "end_column": e.place.end_column, "text": e.text}
+                for e in f.fix.edits
+            ],
+        }
     return record
 
 
@@ -132,7 +145,10 @@ def sarif(report: Report) -> str:
     """SARIF 2.1.0."""
     used = sorted({f.code for f in report.findings})
     driver = {"name": "whynan", "version": __version__, "informationUri": "https://pypi.org/project/whynan/", "rules": [_sarif_rule(c) for c in used]}
-    failed = [{"level": "error", "message": {"text": f"{p}: {r}"}, "locations": [{"physicalLocation": {"artifactLocation": {"uri": _uri(p)}}}]} for p, r in report.trouble]
+    failed = [
+        {"level": "error", "message": {"text": f"{p}: {r}"}, "locations": [{"physicalLocation": {"artifactLocation": {"uri": _uri(p)}}}]}
+        for p, r in report.trouble
+    ]
     run = {
         "tool": {"driver": driver},
         "columnKind": "unicodeCodePoints",
@@ -144,7 +160,13 @@ def sarif(report: Report) -> str:
 
 def _sarif_rule(code: str) -> dict[str, object]:
     slug, severity = CODES[code]
-    return {"id": code, "name": slug, "shortDescription": {"text": slug.replace("-", " ")}, "help": {"text": f"whynan explain {code}"}, "defaultConfiguration": {"level": _level(severity)}}
+    return {
+        "id": code,
+        "name": slug,
+        "shortDescription": {"text": slug.replace("-", " ")},
+        "help": {"text": f"whynan explain {code}"},
+        "defaultConfiguration": {"level": _level(severity)},
+    }
 
 
 def _level(severity: Severity) -> str:
@@ -157,7 +179,9 @@ def _sarif_result(f: Finding, used: list[str]) -> dict[str, object]:
         "locations": [{"physicalLocation": {"artifactLocation": {"uri": _uri(f.path)}, "region": _region(f.place)}}], "properties": {"confidence": str(f.confidence)},
     }  # fmt: skip
     if f.origin is not None:
-        result["relatedLocations"] = [{"physicalLocation": {"artifactLocation": {"uri": _uri(f.path)}, "region": _region(f.origin)}, "message": {"text": f.origin_label}}]
+        result["relatedLocations"] = [
+            {"physicalLocation": {"artifactLocation": {"uri": _uri(f.path)}, "region": _region(f.origin)}, "message": {"text": f.origin_label}}
+        ]
     return result
 
 

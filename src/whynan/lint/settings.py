@@ -12,7 +12,20 @@ from whynan.errors import UsageError
 from whynan.lint.codes import CODES
 from whynan.lint.findings import Confidence, Finding
 
-_DEFAULT_EXCLUDE = (".git", ".venv", "venv", "__pycache__", ".mypy_cache", ".ruff_cache", "node_modules", "build", "dist", ".ipynb_checkpoints", ".tox", ".eggs")
+_DEFAULT_EXCLUDE = (
+    ".git",
+    ".venv",
+    "venv",
+    "__pycache__",
+    ".mypy_cache",
+    ".ruff_cache",
+    "node_modules",
+    "build",
+    "dist",
+    ".ipynb_checkpoints",
+    ".tox",
+    ".eggs",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +52,9 @@ class Settings:
         if finding.confidence.rank < self.min_confidence.rank or not self.wants(finding.code):
             return False
         here = _relative(Path(finding.path), self.root)
-        return not any((fnmatch(here, pattern) or fnmatch(Path(here).name, pattern)) and _named(finding.code, codes) for pattern, codes in self.per_file_ignores.items())
+        return not any(
+            (fnmatch(here, pattern) or fnmatch(Path(here).name, pattern)) and _named(finding.code, codes) for pattern, codes in self.per_file_ignores.items()
+        )
 
     def skips(self, path: Path) -> bool:
         """Whether a file or folder is left out."""

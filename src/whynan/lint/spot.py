@@ -17,7 +17,9 @@ from whynan.lint.values import Values
 
 HIGH, MEDIUM, LOW = Confidence.HIGH, Confidence.MEDIUM, Confidence.LOW
 _BACKWARD = frozenset({"WN501", "WN502", "WN503", "WN504"})
-_NOT_A_GUARD = re.compile(r"is None|is not None|isinstance|hasattr|\.ndim|\.dim\(\)|\.training|\.requires_grad|\.dtype|\.device|torch\.jit|is_compiling|__debug__")
+_NOT_A_GUARD = re.compile(
+    r"is None|is not None|isinstance|hasattr|\.ndim|\.dim\(\)|\.training|\.requires_grad|\.dtype|\.device|torch\.jit|is_compiling|__debug__"
+)
 _COVERED = re.compile(r"isinf|isnan|isfinite|nan_to_num|[\"']inf[\"']|\binf\b")
 _TESTS = 200  # conditions, and lines further down, that are looked at: keeps the time linear
 _UNINTERESTING = frozenset({"self", "torch", "F", "nn", "np", "math", "dim", "keepdim", "cls"})
@@ -104,9 +106,13 @@ class Spot:
             return False
         owner = self.scope.owner
         whole = f"{owner.node.name if owner else ''} {self.scope.name} {self.module.path}"
-        if re.search(r"Optimizer|[Mm]etric|Transform[^e]|Dataset|optim|init|eval|[Tt]est|dataset|schedul|convert|plot|process|augment|sampl|generat|\\bdata\\b", whole):
+        if re.search(
+            r"Optimizer|[Mm]etric|Transform[^e]|Dataset|optim|init|eval|[Tt]est|dataset|schedul|convert|plot|process|augment|sampl|generat|\\bdata\\b", whole
+        ):
             return False
-        return (owner is not None and any("Module" in ast.unparse(b) or "Loss" in ast.unparse(b) for b in owner.node.bases)) or re.search(r"[Ll]oss|forward|diverg|distance|penalty", whole) is not None
+        return (owner is not None and any("Module" in ast.unparse(b) or "Loss" in ast.unparse(b) for b in owner.node.bases)) or re.search(
+            r"[Ll]oss|forward|diverg|distance|penalty", whole
+        ) is not None
 
     def direct(self, node: ast.expr) -> bool:
         """Whether a value is what the function was given, or a difference or part of it: nothing is between the caller and it."""
@@ -130,8 +136,9 @@ class Spot:
                 return False
             if bound[0].index is not None:
                 unpacked = bound[0].value
-                op = unpacked.func.attr if isinstance(unpacked, ast.Call) and isinstance(unpacked.func, ast.Attribute) else ""
-                return op in ("chunk", "split", "unbind") and self._handed_in(unpacked.func.value)  # type: ignore[union-attr]
+                if not isinstance(unpacked, ast.Call) or not isinstance(unpacked.func, ast.Attribute):
+                    return False
+                return unpacked.func.attr in ("chunk", "split", "unbind") and self._handed_in(unpacked.func.value)
             node = bound[0].value
         return False
 

@@ -7,13 +7,14 @@ import re
 from math import inf
 
 from whynan.lint import facts
+from whynan.lint.arguments import dtype_of, extreme, gathered, special
+from whynan.lint.callees import layer, own_returns, target
 from whynan.lint.calls import Operation, foreign_name, is_foreign, names_in, operation, same
 from whynan.lint.facts import NOTHING, OTHER, TINY, TORCH, UNKNOWN, Fact, constant, join
-from whynan.lint.model import Binding, Function, Module, Owner, Scope
+from whynan.lint.model import Binding, Function, Scope
 from whynan.lint.operations import LAYERS, OPERATIONS, VIEWS
 
 EPSILON_NAME = re.compile(r"(^|_)(eps|epsilon|tiny|smooth|smoothing|smooth_nr|smooth_dr|min_norm)\d*($|_)", re.IGNORECASE)
-_DTYPES = {"float16": "float16", "half": "float16", "bfloat16": "bfloat16", "float32": "float32", "float": "float32", "float64": "float64", "double": "float64"}
 _DEPTH = 24
 _ANNOTATED = {"float": Fact("argument", owner=OTHER, graph=False), "int": Fact("argument", owner=OTHER, graph=False), "bool": Fact("argument", owner=OTHER, graph=False),
               "str": Fact("argument", owner=OTHER, graph=False)}  # fmt: skip
@@ -71,7 +72,7 @@ class Values:
                 return join([self.of(body, scope), self.of(other, scope)])
             case ast.BoolOp(values=values):
                 return join([self.of(v, scope) for v in values])
-            case ast.Tuple(elts=[first, *_]) | ast.List(elts=[first, *_]):
+            case ast.Tuple(elts=[_, *_]) | ast.List(elts=[_, *_]):
                 return join([self.of(x, scope) for x in node.elts[:4]])
             case ast.NamedExpr(value=value):
                 return self.of(value, scope)
@@ -137,8 +138,16 @@ class Values:
         value = self.of(b.value, scope)
         if value.low == value.high == -inf:
             return base.but(masked=True)
-        mask_of_itself = b.key is not None and any(isinstance(n, ast.Compare | ast.Call) for n in ast.walk(b.key)) and name in {n.id for n in ast.walk(b.key) if isinstance(n, ast.Name)}
-        return base.but(eased=True) if mask_of_itself else base.but(low=min(base.low, value.low), high=max(base.high, value.high), kind="" if base.kind in ("zeros", "empty", "ones") else base.kind)
+        mask_of_itself = (
+            b.key is not None
+            and any(isinstance(n, ast.Compare | ast.Call) for n in ast.walk(b.key))
+            and name in {n.id for n in ast.walk(b.key) if isinstance(n, ast.Name)}
+        )
+        return (
+            base.but(eased=True)
+            if mask_of_itself
+            else base.but(low=min(base.low, value.low), high=max(base.high, value.high), kind="" if base.kind in ("zeros", "empty", "ones") else base.kind)
+        )
 
     def _unpacked(self, b: Binding, scope: Scope, fact: Fact) -> Fact:
         if isinstance(b.value, ast.Call):
@@ -178,7 +187,9 @@ class Values:
             return fact.but(graph=False) if node.attr in ("data", "grad") else fact
         if node.attr in ("shape", "ndim", "size"):
             return Fact("size", 0.0, owner=OTHER, graph=False)
-        if node.attr in ("eps", "tiny", "smallest_normal", "resolution") or (EPSILON_NAME.search(node.attr) and not (isinstance(node.value, ast.Name) and node.value.id == "self")):
+        if node.attr in ("eps", "tiny", "smallest_normal", "resolution") or (
+            EPSILON_NAME.search(node.attr) and not (isinstance(node.value, ast.Name) and node.value.id == "self")
+        ):
             return Fact("epsilon", TINY, inf, OTHER, graph=False)
         if node.attr in ("real", "imag") and not is_foreign(scope.module, node):
             return Fact("part", owner=self.of(node.value, scope).owner or TORCH)
@@ -190,7 +201,16 @@ class Values:
         return Fact("epsilon", TINY, inf, OTHER, graph=False) if EPSILON_NAME.search(node.attr) else Fact("attribute")
 
     def _dotted(self, dotted: str, scope: Scope) -> Fact:
-        known = {"math.inf": inf, "numpy.inf": inf, "torch.inf": inf, "math.pi": 3.14159265, "numpy.pi": 3.14159265, "torch.pi": 3.14159265, "math.e": 2.71828, "torch.nan": None}
+        known = {
+            "math.inf": inf,
+            "numpy.inf": inf,
+            "torch.inf": inf,
+            "math.pi": 3.14159265,
+            "numpy.pi": 3.14159265,
+            "torch.pi": 3.14159265,
+            "math.e": 2.71828,
+            "torch.nan": None,
+        }
         if known.get(dotted) is not None:
             return constant(known[dotted] or 0.0)
         return Fact("foreign", owner=OTHER) if foreign_name(dotted) else self._imported(dotted, scope)
@@ -213,7 +233,7 @@ class Values:
             case ast.Add():
                 return facts.add(a, b)
             case ast.Sub():
-                made = facts.subtract(a, b, self._same_root(node.left, node.right, scope))
+                made = facts.subtract(a, b, self.same_root(node.left, node.right, scope))
                 weighted = isinstance(node.right, ast.BinOp) and isinstance(node.right.op, ast.Mult) and not same(node.right.left, node.right.right)
                 return made.but(kind="difference") if weighted and made.kind == "cancelled-variance" else made
             case ast.Mult():
@@ -225,7 +245,14 @@ class Values:
             case ast.MatMult() if a.kind == b.kind == "unit":
                 return Fact("cosine", -1.001, 1.001, TORCH, dtype=a.dtype or b.dtype, graph=a.graph or b.graph)
             case ast.MatMult():
-                return Fact("matmul", 0.0 if a.low >= 0 and b.low >= 0 else -inf, inf, TORCH if facts.owner(a, b) != OTHER else OTHER, dtype=a.dtype or b.dtype, graph=a.graph or b.graph)
+                return Fact(
+                    "matmul",
+                    0.0 if a.low >= 0 and b.low >= 0 else -inf,
+                    inf,
+                    TORCH if facts.owner(a, b) != OTHER else OTHER,
+                    dtype=a.dtype or b.dtype,
+                    graph=a.graph or b.graph,
+                )
             case ast.BitAnd() | ast.BitOr() | ast.BitXor():
                 return Fact("mask", 0.0, 1.0, facts.owner(a, b), graph=False)
             case ast.FloorDiv() | ast.Mod():
@@ -233,7 +260,7 @@ class Values:
             case _:
                 return NOTHING
 
-    def _same_root(self, a: ast.expr, b: ast.expr, scope: Scope) -> bool:
+    def same_root(self, a: ast.expr, b: ast.expr, scope: Scope) -> bool:
         """x.max() and x.min() of one x, or x and x.max(), also through names."""
         first, second = self.base(a, scope), self.base(b, scope)
         return same(first, second) or same(a, second)
@@ -248,7 +275,11 @@ class Values:
                 node = bound[0].value
             elif isinstance(node, ast.Call):
                 op = operation(scope.module, node)
-                if op is None or op.operand is None or op.name not in ("max", "min", "amax", "amin", *VIEWS, "detach", "norm", "std", "var", "sum", "mean", "abs", "square"):
+                if (
+                    op is None
+                    or op.operand is None
+                    or op.name not in ("max", "min", "amax", "amin", *VIEWS, "detach", "norm", "std", "var", "sum", "mean", "abs", "square")
+                ):
                     return node
                 node = op.operand
             elif isinstance(node, ast.Subscript) or (isinstance(node, ast.Attribute) and node.attr == "values"):
@@ -313,203 +344,42 @@ class Values:
             fact = self.of(args[0], scope)
             return OPERATIONS["abs"](fact) if name == "abs" else fact
         if name in ("max", "min") and len(args) >= 2:
-            return self._extreme(name, [self.of(a, scope) for a in args])
+            return extreme(name, [self.of(a, scope) for a in args])
         if name == "sum" and args:
             return Fact("sum", -inf, inf, UNKNOWN)
         return None
-
-    def _extreme(self, name: str, parts: list[Fact]) -> Fact:
-        pick = max if name in ("max", "maximum") else min
-        low, high = pick(p.low for p in parts), pick(p.high for p in parts)
-        return Fact("bounded", low, high, facts.owner(*parts), eased=any(p.eased for p in parts), graph=any(p.graph for p in parts), positive=any(p.positive for p in parts))
 
     def _operation(self, op: Operation, node: ast.Call, scope: Scope) -> Fact:
         base = self.of(op.operand, scope)
         if base.kind == "foreign":
             return base
         owned = TORCH if op.sure or base.owner == TORCH else base.owner
-        made = self._special(op, base, scope)
+        made = special(self, op, base, scope)
         if made is None:
             if op.module.startswith("torch.nn.") and op.name[:1].isupper():
                 return Fact("layer", owner=OTHER)
             if op.name in VIEWS:
-                made = self._gathered(op.operand, scope) if isinstance(op.operand, ast.Tuple | ast.List) and op.operand.elts else base
+                made = gathered(self, op.operand, scope) if isinstance(op.operand, ast.Tuple | ast.List) and op.operand.elts else base
             elif op.name in OPERATIONS:
                 made = OPERATIONS[op.name](base)
             else:
                 made = Fact(op.name, dtype=base.dtype)
         if made.kind in ("size", "number"):
             return made
-        dtype = self._dtype(op.keywords.get("dtype")) or made.dtype
+        dtype = dtype_of(op.keywords.get("dtype")) or made.dtype
         if op.module.endswith("_like") or op.name.startswith("zeros"):
             dtype = made.dtype
         return made.but(owner=owned, dtype=dtype, node=made.node or node, inner=made.inner or op.operand)
 
-    def _gathered(self, parts: ast.Tuple | ast.List, scope: Scope) -> Fact:
-        """cat, stack: one of several; with a part that is never 0, neither is the whole a zero vector."""
-        found = [self.of(x, scope) for x in parts.elts[:4]]
-        return join(found).but(eased=any(f.eased or f.low > 0 for f in found), number=None)
-
-    def _dtype(self, node: ast.expr | None) -> str:
-        return _DTYPES.get(node.attr, "") if isinstance(node, ast.Attribute) else ""
-
-    def _special(self, op: Operation, base: Fact, scope: Scope) -> Fact | None:
-        """Operations whose arguments matter."""
-        match op.name:
-            case "clamp" | "clamp_min" | "clamp_max":
-                return self._clamped(op, base, scope)
-            case "maximum" | "minimum":
-                return self._extreme(op.name, [base, self.of(op.argument(1, "other"), scope)])
-            case "max" | "min" if len(op.operands) == 2 and self.of(op.operands[1], scope).owner == TORCH:
-                return self._extreme(op.name, [base, self.of(op.operands[1], scope)])
-            case "where":
-                if len(op.operands) < 3:
-                    return None
-                chosen = join([self.of(op.operands[1], scope), self.of(op.operands[2], scope)])
-                return chosen.but(eased=True, node=op.call)
-            case "masked_fill":
-                value = self.of(op.argument(2, "value"), scope)
-                if value.low == value.high == -inf:
-                    return base.but(masked=True, node=op.call)
-                return base.but(low=min(base.low, value.low), high=max(base.high, value.high), eased=True)
-            case "add" | "sub" | "mul" | "div":
-                return self._arithmetic(op, base, scope)
-            case "pow":
-                return facts.power(base, self.of(op.argument(1, "exponent"), scope))
-            case "to" | "type":
-                target = op.argument(1, "dtype")
-                dtype = self._dtype(target)
-                return base.but(dtype=dtype or base.dtype, graph=base.graph and not base.kind == "mask") if target is not None else base
-            case "full" | "full_like" | "new_full":
-                value = self.of(op.argument(1 if op.name != "new_full" else 2, "fill_value"), scope)
-                return Fact("full", value.low, value.high, TORCH, masked=value.low == value.high == -inf, graph=False)
-            case "tensor" | "as_tensor" | "scalar_tensor":
-                return base.but(owner=TORCH, graph=False, number=None, kind="tensor" if base.kind != "number" else "constant-tensor")
-            case "relu":
-                return OPERATIONS["relu"](base)
-            case "Parameter":
-                return Fact("weight", owner=TORCH)
-            case "scatter_add" | "index_add" | "scatter" | "scatter_sum":
-                source = self.of(op.operands[-1] if op.name != "scatter_sum" else op.operand, scope)
-                return Fact("scattered-sum", 0.0 if source.low >= 0 and base.low >= 0 else -inf, inf, TORCH, graph=source.graph or base.graph)
-            case "bincount" if op.argument(1, "weights") is not None:
-                return Fact("scattered-sum", -inf, inf, TORCH)
-            case "matmul" | "einsum":
-                parts = [self.of(x, scope) for x in op.operands if not isinstance(x, ast.Constant)]
-                if parts and all(p.kind == "unit" for p in parts):
-                    return Fact("cosine", -1.001, 1.001, TORCH, dtype=base.dtype, graph=any(p.graph for p in parts))  # rounding takes it past 1
-                return Fact("matmul", 0.0 if parts and all(p.low >= 0 for p in parts) else -inf, inf, TORCH, dtype=base.dtype, graph=any(p.graph for p in parts))
-            case "sum" | "mean" if base.kind == "matmul":
-                return None
-            case "item" | "tolist":
-                return base.but(owner=OTHER, graph=False)
-            case "nan_to_num":
-                return base.but(eased=True)
-            case _:
-                return None
-
-    def _arithmetic(self, op: Operation, base: Fact, scope: Scope) -> Fact:
-        second = op.argument(1, "other")
-        other = self.of(second, scope)
-        if op.name == "add":
-            return facts.add(base, other)
-        if op.name == "sub":
-            return facts.subtract(base, other, second is not None and op.operand is not None and self._same_root(op.operand, second, scope))
-        if op.name == "mul":
-            return facts.square(base) if same(op.operand, second) else facts.multiply(base, other)
-        return facts.divide(base, other)
-
-    def _clamped(self, op: Operation, base: Fact, scope: Scope) -> Fact:
-        low_node = op.argument(1, "min") if op.name != "clamp_max" else None
-        high_node = op.argument(2, "max") if op.name == "clamp" else op.argument(1, "max") if op.name == "clamp_max" else None
-        low = self.of(low_node, scope).low if low_node is not None else -inf
-        high = self.of(high_node, scope).high if high_node is not None else inf
-        unknown = low_node is not None and low == -inf and not (isinstance(low_node, ast.Constant) and low_node.value is None)
-        return base.but(
-            low=max(base.low, low), high=max(min(base.high, high), low), kind=base.kind if low <= 0 else "bounded", eased=base.eased or unknown, node=op.call, positive=base.positive or low > 0
-        )
-
     def _project_call(self, node: ast.Call, scope: Scope) -> Fact:
-        found = self.target(node, scope)
+        found = target(node, scope)
         if found is None:
             return self._layer(node, scope) or NOTHING
         function, inner = found
         return self.summary(function, inner)
 
-    def target(self, node: ast.Call, scope: Scope) -> tuple[Function, Scope] | None:
-        """The function or method of the project that a call runs."""
-        module, function = scope.module, node.func
-        if isinstance(function, ast.Name):
-            if function.id in module.functions:
-                return self._in(module, module.functions[function.id], None)
-            dotted = module.imports.get(function.id)
-            if dotted:
-                return self._elsewhere(module, dotted)
-            return self._instance(function, scope)
-        if isinstance(function, ast.Attribute):
-            dotted = module.dotted(function)
-            if dotted:
-                return self._elsewhere(module, dotted)
-            if isinstance(function.value, ast.Name) and function.value.id in ("self", "cls") and scope.owner is not None:
-                method = scope.owner.methods.get(function.attr)
-                return self._in(module, method, scope.owner) if method is not None else self._instance(function, scope)
-            owner = self._owner_of(function.value, scope)
-            if owner is not None and function.attr in owner[1].methods:
-                return self._in(owner[0], owner[1].methods[function.attr], owner[1])
-        return None
-
-    def _in(self, module: Module, function: Function, owner: Owner | None) -> tuple[Function, Scope]:
-        return function, module.scope_of(function, owner)
-
-    def _elsewhere(self, module: Module, dotted: str) -> tuple[Function, Scope] | None:
-        found = module.imported(dotted)
-        if found is None or found[1] not in found[0].functions:
-            return None
-        return self._in(found[0], found[0].functions[found[1]], None)
-
-    def _instance(self, node: ast.expr, scope: Scope) -> tuple[Function, Scope] | None:
-        """net(x), self.net(x): the forward method of the class that net was made from."""
-        owner = self._owner_of(node, scope)
-        if owner is None or "forward" not in owner[1].methods:
-            return None
-        return self._in(owner[0], owner[1].methods["forward"], owner[1])
-
-    def _made_by(self, node: ast.expr, scope: Scope) -> ast.expr | None:
-        """The expression that a name or an attribute of self was assigned."""
-        if isinstance(node, ast.Name):
-            bound = scope.reaching(node.id, (node.lineno, node.col_offset))
-            if bound is None and scope.parent is not None and not scope.parameter(node.id)[0]:
-                bound = scope.parent.bindings.get(node.id, [])[-1:]
-            return bound[0].value if bound and not bound[0].loop else None
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self" and scope.owner is not None:
-            assigned = scope.module.fields(scope.owner).get(node.attr, [])
-            return assigned[0][0] if assigned else None
-        return None
-
-    def _owner_of(self, node: ast.expr, scope: Scope) -> tuple[Module, Owner] | None:
-        made = self._made_by(node, scope)
-        while isinstance(made, ast.Call) and isinstance(made.func, ast.Attribute) and made.func.attr in ("to", "half", "cuda", "float", "eval", "train", "double", "bfloat16"):
-            made = made.func.value
-        if not isinstance(made, ast.Call):
-            return None
-        if isinstance(made.func, ast.Name) and made.func.id in scope.module.owners:
-            return scope.module, scope.module.owners[made.func.id]
-        dotted = scope.module.dotted(made.func)
-        found = scope.module.imported(dotted) if dotted and not dotted.startswith("torch.") else None
-        return (found[0], found[0].owners[found[1]]) if found is not None and found[1] in found[0].owners else None
-
-    def layer(self, node: ast.expr, scope: Scope) -> str:
-        """The torch.nn class that a callable was made from; of a Sequential, the last one."""
-        made = self._made_by(node, scope)
-        if not isinstance(made, ast.Call):
-            return ""
-        dotted = scope.module.dotted(made.func)
-        if dotted.endswith("nn.Sequential") and made.args and isinstance(made.args[-1], ast.Call):
-            dotted = scope.module.dotted(made.args[-1].func)
-        return dotted.rpartition(".")[2] if dotted.startswith("torch.nn") else ""
-
     def _layer(self, node: ast.Call, scope: Scope) -> Fact | None:
-        name = self.layer(node.func, scope)
+        name = layer(node.func, scope)
         if not name:
             return None
         if name in LAYERS and node.args:
@@ -522,30 +392,15 @@ class Values:
         if known is not None:
             return known
         self._summaries[id(function)] = NOTHING
-        returned = [n.value for n in _own_returns(function) if n.value is not None]
+        returned = [n.value for n in own_returns(function) if n.value is not None]
         found = [self.of(value, scope) for value in returned[:4]]
         fact = join(found) if found else NOTHING
         self._summaries[id(function)] = fact
         return fact
 
     def _returned_tuple(self, call: ast.Call, index: int, scope: Scope) -> Fact | None:
-        found = self.target(call, scope)
+        found = target(call, scope)
         if found is None:
             return None
-        parts = [n.value.elts[index] for n in _own_returns(found[0]) if isinstance(n.value, ast.Tuple) and index < len(n.value.elts)]
+        parts = [n.value.elts[index] for n in own_returns(found[0]) if isinstance(n.value, ast.Tuple) and index < len(n.value.elts)]
         return join([self.of(p, found[1]) for p in parts[:3]]) if parts else None
-
-
-def _own_returns(function: Function) -> list[ast.Return]:
-    found: list[ast.Return] = []
-    stack: list[ast.stmt] = list(function.body)
-    while stack:
-        s = stack.pop()
-        if isinstance(s, ast.Return):
-            found.append(s)
-        elif not isinstance(s, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            for block in ("body", "orelse", "finalbody"):
-                stack.extend(x for x in getattr(s, block, []) if isinstance(x, ast.stmt))
-            for handler in getattr(s, "handlers", []):
-                stack.extend(handler.body)
-    return found

@@ -19,7 +19,11 @@ def singular(spot: Spot, op: Operation | None, node: ast.Call) -> None:
     if fact.owner == OTHER or op.name == "det" or _jittered(spot, op.operand, fact) or "_ex" in op.module:
         return
     sure = MEDIUM if fact.kind == "matmul" else LOW
-    words = (f"{op.name} of a matrix that can be singular", "equal or dependent rows leave no inverse: it raises, or gives inf", "add a jitter to the diagonal: A + 1e-5 * torch.eye(n)")
+    words = (
+        f"{op.name} of a matrix that can be singular",
+        "equal or dependent rows leave no inverse: it raises, or gives inf",
+        "add a jitter to the diagonal: A + 1e-5 * torch.eye(n)",
+    )
     owner = TORCH if op.sure else fact.owner
     spot.report("WN108", *words, spot.sure(sure, owner) if op.sure or fact.owner == TORCH else None, origin=fact.node, origin_label="the matrix was made here")
 
@@ -43,5 +47,9 @@ def degenerate(spot: Spot, op: Operation | None, node: ast.Call) -> None:
     fact = spot.of(op.operand)
     if fact.owner == OTHER or not fact.graph or spot.frame.no_grad:
         return
-    words = (f"gradient of {op.name} with repeated values", "the slope has 1 / (a - b) of two singular or eigenvalues: inf where they are equal", "detach it, use the values only, or break the tie with a small jitter")
+    words = (
+        f"gradient of {op.name} with repeated values",
+        "the slope has 1 / (a - b) of two singular or eigenvalues: inf where they are equal",
+        "detach it, use the values only, or break the tie with a small jitter",
+    )
     spot.report("WN504", *words, LOW if fact.kind in ("parameter", "") else MEDIUM)

@@ -43,7 +43,13 @@ def remainder(spot: Spot, op: Operation | None, node: ast.Call) -> None:
         return
     below = spot.of(op.operands[1])
     if below.number is None and below.can_be_zero and spot.guard(op.operands[1]) < 2 and (op.sure or below.owner == TORCH):
-        spot.report("WN109", f"{op.name} by a value that can be 0", f"{op.name}(x, 0) is nan", "keep the divisor away from 0, or select it before: torch.where(d == 0, 1.0, d)", LOW)
+        spot.report(
+            "WN109",
+            f"{op.name} by a value that can be 0",
+            f"{op.name}(x, 0) is nan",
+            "keep the divisor away from 0, or select it before: torch.where(d == 0, 1.0, d)",
+            LOW,
+        )
 
 
 def examine(spot: Spot, above: ast.expr, below: ast.expr) -> None:
@@ -76,25 +82,61 @@ def _judge(spot: Spot, above: ast.expr, below: ast.expr, fact: Fact, owner: int)
     written = spot.text(below)
     kin = _kin(spot, above, below)
     if fact.kind in NORMS or fact.kind in ("root-mean-squares", "hypot", "distance"):
-        return "WN104" if kin else "WN103", HIGH if kin and spot.direct(below) else MEDIUM, "division by a norm that can be 0", f"`{written}` is 0 for a zero vector: 0 / 0 is nan", _norm_help(below)
+        return (
+            "WN104" if kin else "WN103",
+            HIGH if kin and spot.direct(below) else MEDIUM,
+            "division by a norm that can be 0",
+            f"`{written}` is 0 for a zero vector: 0 / 0 is nan",
+            _norm_help(below),
+        )
     if fact.kind in ("std", "var"):
-        return "WN404", HIGH if kin and spot.direct(below) else MEDIUM, "division by a spread that can be 0", f"`{written}` is 0 where all values are the same", "put eps under the root: (x.var(...) + eps).sqrt()"
+        return (
+            "WN404",
+            HIGH if kin and spot.direct(below) else MEDIUM,
+            "division by a spread that can be 0",
+            f"`{written}` is 0 where all values are the same",
+            "put eps under the root: (x.var(...) + eps).sqrt()",
+        )
     if fact.kind == "range":
-        return "WN404", HIGH if spot.direct(above) or isinstance(above, ast.BinOp) else MEDIUM, "division by a range that can be 0", f"`{written}` is 0 where all values are the same: 0 / 0 is nan", "add an eps to the range, or treat a constant input apart"
+        return (
+            "WN404",
+            HIGH if spot.direct(above) or isinstance(above, ast.BinOp) else MEDIUM,
+            "division by a range that can be 0",
+            f"`{written}` is 0 where all values are the same: 0 / 0 is nan",
+            "add an eps to the range, or treat a constant input apart",
+        )
     if fact.kind in COUNTS or (fact.kind in ("sum", "mean") and _MASK_NAME.search(written)):
         return _count(spot, above, below, fact, written)
     if fact.kind in SATURATING and fact.kind.startswith("one-minus"):
-        return "WN103", HIGH, "division by what a saturated probability leaves", f"`{written}` rounds to 0 where the probability rounds to 1", "work with the logits: exp(logit) is p / (1 - p)"
+        return (
+            "WN103",
+            HIGH,
+            "division by what a saturated probability leaves",
+            f"`{written}` rounds to 0 where the probability rounds to 1",
+            "work with the logits: exp(logit) is p / (1 - p)",
+        )
     if fact.kind in ("sum", "masked-sum", "sum-abs", "sum-squares", "scattered-sum", "mean-squares"):
         return _total(fact, written, kin and spot.direct(below))
     if fact.kind in ("relu", "abs", "square", "masked-product") and fact.nonnegative:
         return "WN103", MEDIUM, "division by a value that can be 0", f"`{written}` can be exactly 0", "add an eps, or divide only where it is not 0"
     if fact.kind == "max" and (kin or fact.nonnegative):
-        return "WN104", HIGH if kin and fact.nonnegative and spot.direct(below) else MEDIUM, "division by a maximum that can be 0", f"`{written}` is 0 where every value is 0", "clamp the maximum from below"
+        return (
+            "WN104",
+            HIGH if kin and fact.nonnegative and spot.direct(below) else MEDIUM,
+            "division by a maximum that can be 0",
+            f"`{written}` is 0 where every value is 0",
+            "clamp the maximum from below",
+        )
     if _TEMPERATURE.search(written) and fact.kind in ("weight", "attribute", "parameter", "argument", ""):
         return _temperature(fact, written)
     if fact.kind in ("sum-of-two", "difference", "product") and fact.nonnegative:
-        return "WN104", MEDIUM, "division by a total that can be 0", f"`{written}` is 0 where every part is 0", "add a smoothing term to numerator and denominator"
+        return (
+            "WN104",
+            MEDIUM,
+            "division by a total that can be 0",
+            f"`{written}` is 0 where every part is 0",
+            "add a smoothing term to numerator and denominator",
+        )
     if owner != TORCH or fact.kind in ("softmax", "exp", "sum-exp", "argument", "integer", "full", "constant-tensor", "arange", "sum-softmax", "softplus"):
         return None
     return "WN103", LOW, "division by a tensor that nothing keeps from 0", f"x / 0 is inf where `{written}` is 0", "clamp it, or divide only where it is not 0"
@@ -102,11 +144,29 @@ def _judge(spot: Spot, above: ast.expr, below: ast.expr, fact: Fact, owner: int)
 
 def _count(spot: Spot, above: ast.expr, below: ast.expr, fact: Fact, written: str) -> Judged:
     if fact.kind == "count":
-        return "WN103", HIGH, "division by a count that can be 0", f"`{written}` is 0 for what does not occur", "divide by the count clamped at 1: count.clamp_min(1)"
+        return (
+            "WN103",
+            HIGH,
+            "division by a count that can be 0",
+            f"`{written}` is 0 for what does not occur",
+            "divide by the count clamped at 1: count.clamp_min(1)",
+        )
     if spot.of(above).number is not None:
-        return "WN103", MEDIUM, "division by a count that can be 0", f"`{written}` is 0 where nothing is selected", "divide by the count clamped at 1: mask.sum().clamp_min(1)"
+        return (
+            "WN103",
+            MEDIUM,
+            "division by a count that can be 0",
+            f"`{written}` is 0 where nothing is selected",
+            "divide by the count clamped at 1: mask.sum().clamp_min(1)",
+        )
     sure = HIGH if fact.kind == "mask-sum" and _plain_mask(spot, below) else MEDIUM
-    return "WN402", sure, "mean over a mask that can be empty", f"`{written}` is 0 where nothing is selected: 0 / 0 is nan", "divide by the sum clamped at 1: mask.sum().clamp_min(1)"
+    return (
+        "WN402",
+        sure,
+        "mean over a mask that can be empty",
+        f"`{written}` is 0 where nothing is selected: 0 / 0 is nan",
+        "divide by the sum clamped at 1: mask.sum().clamp_min(1)",
+    )
 
 
 def _plain_mask(spot: Spot, below: ast.expr) -> bool:

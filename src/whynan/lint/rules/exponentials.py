@@ -60,7 +60,12 @@ def by_hand(spot: Spot, node: ast.BinOp) -> None:
     above, below = spot.of(node.left), spot.of(node.right)
     if above.number == 1 and below.kind == "one-plus-exp":
         _sigmoid(spot, node)
-    elif isinstance(node.left, ast.BinOp) and isinstance(node.right, ast.BinOp) and _exponents(spot, node.left) and _exponents(spot, node.left) == _exponents(spot, node.right):
+    elif (
+        isinstance(node.left, ast.BinOp)
+        and isinstance(node.right, ast.BinOp)
+        and _exponents(spot, node.left)
+        and _exponents(spot, node.left) == _exponents(spot, node.right)
+    ):
         if isinstance(node.left.op, ast.Sub) and isinstance(node.right.op, ast.Add):
             spot.report("WN303", "tanh written by hand", "exp overflows above 88: inf / inf is nan", "use torch.tanh", HIGH)
 
@@ -119,13 +124,29 @@ def _softmax(spot: Spot, node: ast.BinOp) -> None:
         simple = inner is not None and isinstance(node.left, ast.Call) and name
         fix = replaced(node, f"{name}({source(spot, inner)})", True) if simple and inner is not None else None
         sure = HIGH if inner is not None and not spot.guard(inner) else MEDIUM
-        spot.report("WN303", "sigmoid written by hand", "exp(x) overflows above 88: inf / inf is nan", "use torch.sigmoid", spot.sure(sure, spot.of(node).owner), fix=fix)
+        spot.report(
+            "WN303",
+            "sigmoid written by hand",
+            "exp(x) overflows above 88: inf / inf is nan",
+            "use torch.sigmoid",
+            spot.sure(sure, spot.of(node).owner),
+            fix=fix,
+        )
         return
     inner = _exponent(spot, node.left)
     fact = spot.of(inner)
-    words = ("softmax written by hand", "exp overflows above 88: inf / inf is nan; far below every term is 0", "use torch.softmax, or subtract the maximum first")
+    words = (
+        "softmax written by hand",
+        "exp overflows above 88: inf / inf is nan; far below every term is 0",
+        "use torch.softmax, or subtract the maximum first",
+    )
     plain = spot.of(node.left).kind == "exp"
-    bounded = not plain or fact.kind in ("unit", "cosine", "scaled-cosine", "arange", "difference") or (inner is not None and re.search(r"^-.*(\*\* ?2|pow\(|square)", ast.unparse(inner)) is not None) or (inner is not None and spot.guard(inner) > 0)
+    bounded = (
+        not plain
+        or fact.kind in ("unit", "cosine", "scaled-cosine", "arange", "difference")
+        or (inner is not None and re.search(r"^-.*(\*\* ?2|pow\(|square)", ast.unparse(inner)) is not None)
+        or (inner is not None and spot.guard(inner) > 0)
+    )
     fix = _softmax_fix(spot, node, inner)
     spot.report("WN303", *words, spot.sure(MEDIUM if bounded else HIGH, spot.of(node).owner), fix=fix)
 
@@ -158,6 +179,6 @@ def product(spot: Spot, op: Operation | None, node: ast.Call) -> None:
     if op is None or op.operand is None:
         return
     fact = spot.of(op.operand)
-    if fact.owner == TORCH and not (-1 <= fact.low and fact.high <= 1) and fact.kind not in ("size", "integer", "mask"):
+    if fact.owner == TORCH and not (fact.low >= -1 and fact.high <= 1) and fact.kind not in ("size", "integer", "mask"):
         words = ("product over a dimension", "50 factors of 10 pass 3.4e38; 50 of 0.1 are 0", "sum the logarithms and take exp at the end, clamped")
         spot.report("WN203", *words, LOW)

@@ -60,7 +60,11 @@ def near_one(spot: Spot, op: Operation | None, node: ast.Call) -> None:
     dtype = fact.dtype or spot.frame.half
     step = {"float16": 4.8e-4, "bfloat16": _BFLOAT_STEP}.get(dtype, 5.9e-8)
     if 0 < 1 - value < step / 2:
-        words = ("1 - eps that rounds to 1", f"in {dtype or 'float32'} {value!r} is 1: the clamp lets exactly 1 through", "use an eps of at least 1e-6, in half 1e-3")
+        words = (
+            "1 - eps that rounds to 1",
+            f"in {dtype or 'float32'} {value!r} is 1: the clamp lets exactly 1 through",
+            "use an eps of at least 1e-6, in half 1e-3",
+        )
         spot.report("WN204", *words, spot.sure(HIGH, TORCH if op.sure or op.name.startswith("clamp") else fact.owner))
 
 
@@ -80,9 +84,15 @@ def half_product(spot: Spot, node: ast.BinOp) -> None:
     """Look at products of attention scores before they are scaled, in half precision."""
     if not _half_file(spot) or spot.of(node.left).owner == OTHER:
         return
-    transposed = isinstance(node.right, ast.Call) and isinstance(node.right.func, ast.Attribute) and node.right.func.attr in ("transpose", "t", "permute") or isinstance(node.right, ast.Attribute)
+    transposed = (
+        isinstance(node.right, ast.Call) and isinstance(node.right.func, ast.Attribute) and node.right.func.attr in ("transpose", "t", "permute")
+    ) or isinstance(node.right, ast.Attribute)
     if transposed and spot.of(node.left).kind not in ("unit", "quotient"):
-        words = ("scores scaled after the product, in float16", "q @ k passes 65504 where both are large: inf", "divide q by sqrt(d) before the product, or use bfloat16")
+        words = (
+            "scores scaled after the product, in float16",
+            "q @ k passes 65504 where both are large: inf",
+            "divide q by sqrt(d) before the product, or use bfloat16",
+        )
         spot.report("WN202", *words, LOW)
 
 
@@ -94,7 +104,7 @@ def cast(spot: Spot, op: Operation | None, node: ast.Call) -> None:
     if op.name == "to" and spot.of(node).dtype != "float16":
         return
     fact = spot.of(op.operand)
-    if fact.kind in ("module", "mask") or fact.owner == OTHER or -6e4 < fact.low and fact.high < 6e4 or (op.name == "half" and fact.owner != TORCH):
+    if fact.kind in ("module", "mask") or fact.owner == OTHER or (fact.low > -6e4 and fact.high < 6e4) or (op.name == "half" and fact.owner != TORCH):
         return
     words = ("cast to float16 of an unbounded value", "values past 65504 become inf", "use bfloat16, or scale before the cast")
     spot.report("WN202", *words, LOW)
@@ -116,7 +126,11 @@ def half_optimizer(spot: Spot, function: Function | ast.Module) -> None:
     """Look at Adam over parameters that were cast to float16."""
     if not _TO_HALF.search(spot.module.text):
         return
-    body = [n for s in function.body for n in ast.walk(s)] if not isinstance(function, ast.Module) else [n for s in function.body if not isinstance(s, ast.FunctionDef | ast.ClassDef) for n in ast.walk(s)]
+    body = (
+        [n for s in function.body for n in ast.walk(s)]
+        if not isinstance(function, ast.Module)
+        else [n for s in function.body if not isinstance(s, ast.FunctionDef | ast.ClassDef) for n in ast.walk(s)]
+    )
     halved = _halved_models(spot, body)
     for node in body:
         op = operation(spot.module, node) if isinstance(node, ast.Call) else None
@@ -150,7 +164,10 @@ def _halved_models(spot: Spot, body: list[ast.AST]) -> set[str]:
 
 def _casts(node: ast.expr) -> bool:
     while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        if node.func.attr == "half" or (node.func.attr == "to" and any("float16" in ast.unparse(a) and "bfloat16" not in ast.unparse(a) for a in [*node.args, *(k.value for k in node.keywords)])):
+        if node.func.attr == "half" or (
+            node.func.attr == "to"
+            and any("float16" in ast.unparse(a) and "bfloat16" not in ast.unparse(a) for a in [*node.args, *(k.value for k in node.keywords)])
+        ):
             return True
         node = node.func.value
     return False

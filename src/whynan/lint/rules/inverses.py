@@ -31,8 +31,19 @@ def on_unit_interval(spot: Spot, op: Operation | None, node: ast.Call) -> None:
     if spot.guard(op.operand) == 2 or fact.eased:
         return
     known = fact.kind in ("matmul", "sum", "quotient", "product", "trace", "difference", "linear", "module")
-    words = (f"{op.name} of a value that can pass 1", f"rounding alone takes a cosine past 1, and {op.name}(1.0000001) is nan", f"clamp to [-1 + 1e-6, 1 - 1e-6] before {op.name}")
-    spot.report("WN107", *words, spot.sure(MEDIUM if known else LOW, TORCH if op.sure else fact.owner), origin=fact.node, origin_label="the argument was made here", fix=fix)
+    words = (
+        f"{op.name} of a value that can pass 1",
+        f"rounding alone takes a cosine past 1, and {op.name}(1.0000001) is nan",
+        f"clamp to [-1 + 1e-6, 1 - 1e-6] before {op.name}",
+    )
+    spot.report(
+        "WN107",
+        *words,
+        spot.sure(MEDIUM if known else LOW, TORCH if op.sure else fact.owner),
+        origin=fact.node,
+        origin_label="the argument was made here",
+        fix=fix,
+    )
 
 
 def _at_the_edge(spot: Spot, op: Operation, fact: Fact, pole: bool, fix: Fix | None) -> None:
@@ -41,7 +52,11 @@ def _at_the_edge(spot: Spot, op: Operation, fact: Fact, pole: bool, fix: Fix | N
         words = (f"{op.name} at the edge of its range", f"{op.name}(1) is inf", "clamp to [-1 + 1e-6, 1 - 1e-6], or keep the value before tanh")
         spot.report("WN107", *words, spot.sure(HIGH if fact.kind in ("tanh", "bounded") or fact.node is not None else MEDIUM, owner), fix=fix)
     elif fact.graph and fact.kind not in ("uniform",):
-        words = (f"slope of {op.name} at 1", f"the slope of {op.name} at 1 and -1 is infinite; a clamp at 1 keeps the edge", "clamp to [-1 + 1e-6, 1 - 1e-6], or use atan2")
+        words = (
+            f"slope of {op.name} at 1",
+            f"the slope of {op.name} at 1 and -1 is infinite; a clamp at 1 keeps the edge",
+            "clamp to [-1 + 1e-6, 1 - 1e-6], or use atan2",
+        )
         spot.report("WN501", *words, spot.sure(MEDIUM, owner), fix=fix)
 
 

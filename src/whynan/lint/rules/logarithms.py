@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from math import inf
 
+from whynan.lint.callees import layer
 from whynan.lint.calls import Operation, operation, same
 from whynan.lint.edits import name_of, replaced, rest_of_call, source
 from whynan.lint.facts import OTHER, TORCH, Fact
@@ -18,7 +19,11 @@ _SATURATED = {
     "sigmoid": ("log of a sigmoid", "a sigmoid rounds to 0 below about -104: log(0) is -inf", "take logsigmoid of the logits"),
     "one-minus-sigmoid": ("log of one minus a sigmoid", "a sigmoid rounds to 1 above about 17: log(0) is -inf", "take logsigmoid of the negated logits"),
     "one-minus-softmax": ("log of one minus a softmax", "a softmax rounds to 1: log(0) is -inf", "work with the logits, or clamp away from 0"),
-    "one-minus-probability": ("log of one minus a probability", "the probability rounds to 1: log(0) is -inf", "work with the logits, or use log1p(-exp(log_p)) with log_p below 0"),
+    "one-minus-probability": (
+        "log of one minus a probability",
+        "the probability rounds to 1: log(0) is -inf",
+        "work with the logits, or use log1p(-exp(log_p)) with log_p below 0",
+    ),
     "one-minus-tanh-squared": ("log of 1 - tanh(x)**2", "tanh rounds to 1 above about 9: log(0) is -inf", "use 2 * (log(2) - x - softplus(-2 * x))"),
     "probability": ("log of a probability", "exp of a log-probability underflows to 0: log(0) is -inf", "keep the log-probability"),
 }
@@ -44,7 +49,10 @@ def logarithm(spot: Spot, op: Operation | None, node: ast.Call) -> None:
 
 
 def _covered(spot: Spot) -> bool:
-    return any(isinstance(o, ast.Call) and isinstance(o.func, ast.Attribute) and o.func.attr in ("where", "nan_to_num", "masked_fill", "clamp", "clamp_min") for o in spot.above())
+    return any(
+        isinstance(o, ast.Call) and isinstance(o.func, ast.Attribute) and o.func.attr in ("where", "nan_to_num", "masked_fill", "clamp", "clamp_min")
+        for o in spot.above()
+    )
 
 
 def _judge(spot: Spot, op: Operation, fact: Fact, node: ast.Call) -> None:
@@ -60,7 +68,14 @@ def _judge(spot: Spot, op: Operation, fact: Fact, node: ast.Call) -> None:
     elif fact.low >= 0 and fact.kind in _ZEROES:
         sure = HIGH if fact.kind in ("relu", "count", "one-hot") else MEDIUM
         written = fact.kind.replace("-", " ")
-        _report(spot, "WN101", (f"log of a {written} that can be 0", "log(0) is -inf, and its slope 1/x is infinite", "add an eps inside the logarithm"), sure if not guard else sure.lowered(), owner, fact)
+        _report(
+            spot,
+            "WN101",
+            (f"log of a {written} that can be 0", "log(0) is -inf, and its slope 1/x is infinite", "add an eps inside the logarithm"),
+            sure if not guard else sure.lowered(),
+            owner,
+            fact,
+        )
     elif fact.low == -inf or fact.low < 0:
         _unknown(spot, op, fact, owner)
     else:
@@ -68,14 +83,29 @@ def _judge(spot: Spot, op: Operation, fact: Fact, node: ast.Call) -> None:
 
 
 def _unknown(spot: Spot, op: Operation, fact: Fact, owner: int) -> None:
-    kinds = {"linear": MEDIUM, "matmul": MEDIUM, "weight": MEDIUM, "normal": MEDIUM, "difference": MEDIUM, "tanh": MEDIUM, "unit": MEDIUM, "cosine": HIGH, "cos": MEDIUM, "sin": MEDIUM}
+    kinds = {
+        "linear": MEDIUM,
+        "matmul": MEDIUM,
+        "weight": MEDIUM,
+        "normal": MEDIUM,
+        "difference": MEDIUM,
+        "tanh": MEDIUM,
+        "unit": MEDIUM,
+        "cosine": HIGH,
+        "cos": MEDIUM,
+        "sin": MEDIUM,
+    }
     if fact.kind in kinds:
         words = ("log of a value that can be negative", "log of a negative number is nan", "make it positive by construction: softplus or exp")
         _report(spot, "WN102", words, kinds[fact.kind], owner, fact)
     elif fact.kind == "sum-of-two":
         _report(spot, "WN102", ("log of a sum that can be negative", "log of a negative number is nan", "make it positive by construction"), LOW, owner, fact)
     elif owner == TORCH:
-        words = ("log of a value that nothing keeps above 0", "log(0) is -inf, log of a negative number is nan", "clamp it, or take the logarithm before it can round to 0")
+        words = (
+            "log of a value that nothing keeps above 0",
+            "log(0) is -inf, log of a negative number is nan",
+            "clamp it, or take the logarithm before it can round to 0",
+        )
         _report(spot, _times_target(spot, op, fact), words, LOW, owner, fact)
 
 
@@ -143,7 +173,14 @@ def _by_hand(spot: Spot, op: Operation, fact: Fact, node: ast.Call) -> bool:
 def _softplus(spot: Spot, node: ast.Call, inner: ast.expr) -> None:
     name = name_of(spot, "torch.nn.functional.softplus")
     fix = replaced(node, f"{name}({source(spot, inner)})", True) if name else None
-    spot.report("WN201", "softplus written by hand", "exp(x) overflows above 88 in float32, 11 in half: log(inf) is inf", "use torch.nn.functional.softplus", MEDIUM if spot.guard(inner) else HIGH, fix=fix)
+    spot.report(
+        "WN201",
+        "softplus written by hand",
+        "exp(x) overflows above 88 in float32, 11 in half: log(inf) is inf",
+        "use torch.nn.functional.softplus",
+        MEDIUM if spot.guard(inner) else HIGH,
+        fix=fix,
+    )
 
 
 def _logsumexp(spot: Spot, op: Operation, node: ast.Call) -> bool:
@@ -223,7 +260,13 @@ def x_log_y(spot: Spot, op: Operation | None, node: ast.Call) -> None:
     inner = op.operands[-1]
     fact = spot.of(inner)
     if fact.low <= 0 and not fact.eased and (op.sure or fact.owner == TORCH):
-        spot.report("WN501", f"slope of {op.name} at 0", "the value at 0 is 0, the slope is infinite", "clamp the argument of the logarithm, or start from log-probabilities", MEDIUM if op.name == "xlogy" and len(op.operands) == 2 and same(*op.operands) else LOW)
+        spot.report(
+            "WN501",
+            f"slope of {op.name} at 0",
+            "the value at 0 is 0, the slope is infinite",
+            "clamp the argument of the logarithm, or start from log-probabilities",
+            MEDIUM if op.name == "xlogy" and len(op.operands) == 2 and same(*op.operands) else LOW,
+        )
 
 
 @on_call("binary_cross_entropy", "BCELoss")
@@ -239,15 +282,23 @@ def entropy_after_sigmoid(spot: Spot, op: Operation | None, node: ast.Call) -> N
     fix = None
     if made is not None and made.name == "sigmoid" and made.operand is not None and name:
         fix = replaced(node, f"{name}({source(spot, made.operand)}{rest_of_call(spot, node, 1)})", True)
-    words = ("binary cross entropy of a sigmoid", "a saturated sigmoid is exactly 0 or 1: the loss stops at 100 and its gradient is wrong; in half it raises", "use binary_cross_entropy_with_logits on the logits")
+    words = (
+        "binary cross entropy of a sigmoid",
+        "a saturated sigmoid is exactly 0 or 1: the loss stops at 100 and its gradient is wrong; in half it raises",
+        "use binary_cross_entropy_with_logits on the logits",
+    )
     spot.report("WN101", *words, HIGH, origin=fact.node, origin_label="the sigmoid", fix=fix)
 
 
 @on_call("()")
 def module_after_sigmoid(spot: Spot, op: Operation | None, node: ast.Call) -> None:
     """Look at nn.BCELoss()(sigmoid(x), y)."""
-    if not node.args or not isinstance(node.func, ast.Name | ast.Attribute) or len(node.args) != 2 or spot.values.layer(node.func, spot.scope) != "BCELoss":
+    if not node.args or not isinstance(node.func, ast.Name | ast.Attribute) or len(node.args) != 2 or layer(node.func, spot.scope) != "BCELoss":
         return
     if spot.of(node.args[0]).kind == "sigmoid":
-        words = ("binary cross entropy of a sigmoid", "a saturated sigmoid is exactly 0 or 1: the loss stops at 100 and its gradient is wrong", "use BCEWithLogitsLoss on the logits")
+        words = (
+            "binary cross entropy of a sigmoid",
+            "a saturated sigmoid is exactly 0 or 1: the loss stops at 100 and its gradient is wrong",
+            "use BCEWithLogitsLoss on the logits",
+        )
         spot.report("WN101", *words, HIGH, origin=spot.of(node.args[0]).node, origin_label="the sigmoid")

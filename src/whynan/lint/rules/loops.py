@@ -65,7 +65,11 @@ def _unscaled(spot: Spot, calls: list[tuple[str, ast.Call]], clips: list[ast.Cal
     for clip in clips:
         since = max((c.lineno for c in scaled if c.lineno < clip.lineno), default=None)
         if since is not None and not any(since <= u <= clip.lineno for u in unscaled) and any(s > clip.lineno for s in steps):
-            words = ("gradients clipped before they are unscaled", "they are still multiplied by the loss scale (65536 at first): the clip shrinks every step to nothing", "call scaler.unscale_(optimizer) before the clip")
+            words = (
+                "gradients clipped before they are unscaled",
+                "they are still multiplied by the loss scale (65536 at first): the clip shrinks every step to nothing",
+                "call scaler.unscale_(optimizer) before the clip",
+            )
             spot.report("WL101", *words, HIGH, node=clip)
 
 
@@ -98,7 +102,11 @@ def _norm(spot: Spot, function: Function | ast.Module, clips: list[ast.Call]) ->
             assert isinstance(call, ast.Call)
             if any(k.arg == "error_if_nonfinite" for k in call.keywords) or _CHECK.search(body) or "GradScaler" in spot.module.text:
                 continue
-            words = ("gradient norm thrown away", "an infinite norm multiplies every gradient by 0: inf * 0 is nan, and the step takes it", "keep the norm and skip the step where it is not finite, or pass error_if_nonfinite=True")
+            words = (
+                "gradient norm thrown away",
+                "an infinite norm multiplies every gradient by 0: inf * 0 is nan, and the step takes it",
+                "keep the norm and skip the step where it is not finite, or pass error_if_nonfinite=True",
+            )
             spot.report("WL105", *words, LOW, node=call)
         elif isinstance(node, ast.Assign) and node.value in clips and isinstance(node.targets[0], ast.Name):
             _only_nan(spot, function, node.targets[0].id)
@@ -109,7 +117,11 @@ def _only_nan(spot: Spot, function: Function | ast.Module, name: str) -> None:
     for test in tests:
         written = _text(test)
         if "isnan" in written and "isinf" not in written and "isfinite" not in written:
-            words = ("gradient norm checked for nan only", "the first bad norm is usually inf: it passes, the clip multiplies inf by 0, and the weights become nan", "ask isfinite instead of isnan")
+            words = (
+                "gradient norm checked for nan only",
+                "the first bad norm is usually inf: it passes, the clip multiplies inf by 0, and the weights become nan",
+                "ask isfinite instead of isnan",
+            )
             spot.report("WL115", *words, HIGH, node=test)
 
 
@@ -118,7 +130,11 @@ def _after_clipping(spot: Spot, calls: list[tuple[str, ast.Call]], clips: list[a
         return
     for name, call in calls:
         if name in ("isnan", "isfinite", "isinf") and re.search(r"\.grad\b", _text(call)) and call.lineno > clips[0].lineno:
-            words = ("gradients checked after clipping", "one bad gradient makes the norm nan, and the clip makes every gradient nan: the check can no longer name the tensor", "check before the clip, or check the norm that the clip returns")
+            words = (
+                "gradients checked after clipping",
+                "one bad gradient makes the norm nan, and the clip makes every gradient nan: the check can no longer name the tensor",
+                "check before the clip, or check the norm that the clip returns",
+            )
             spot.report("WL106", *words, MEDIUM, node=call, origin=clips[0], origin_label="clipped here")
             return
 
@@ -130,7 +146,11 @@ def _one_rank(spot: Spot, function: Function | ast.Module) -> None:
         if isinstance(node, ast.If) and _CHECK.search(_text(node.test)) and any(isinstance(s, ast.Continue) for s in node.body):
             around = "\n".join(spot.module.lines[max(node.lineno - 8, 0) : (node.body[-1].end_lineno or node.lineno)])
             if not re.search(r"all_reduce|all_gather|broadcast|barrier|\.gather\(|\.reduce\(", around):
-                words = ("one rank leaves the step alone", "the others wait in all-reduce for gradients that never come: the run hangs", "agree first: all_reduce the flag, then every rank skips")
+                words = (
+                    "one rank leaves the step alone",
+                    "the others wait in all-reduce for gradients that never come: the run hangs",
+                    "agree first: all_reduce the flag, then every rank skips",
+                )
                 spot.report("WL107", *words, MEDIUM, node=node.test)
 
 
@@ -141,17 +161,28 @@ def zeroed(spot: Spot, node: ast.stmt) -> None:
         return
     if isinstance(node, ast.Assign):
         target, value = _text(node.targets[0]), _text(node.value)
-        patched = re.search(r"\.grad\[.*(isnan|isfinite|isinf).*\]", target) or (target.endswith((".grad", ".grad.data")) and ("nan_to_num" in value or ("where" in value and _CHECK.search(value))))
+        patched = re.search(r"\.grad\[.*(isnan|isfinite|isinf).*\]", target) or (
+            target.endswith((".grad", ".grad.data")) and ("nan_to_num" in value or ("where" in value and _CHECK.search(value)))
+        )
     elif isinstance(node, ast.Expr):
         value = _text(node.value)
         patched = re.search(r"nan_to_num_?\(\S*\.grad|\.grad(\.data)?\.nan_to_num_", value)
     elif isinstance(node, ast.If):
         body = " ".join(_text(s) for s in node.body)
-        patched = _CHECK.search(_text(node.test)) and "grad" in _text(node.test) and re.search(r"\.grad(\.data)?\.zero_\(\)|zero_grad\(|\.grad = (None|torch\.zeros)", body) and not re.search(r"continue|return|raise|break", body)
+        patched = (
+            _CHECK.search(_text(node.test))
+            and "grad" in _text(node.test)
+            and re.search(r"\.grad(\.data)?\.zero_\(\)|zero_grad\(|\.grad = (None|torch\.zeros)", body)
+            and not re.search(r"continue|return|raise|break", body)
+        )
     else:
         return
     if patched:
-        words = ("nan gradients zeroed and the step taken", "with momentum or Adam a zeroed gradient still moves the weights, and the cause stays", "skip the step, and find where the nan is born: whynan run")
+        words = (
+            "nan gradients zeroed and the step taken",
+            "with momentum or Adam a zeroed gradient still moves the weights, and the cause stays",
+            "skip the step, and find where the nan is born: whynan run",
+        )
         spot.report("WL103", *words, HIGH, node=node.test if isinstance(node, ast.If) else node)
 
 
@@ -161,7 +192,11 @@ def asserted(spot: Spot, node: ast.stmt) -> None:
     if not isinstance(node, ast.Assert) or not re.search(r"isnan|isfinite|isinf", written := _text(node.test)) or re.search(r"math\.|np\.|numpy", written):
         return
     if spot.scope.name in ("forward", "training_step", "__call__") or spot.frame.loops:
-        words = ("check that waits for the device", "each call copies one number to the host: measured, a check per tensor makes a step 1.3 to 1.5 times as long", "let whynan watch: a flag on the device, read one step late")
+        words = (
+            "check that waits for the device",
+            "each call copies one number to the host: measured, a check per tensor makes a step 1.3 to 1.5 times as long",
+            "let whynan watch: a flag on the device, read one step late",
+        )
         spot.report("WL111", *words, MEDIUM if "torch" in written or ".any()" in written or ".all()" in written else LOW)
 
 
@@ -176,13 +211,22 @@ def running(spot: Spot, node: ast.stmt) -> None:
         return
     mine = [p for p in parts if name in (_text(p.left), _text(p.right))]
     other = [p for p in parts if p not in mine]
-    if len(mine) != 1 or len(other) != 1 or not re.search(r"(decay|momentum|beta|alpha|ema|0?\.\d+|rho|gamma)", _text(value)) or not re.search(r"1(\.0)? - |0\.\d", _text(value)):
+    if (
+        len(mine) != 1
+        or len(other) != 1
+        or not re.search(r"(decay|momentum|beta|alpha|ema|0?\.\d+|rho|gamma)", _text(value))
+        or not re.search(r"1(\.0)? - |0\.\d", _text(value))
+    ):
         return
     fed = _text(other[0])
     body = _function_text(spot)
     if _CHECK.search(body) or not re.search(r"loss|\.item\(\)|\.mean\(|\.var\(|\.sum\(|grad|batch", fed):
         return
-    words = ("running average that keeps a nan", "one nan in is nan for ever after", "take the value in only where it is finite: torch.where(torch.isfinite(x), ..., average)")
+    words = (
+        "running average that keeps a nan",
+        "one nan in is nan for ever after",
+        "take the value in only where it is finite: torch.where(torch.isfinite(x), ..., average)",
+    )
     spot.report("WL110", *words, MEDIUM)
 
 
@@ -204,18 +248,26 @@ def cut(spot: Spot, node: ast.stmt) -> None:
             if "loss" not in _text(statement.targets[0]).lower():
                 continue
             checked = _CHECK.search(_text(node.test)) or re.search(r"==\s*0|<=\s*\S+|> 0|numel|len\(|\.any\(|not ", _text(node.test))
-            words = ("loss replaced by a constant", "a constant has no graph: backward raises, or the batch silently teaches nothing", "keep the graph: prediction.sum() * 0, or skip the batch")
+            words = (
+                "loss replaced by a constant",
+                "a constant has no graph: backward raises, or the batch silently teaches nothing",
+                "keep the graph: prediction.sum() * 0, or skip the batch",
+            )
             spot.report("WL112", *words, (HIGH if op.name == "zeros_like" else MEDIUM) if checked else LOW, node=statement)
 
 
 @on_call("clamp", "clamp_max", "minimum")
 def clamped_loss(spot: Spot, op: Operation | None, node: ast.Call) -> None:
     """Look at a loss that is cut off from above."""
-    if op is None or op.operand is None or op.argument(2, "max") is None and op.name == "clamp":
+    if op is None or op.operand is None or (op.argument(2, "max") is None and op.name == "clamp"):
         return
     written = _text(op.operand)
     if re.fullmatch(r"(self\.)?(\w*_)?loss(es)?", written) and (op.name != "minimum" or spot.of(op.operands[-1]).number is not None):
-        words = ("loss cut off from above", "past the bound the gradient is exactly 0: the worst samples teach nothing", "use a loss that grows slower (Huber), or clip the gradient instead")
+        words = (
+            "loss cut off from above",
+            "past the bound the gradient is exactly 0: the worst samples teach nothing",
+            "use a loss that grows slower (Huber), or clip the gradient instead",
+        )
         spot.report("WL113", *words, HIGH)
 
 
@@ -227,12 +279,22 @@ def iterated(spot: Spot, function: Function | ast.Module) -> None:
             continue
         quotients: list[tuple[ast.expr | ast.stmt, str]] = []
         for node in ast.walk(loop):
-            below = node.right if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) else node.value if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Div) else None
+            below = (
+                node.right
+                if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div)
+                else node.value
+                if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Div)
+                else None
+            )
             op = operation(spot.module, below) if isinstance(below, ast.Call) else None
             if op is not None and op.name == "sum" and op.argument(1, "dim") is not None and isinstance(node, ast.BinOp | ast.AugAssign):
                 quotients.append((node, _text(op.argument(1, "dim"))))  # type: ignore[arg-type]
         if len({d for _, d in quotients}) >= 2:
-            words = ("rows and columns normalised in turn, outside log space", "a row whose entries underflowed has sum 0: 0 / 0 is nan", "iterate on log values with logsumexp")
+            words = (
+                "rows and columns normalised in turn, outside log space",
+                "a row whose entries underflowed has sum 0: 0 / 0 is nan",
+                "iterate on log values with logsumexp",
+            )
             spot.report("WL116", *words, HIGH, node=quotients[0][0])
             return
 
@@ -245,8 +307,13 @@ def recurrence(spot: Spot, function: Function | ast.Module) -> None:
             continue
         names = {t.id for s in ast.walk(loop) if isinstance(s, ast.Assign) for t in s.targets if isinstance(t, ast.Name)}
         for node in ast.walk(loop):
-            product = isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult)
-            if product and isinstance(node.left, ast.Name) and node.left.id in names and _text(node.right).startswith("self."):  # type: ignore[union-attr]
-                words = ("state multiplied by one matrix again and again", "a largest singular value above 1 grows with every round: values, or gradients, leave the range", "normalise the state, or bound the matrix (orthogonal, spectral norm); clip the gradients")
-                spot.report("WN503", *words, LOW, node=node)  # type: ignore[arg-type]
+            if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.MatMult):
+                continue
+            if isinstance(node.left, ast.Name) and node.left.id in names and _text(node.right).startswith("self."):
+                words = (
+                    "state multiplied by one matrix again and again",
+                    "a largest singular value above 1 grows with every round: values, or gradients, leave the range",
+                    "normalise the state, or bound the matrix (orthogonal, spectral norm); clip the gradients",
+                )
+                spot.report("WN503", *words, LOW, node=node)
                 break

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
+from whynan.lint.callees import layer
 from whynan.lint.calls import Operation
 from whynan.lint.facts import TORCH
 from whynan.lint.rules.registry import on_call, on_statement
@@ -26,9 +27,19 @@ def masked(spot: Spot, op: Operation | None, node: ast.Call) -> None:
         return
     source = ast.unparse(fact.node) if isinstance(fact.node, ast.expr) else spot.text(op.operand)
     body = _function_text(spot)
-    sure = LOW if _CAUSAL.search(source) or (_CAUSAL.search(body) and not _PADDING.search(source)) else HIGH if _PADDING.search(source) and op.name != "logsumexp" else MEDIUM
+    sure = (
+        LOW
+        if _CAUSAL.search(source) or (_CAUSAL.search(body) and not _PADDING.search(source))
+        else HIGH
+        if _PADDING.search(source) and op.name != "logsumexp"
+        else MEDIUM
+    )
     what = "its gradient is nan" if op.name == "logsumexp" else f"{op.name} of a row of -inf is nan"
-    words = (f"{op.name} over a row that can be fully masked", f"where every entry is masked, {what}", "unmask one entry of such rows, or use torch.finfo(x.dtype).min instead of -inf and zero the row afterwards")
+    words = (
+        f"{op.name} over a row that can be fully masked",
+        f"where every entry is masked, {what}",
+        "unmask one entry of such rows, or use torch.finfo(x.dtype).min instead of -inf and zero the row afterwards",
+    )
     spot.report("WN401", *words, spot.sure(sure, TORCH if op.sure else fact.owner), origin=fact.node, origin_label="-inf is written here")
 
 
@@ -36,12 +47,16 @@ def masked(spot: Spot, op: Operation | None, node: ast.Call) -> None:
 def attention_module(spot: Spot, op: Operation | None, node: ast.Call) -> None:
     """Look at nn.MultiheadAttention with a padding mask."""
     keywords = {k.arg for k in node.keywords}
-    if "key_padding_mask" not in keywords or spot.values.layer(node.func, spot.scope) not in ("MultiheadAttention", "TransformerEncoder", "Transformer"):
+    if "key_padding_mask" not in keywords or layer(node.func, spot.scope) not in ("MultiheadAttention", "TransformerEncoder", "Transformer"):
         return
     given = next(k.value for k in node.keywords if k.arg == "key_padding_mask")
     if isinstance(given, ast.Constant) or _row_guard(spot):
         return
-    words = ("attention over a sample that can be all padding", "where every key is masked, its softmax is over a row of -inf: nan", "drop such samples, or leave one key of each unmasked")
+    words = (
+        "attention over a sample that can be all padding",
+        "where every key is masked, its softmax is over a row of -inf: nan",
+        "drop such samples, or leave one key of each unmasked",
+    )
     spot.report("WN401", *words, MEDIUM)
 
 
@@ -51,28 +66,44 @@ def fused(spot: Spot, op: Operation | None, node: ast.Call) -> None:
     mask = op.argument(3, "attn_mask") if op is not None else None
     fact = spot.of(mask)
     if mask is not None and fact.masked and not _row_guard(spot):
-        words = ("attention over a row that can be fully masked", "a row of -inf has no softmax; kernels and versions differ in what they give", "pass a bool mask, and leave one key of each row unmasked")
+        words = (
+            "attention over a row that can be fully masked",
+            "a row of -inf has no softmax; kernels and versions differ in what they give",
+            "pass a bool mask, and leave one key of each row unmasked",
+        )
         spot.report("WN401", *words, LOW, origin=fact.node, origin_label="-inf is written here")
 
 
 @on_call("cross_entropy", "nll_loss", "ctc_loss", "CTCLoss")
 def infeasible(spot: Spot, op: Operation | None, node: ast.Call) -> None:
     """Look at losses whose target may have no probability at all."""
-    if op is None or not op.operands and op.name != "CTCLoss":
+    if op is None or (not op.operands and op.name != "CTCLoss"):
         return
     if op.name in ("ctc_loss", "CTCLoss"):
         if op.name == "CTCLoss" and not op.module.startswith("torch.nn"):
             return
         given = op.keywords.get("zero_infinity")
         if given is None or (isinstance(given, ast.Constant) and given.value is False):
-            words = ("CTC loss without zero_infinity", "a target longer than its input has probability 0: the loss is inf", "pass zero_infinity=True, and count the samples it drops")
+            words = (
+                "CTC loss without zero_infinity",
+                "a target longer than its input has probability 0: the loss is inf",
+                "pass zero_infinity=True, and count the samples it drops",
+            )
             spot.report("WN405", *words, MEDIUM)
         return
     if spot.of(op.operands[0]).masked:
-        words = ("loss of a class that can be masked", "where the target itself is masked with -inf the loss is inf", "check that no target is masked, or drop such samples")
+        words = (
+            "loss of a class that can be masked",
+            "where the target itself is masked with -inf the loss is inf",
+            "check that no target is masked, or drop such samples",
+        )
         spot.report("WN405", *words, LOW, origin=spot.of(op.operands[0]).node, origin_label="-inf is written here")
     elif op.name == "cross_entropy" and "ignore_index" in op.keywords and not _sums(op):
-        words = ("mean over targets that can all be ignored", "where every target is ignored the mean is 0 / 0", "use reduction='sum' and divide by the count clamped at 1")
+        words = (
+            "mean over targets that can all be ignored",
+            "where every target is ignored the mean is 0 / 0",
+            "use reduction='sum' and divide by the count clamped at 1",
+        )
         spot.report("WN402", *words, LOW)
 
 
@@ -90,7 +121,11 @@ def all_rows_only(spot: Spot, node: ast.stmt) -> None:
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "all" and not call.args and not call.keywords:
             compared = call.func.value
             if isinstance(compared, ast.Compare | ast.Call) and _INFINITE.search(written) and isinstance(getattr(compared, "ops", [ast.Eq()])[0], ast.Eq):
-                words = ("guard that sees only the case that every row is masked", "one masked row in a batch of others still gives nan", "ask per row: (scores == -inf).all(dim=-1, keepdim=True), and use torch.where")
+                words = (
+                    "guard that sees only the case that every row is masked",
+                    "one masked row in a batch of others still gives nan",
+                    "ask per row: (scores == -inf).all(dim=-1, keepdim=True), and use torch.where",
+                )
                 spot.report("WL114", *words, HIGH, node=node.test)
 
 

@@ -21,7 +21,11 @@ def unbiased(spot: Spot, op: Operation | None, node: ast.Call) -> None:
         return
     dim = op.argument(1, "dim", "axis")
     whole = dim is None or (isinstance(dim, ast.Constant) and dim.value == 0)
-    words = (f"unbiased {op.name} of what can be one element", "the correction divides by n - 1: for one element 0 / 0 is nan", "pass unbiased=False, or treat one element apart")
+    words = (
+        f"unbiased {op.name} of what can be one element",
+        "the correction divides by n - 1: for one element 0 / 0 is nan",
+        "pass unbiased=False, or treat one element apart",
+    )
     owner = TORCH if op.sure else fact.owner
     spot.report("WN403", *words, spot.sure(MEDIUM if whole and (fact.kind in ("selection",) or dim is not None) else LOW, owner), fix=_biased(spot, node))
 
@@ -43,7 +47,7 @@ def _biased(spot: Spot, node: ast.Call) -> Fix:
 @on_call("mean", "mse_loss", "l1_loss", "smooth_l1_loss")
 def of_a_selection(spot: Spot, op: Operation | None, node: ast.Call) -> None:
     """Look at the mean of what a mask selects."""
-    if op is None or op.operand is None or op.argument(1, "dim") is not None and op.name == "mean":
+    if op is None or op.operand is None or (op.argument(1, "dim") is not None and op.name == "mean"):
         return
     chosen = _selection(spot, op.operand)
     if chosen is None or spot.guard(chosen) or spot.covered_later():
@@ -103,5 +107,3 @@ def _first_step(spot: Spot, node: ast.Call) -> ast.AST | None:
         if isinstance(found, ast.Call) and isinstance(found.func, ast.Attribute) and found.func.attr == "step" and ast.unparse(found.func.value) == wanted:
             return found
     return None
-
-

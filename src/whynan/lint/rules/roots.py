@@ -13,7 +13,9 @@ from whynan.lint.rules.registry import on_binary, on_call
 from whynan.lint.spot import HIGH, LOW, MEDIUM, Spot
 
 _SQUARES = frozenset({"sum-squares", "mean-squares", "square", "var"})
-_SIGNED = frozenset({"difference", "linear", "matmul", "normal", "cancelled-variance", "one-minus", "weight", "negated", "tanh", "sin", "cos", "cosine", "quotient", "module"})
+_SIGNED = frozenset(
+    {"difference", "linear", "matmul", "normal", "cancelled-variance", "one-minus", "weight", "negated", "tanh", "sin", "cos", "cosine", "quotient", "module"}
+)
 
 
 @on_call("sqrt")
@@ -71,20 +73,32 @@ def _fraction(spot: Spot, base: ast.expr, fact: Fact, owner: int, n: float) -> N
         return
     if fact.low < 0 and not fact.eased:
         sure = MEDIUM if fact.kind in _SIGNED else LOW
-        words = (f"power {n:g} of a value that can be negative", "a fractional power of a negative number is nan", "clamp the base from below, or use sign(x) * abs(x) ** p")
+        words = (
+            f"power {n:g} of a value that can be negative",
+            "a fractional power of a negative number is nan",
+            "clamp the base from below, or use sign(x) * abs(x) ** p",
+        )
         spot.report("WN105", *words, spot.sure(sure, owner))
     elif n < 1 and fact.low == 0 and fact.can_be_zero and fact.graph:
         words = (f"slope of x ** {n:g} at 0", "the slope at 0 is infinite; inf * 0 is nan", "add an eps to the base, or work in log space")
         spot.report("WN501", *words, spot.sure(_steepness(spot, base, fact), owner), origin=fact.node, origin_label="the base was made here")
     elif n < 1 and fact.low == 0 and fact.positive and fact.kind in ("probability", "exp") and fact.graph:
-        spot.report("WN501", f"slope of x ** {n:g} at 0", "exp underflows to 0, where the slope is infinite", "add an eps to the base, or work in log space", spot.sure(MEDIUM, owner))
+        spot.report(
+            "WN501",
+            f"slope of x ** {n:g} at 0",
+            "exp underflows to 0, where the slope is infinite",
+            "add an eps to the base, or work in log space",
+            spot.sure(MEDIUM, owner),
+        )
 
 
 def _steepness(spot: Spot, base: ast.expr, fact: Fact) -> Confidence:
     """High where exact zeros are ordinary: a relu, squares or absolute values of what was handed in, saturated probabilities."""
     if not spot.learning:
         return MEDIUM
-    ordinary = fact.kind in ("relu", "softmax", "one-minus-sigmoid", "one-minus-softmax") or (fact.kind in (*_SQUARES, "abs", "root-sum-squares") and spot.direct(_unreduced(spot, base)))
+    ordinary = fact.kind in ("relu", "softmax", "one-minus-sigmoid", "one-minus-softmax") or (
+        fact.kind in (*_SQUARES, "abs", "root-sum-squares") and spot.direct(_unreduced(spot, base))
+    )
     return HIGH if ordinary else MEDIUM
 
 
@@ -93,7 +107,23 @@ def _negative_power(spot: Spot, base: ast.expr, owner: int, how: str) -> None:
     if not fact.can_be_zero or fact.number is not None or fact.owner == OTHER or spot.guard(base) == 2 or _covered(spot):
         return
     sure = LOW
-    if fact.nonnegative and fact.kind in ("sum-squares", "mean-squares", "var", "std", "norm", "mask-sum", "count", "masked-sum", "sum-abs", "scattered-sum", "abs", "square", "relu", "root-sum-squares", "distance"):
+    if fact.nonnegative and fact.kind in (
+        "sum-squares",
+        "mean-squares",
+        "var",
+        "std",
+        "norm",
+        "mask-sum",
+        "count",
+        "masked-sum",
+        "sum-abs",
+        "scattered-sum",
+        "abs",
+        "square",
+        "relu",
+        "root-sum-squares",
+        "distance",
+    ):
         sure = HIGH
     elif fact.nonnegative and fact.kind in ("sum", "mean", "power", "root", "max", "sum-of-two", "product"):
         sure = MEDIUM
@@ -122,7 +152,11 @@ def _root(spot: Spot, base: ast.expr, owner: int, how: str) -> None:
 
 def _root_of_negative(spot: Spot, base: ast.expr, fact: Fact, owner: int, how: str) -> None:
     if fact.kind == "cancelled-variance":
-        words = ("root of a variance that cancels below 0", "mean(x²) - mean(x)² rounds below 0 where the spread is small", "use x.var(unbiased=False), or clamp at 0 and add an eps")
+        words = (
+            "root of a variance that cancels below 0",
+            "mean(x²) - mean(x)² rounds below 0 where the spread is small",
+            "use x.var(unbiased=False), or clamp at 0 and add an eps",
+        )
         spot.report("WN105", *words, spot.sure(HIGH, owner))
         return
     sure = MEDIUM if fact.kind in ("linear", "normal", "cancelled-variance") else LOW
@@ -134,7 +168,11 @@ def _root_of_negative(spot: Spot, base: ast.expr, fact: Fact, owner: int, how: s
 def _small_eps(spot: Spot, base: ast.expr, fact: Fact, owner: int) -> None:
     """An eps of 1e-20 keeps the root finite, but its slope is 5e9, and in half it is 0."""
     if TINY < fact.low <= 1e-15 and owner == TORCH and fact.graph:
-        words = ("eps under a root that is too small", f"the slope at 0 is {0.5 / fact.low**0.5:.0e}; in float16 the eps is 0", "use an eps of ordinary size: 1e-6, in half 1e-4")
+        words = (
+            "eps under a root that is too small",
+            f"the slope at 0 is {0.5 / fact.low**0.5:.0e}; in float16 the eps is 0",
+            "use an eps of ordinary size: 1e-6, in half 1e-4",
+        )
         spot.report("WN204", *words, MEDIUM)
 
 
@@ -146,7 +184,11 @@ def _slope(spot: Spot, base: ast.expr, fact: Fact, owner: int, how: str, guard: 
     note = "the eps outside the root does not help: the slope is taken inside" if outside else ""
     if sure is HIGH and not (spot.learning and spot.direct(_unreduced(spot, base))):
         sure = MEDIUM
-    words = (f"slope of {how} at 0", f"`{spot.text(base)}` is 0 for equal or zero inputs: the slope is infinite; inf * 0 is nan", "add the eps under the root, or use torch.linalg.vector_norm")
+    words = (
+        f"slope of {how} at 0",
+        f"`{spot.text(base)}` is 0 for equal or zero inputs: the slope is infinite; inf * 0 is nan",
+        "add the eps under the root, or use torch.linalg.vector_norm",
+    )
     spot.report("WN501", *words, spot.sure(sure, owner), origin=fact.node, origin_label="the argument was made here", fix=_norm_fix(spot, base), note=note)
 
 

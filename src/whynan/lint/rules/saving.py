@@ -6,7 +6,6 @@ import ast
 import re
 
 from whynan.lint.calls import Operation
-
 from whynan.lint.findings import Edit, Fix, Place
 from whynan.lint.model import Function
 from whynan.lint.rules.loops import own_nodes
@@ -29,7 +28,11 @@ def loaded(spot: Spot, op: Operation | None, node: ast.Call) -> None:
         words = ("torch.load without weights_only", "before torch 2.6 this runs whatever code the file holds", "pass weights_only=True")
         spot.report("WL109", *words, MEDIUM, fix=fix)
     elif isinstance(given, ast.Constant) and given.value is False:
-        words = ("torch.load with weights_only=False", "the file may hold code, and it is run", "pass weights_only=True, with torch.serialization.add_safe_globals for what is missing")
+        words = (
+            "torch.load with weights_only=False",
+            "the file may hold code, and it is run",
+            "pass weights_only=True, with torch.serialization.add_safe_globals for what is missing",
+        )
         spot.report("WL109", *words, LOW)
 
 
@@ -44,7 +47,11 @@ def saved(spot: Spot, function: Function | ast.Module) -> None:
         return
     for node in own_nodes(function):
         if isinstance(node, ast.Call) and spot.module.dotted(node.func) == "torch.save" and node.args and "state_dict" in text:
-            words = ("checkpoint saved unchecked", "after the first nan every save replaces a good checkpoint by a dead one", "check the weights and buffers before saving, or save with whynan's keeper, which never lets a bad state push out the last good one")
+            words = (
+                "checkpoint saved unchecked",
+                "after the first nan every save replaces a good checkpoint by a dead one",
+                "check the weights and buffers before saving, or save with whynan's keeper, which never lets a bad state push out the last good one",
+            )
             spot.report("WL108", *words, MEDIUM, node=node)
 
 
@@ -60,5 +67,9 @@ def restored(spot: Spot, op: Operation | None, node: ast.Call) -> None:
     if re.search(r"param_groups|\.lr\b|\[.lr.\]|base_lrs", after):
         return
     made = re.search(rf"{re.escape(target)}\s*=.*(lr\s*=|Scheduler|LR\()", spot.module.text)
-    words = ("learning rate overwritten by a restored state", "the state holds the old rate: the one configured here is not in effect", "set it again after loading: for g in optimizer.param_groups: g['lr'] = lr")
+    words = (
+        "learning rate overwritten by a restored state",
+        "the state holds the old rate: the one configured here is not in effect",
+        "set it again after loading: for g in optimizer.param_groups: g['lr'] = lr",
+    )
     spot.report("WN607", *words, MEDIUM if made else LOW)

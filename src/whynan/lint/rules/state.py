@@ -23,17 +23,29 @@ def unfilled(spot: Spot, node: ast.stmt) -> None:
             made = _made_empty(spot, value, scope.bindings)
             if made is None or _filled(spot, name, value):
                 continue
-            words = (f"parameter `{name}` never given a value", "torch.empty hands out memory as it was: any number, or nan", "initialise it: nn.init, or torch.zeros")
+            words = (
+                f"parameter `{name}` never given a value",
+                "torch.empty hands out memory as it was: any number, or nan",
+                "initialise it: nn.init, or torch.zeros",
+            )
             spot.report("WN608", *words, MEDIUM, node=value, origin=_use(spot, name, value), origin_label="it is used here")
 
 
 def _made_empty(spot: Spot, value: ast.expr, bindings: object) -> ast.expr | None:
-    if not isinstance(value, ast.Call) or not (spot.module.dotted(value.func).endswith("nn.Parameter") or spot.module.dotted(value.func).endswith("parameter.Parameter")) or not value.args:
+    if (
+        not isinstance(value, ast.Call)
+        or not (spot.module.dotted(value.func).endswith("nn.Parameter") or spot.module.dotted(value.func).endswith("parameter.Parameter"))
+        or not value.args
+    ):
         return None
     inner = value.args[0]
     if isinstance(inner, ast.Name) and isinstance(bindings, dict):
         bound = bindings.get(inner.id, [])
-        if len(bound) >= 1 and bound[0].value is not None and not any(b.value is not None and isinstance(b.value, ast.Call) and str(getattr(b.value.func, "attr", "")).endswith("_") for b in bound[1:]):
+        if (
+            len(bound) >= 1
+            and bound[0].value is not None
+            and not any(b.value is not None and isinstance(b.value, ast.Call) and str(getattr(b.value.func, "attr", "")).endswith("_") for b in bound[1:])
+        ):
             inner = bound[0].value
     op = operation(spot.module, inner) if isinstance(inner, ast.Call) else None
     return inner if op is not None and op.name in _MAKERS and (op.module.startswith("torch.") or op.name == "new_empty") else None

@@ -26,7 +26,11 @@ def branch(spot: Spot, op: Operation | None, node: ast.Call) -> None:
         if not fact.graph or fact.owner == OTHER or not asked & _related(spot, argument, fact):
             continue
         sure = HIGH if (fact.nonnegative or isinstance(argument, ast.Name)) and fact.owner == TORCH and spot.learning else MEDIUM
-        words = ("where guards the output, not the input", f"the arm not taken still sends back the slope of `{spot.text(where)}`: inf * 0 is nan", "make the input safe first: torch.where(ok, x, 1.0), then the function, then where again")
+        words = (
+            "where guards the output, not the input",
+            f"the arm not taken still sends back the slope of `{spot.text(where)}`: inf * 0 is nan",
+            "make the input safe first: torch.where(ok, x, 1.0), then the function, then where again",
+        )
         spot.report("WN502", *words, sure)
         return
 
@@ -54,7 +58,11 @@ def afterwards(spot: Spot, op: Operation | None, node: ast.Call) -> None:
         return
     known = fact.kind not in ("parameter", "", "attribute", "selection") and fact.owner == TORCH
     sure = HIGH if known and fact.nonnegative and spot.learning and op.name != "clamp_min" else LOW if fact.owner != TORCH else MEDIUM
-    words = (f"{op.name} after `{spot.text(where)}` hides the value, not the slope", "the entry that is covered still sends back inf * 0: nan", "guard the input of the function, not its output")
+    words = (
+        f"{op.name} after `{spot.text(where)}` hides the value, not the slope",
+        "the entry that is covered still sends back inf * 0: nan",
+        "guard the input of the function, not its output",
+    )
     spot.report("WN502", *words, spot.sure(sure, TORCH if op.sure or fact.owner == TORCH else fact.owner))
 
 
@@ -69,7 +77,12 @@ def _hazard(spot: Spot, node: ast.expr, direct: bool = False) -> tuple[ast.expr,
                     return inner, op.operand, fact
         elif isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.Div):
             fact = spot.of(inner.right)
-            if fact.can_be_zero and fact.number is None and fact.owner != OTHER and fact.kind not in ("size", "epsilon", "foreign", "argument", "softmax", "exp", "softplus", "" if direct else "size"):
+            if (
+                fact.can_be_zero
+                and fact.number is None
+                and fact.owner != OTHER
+                and fact.kind not in ("size", "epsilon", "foreign", "argument", "softmax", "exp", "softplus", "" if direct else "size")
+            ):
                 return inner, inner.right, fact
         elif isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.Pow):
             n, fact = spot.of(inner.right).number, spot.of(inner.left)
@@ -103,7 +116,11 @@ def selected_after(spot: Spot, op: Operation | None, node: ast.Call) -> None:
         return
     fact = spot.of(op.operand)
     if _reaches(op.name, fact) and fact.graph:
-        words = (f"mask after {op.name} instead of before", f"the entries left out still send back the slope of {op.name}: inf * 0 is nan", f"select first, then take {op.name}")
+        words = (
+            f"mask after {op.name} instead of before",
+            f"the entries left out still send back the slope of {op.name}: inf * 0 is nan",
+            f"select first, then take {op.name}",
+        )
         spot.report("WN502", *words, spot.sure(MEDIUM if fact.owner == TORCH else LOW, TORCH if op.sure else fact.owner))
 
 
@@ -115,7 +132,9 @@ def cure(spot: Spot, op: Operation | None, node: ast.Call) -> None:
     fact = spot.of(op.operand)
     if fact.owner == OTHER or spot.frame.no_grad or any(w in spot.text(op.operand) for w in ("grad",)):
         return
-    words = ("nan_to_num as a cure", "the value becomes 0 and is trained on as if it were true; the gradient behind it stays nan", "find where it is born: whynan run; guard that input instead")
+    words = (
+        "nan_to_num as a cure",
+        "the value becomes 0 and is trained on as if it were true; the gradient behind it stays nan",
+        "find where it is born: whynan run; guard that input instead",
+    )
     spot.report("WL104", *words, spot.sure(MEDIUM, TORCH if op.sure else fact.owner))
-
-
