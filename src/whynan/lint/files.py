@@ -55,6 +55,8 @@ def _below(folder: Path, settings: Settings, seen: set[tuple[int, int]], trouble
         status = here.stat()
         if (status.st_dev, status.st_ino) in seen:
             folders.clear()
+            if here.is_symlink() and here.absolute().is_relative_to(here.resolve()):
+                trouble.append((str(here), "a link to a folder above it: not followed"))
             continue
         seen.add((status.st_dev, status.st_ino))
         folders[:] = sorted(f for f in folders if not settings.skips(here / f))

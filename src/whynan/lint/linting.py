@@ -79,9 +79,9 @@ def _take(report: Report, path: Path, settings: Settings, project: Project) -> N
 def lint_text(text: str, path: Path = Path("<text>"), settings: Settings | None = None) -> list[Finding]:
     """Look at one piece of source.
 
-    >>> found = lint_text("import torch\\ndef f(x):\\n    return torch.log(torch.softmax(x, -1))\\n")
+    >>> found = lint_text("import torch; p = lambda x: torch.log(torch.softmax(x, -1))")
     >>> [(f.code, f.place.line) for f in found]
-    [('WN101', 3)]
+    [('WN101', 1)]
     """
     settings = settings or Settings()
     return [f for f in lint_source(Source(path, text), Project())[0] if settings.keeps(f)]

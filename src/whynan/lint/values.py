@@ -187,9 +187,8 @@ class Values:
             return fact.but(graph=False) if node.attr in ("data", "grad") else fact
         if node.attr in ("shape", "ndim", "size"):
             return Fact("size", 0.0, owner=OTHER, graph=False)
-        if node.attr in ("eps", "tiny", "smallest_normal", "resolution") or (
-            EPSILON_NAME.search(node.attr) and not (isinstance(node.value, ast.Name) and node.value.id == "self")
-        ):
+        own = isinstance(node.value, ast.Name) and node.value.id == "self"
+        if not own and (node.attr in ("eps", "tiny", "smallest_normal", "resolution") or EPSILON_NAME.search(node.attr)):
             return Fact("epsilon", TINY, inf, OTHER, graph=False)
         if node.attr in ("real", "imag") and not is_foreign(scope.module, node):
             return Fact("part", owner=self.of(node.value, scope).owner or TORCH)

@@ -155,7 +155,7 @@ def _by_hand(spot: Spot, op: Operation, fact: Fact, node: ast.Call) -> bool:
         if inner is not None and _is_op(spot, one, "exp"):
             _softplus(spot, node, inner)
             return True
-        if fact.owner == TORCH and fact.low > 0:
+        if op.sure and fact.low > 0:
             name = name_of(spot, "torch.log1p")
             fix = replaced(node, f"{name}({source(spot, one)})", True) if name else None
             words = ("log(1 + x) written out", "1 + x rounds to 1 for x below 1e-7: log gives 0", "use log1p, which keeps small x")
