@@ -20,7 +20,7 @@ _BACKWARD = frozenset({"WN501", "WN502", "WN503", "WN504"})
 _NOT_A_GUARD = re.compile(
     r"is None|is not None|isinstance|hasattr|\.ndim|\.dim\(\)|\.training|\.requires_grad|\.dtype|\.device|torch\.jit|is_compiling|__debug__"
 )
-_COVERED = re.compile(r"isinf|isnan|isfinite|nan_to_num|[\"']inf[\"']|\binf\b")
+_COVERED = re.compile(r"\bwhere\(|isinf|isnan|isfinite|nan_to_num|[\"']inf[\"']|\binf\b")
 _TESTS = 200  # conditions, and lines further down, that are looked at: keeps the time linear
 _UNINTERESTING = frozenset({"self", "torch", "F", "nn", "np", "math", "dim", "keepdim", "cls"})
 

@@ -247,13 +247,25 @@ def cut(spot: Spot, node: ast.stmt) -> None:
                 continue
             if "loss" not in _text(statement.targets[0]).lower():
                 continue
-            checked = _CHECK.search(_text(node.test)) or re.search(r"==\s*0|<=\s*\S+|> 0|numel|len\(|\.any\(|not ", _text(node.test))
+            name = _text(statement.targets[0])
+            if _grows_later(spot, node, name):
+                continue
+            itself = op.name in ("zeros_like", "full_like") and op.operand is not None and _text(op.operand) == name
+            checked = not re.search(r"is (not )?None", _text(node.test)) and (
+                _CHECK.search(_text(node.test)) or re.search(r"==\s*0|<=\s*\S+|> 0|numel|len\(|\.any\(|not ", _text(node.test))
+            )
             words = (
                 "loss replaced by a constant",
                 "a constant has no graph: backward raises, or the batch silently teaches nothing",
                 "keep the graph: prediction.sum() * 0, or skip the batch",
             )
-            spot.report("WL112", *words, (HIGH if op.name == "zeros_like" else MEDIUM) if checked else LOW, node=statement)
+            spot.report("WL112", *words, (HIGH if itself else MEDIUM) if checked else LOW, node=statement)
+
+
+def _grows_later(spot: Spot, node: ast.If, name: str) -> bool:
+    """Whether the constant is only the start of a sum."""
+    lines = spot.module.lines[node.lineno - 1 : (node.end_lineno or node.lineno) + 20]
+    return any(re.search(rf"\b{re.escape(name)} (\+= |= {re.escape(name)} \+ )", line) for line in lines)
 
 
 @on_call("clamp", "clamp_max", "minimum")
