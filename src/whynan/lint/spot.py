@@ -21,6 +21,7 @@ _NOT_A_GUARD = re.compile(
     r"is None|is not None|isinstance|hasattr|\.ndim|\.dim\(\)|\.training|\.requires_grad|\.dtype|\.device|torch\.jit|is_compiling|__debug__"
 )
 _COVERED = re.compile(r"\bwhere\(|isinf|isnan|isfinite|nan_to_num|[\"']inf[\"']|\binf\b")
+_ASIDE = re.compile(r"^_?init|initiali[sz]e|reset_parameters|/testing/|/test_\w+\.py|_test\.py")  # not the code that trains
 _TESTS = 200  # conditions, and lines further down, that are looked at: keeps the time linear
 _UNINTERESTING = frozenset({"self", "torch", "F", "nn", "np", "math", "dim", "keepdim", "cls"})
 
@@ -180,7 +181,7 @@ class Spot:
         """Write down a finding."""
         if confidence is None or (code in _BACKWARD and (self.frame.no_grad or self._detached())):
             return
-        if self.frame.no_grad and code.startswith("WN"):
+        if code.startswith("WN") and (self.frame.no_grad or _ASIDE.search(f"{self.scope.name} {self.module.path.as_posix()}")):
             confidence = confidence.lowered()
         slug, severity = CODES[code]
         at = node or self.node

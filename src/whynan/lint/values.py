@@ -281,7 +281,7 @@ class Values:
                 ):
                     return node
                 node = op.operand
-            elif isinstance(node, ast.Subscript) or (isinstance(node, ast.Attribute) and node.attr == "values"):
+            elif isinstance(node, ast.Subscript) or (isinstance(node, ast.Attribute) and node.attr in ("values", "data")):
                 node = node.value
             else:
                 return node

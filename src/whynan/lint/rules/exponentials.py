@@ -123,7 +123,7 @@ def _softmax(spot: Spot, node: ast.BinOp) -> None:
         name = name_of(spot, "torch.sigmoid")
         simple = inner is not None and isinstance(node.left, ast.Call) and name
         fix = replaced(node, f"{name}({source(spot, inner)})", True) if simple and inner is not None else None
-        sure = HIGH if inner is not None and not spot.guard(inner) else MEDIUM
+        sure = HIGH if inner is not None and not spot.guard(inner) and not _in_where(spot) else MEDIUM
         spot.report(
             "WN303",
             "sigmoid written by hand",
@@ -143,12 +143,17 @@ def _softmax(spot: Spot, node: ast.BinOp) -> None:
     plain = spot.of(node.left).kind == "exp"
     bounded = (
         not plain
+        or _in_where(spot)
         or fact.kind in ("unit", "cosine", "scaled-cosine", "arange", "difference")
         or (inner is not None and re.search(r"^-.*(\*\* ?2|pow\(|square)", ast.unparse(inner)) is not None)
         or (inner is not None and spot.guard(inner) > 0)
     )
     fix = _softmax_fix(spot, node, inner)
     spot.report("WN303", *words, spot.sure(MEDIUM if bounded else HIGH, spot.of(node).owner), fix=fix)
+
+
+def _in_where(spot: Spot) -> bool:
+    return any(isinstance(o, ast.Call) and isinstance(o.func, ast.Attribute) and o.func.attr == "where" for o in spot.above())
 
 
 def _softmax_fix(spot: Spot, node: ast.BinOp, inner: ast.expr | None) -> Fix | None:

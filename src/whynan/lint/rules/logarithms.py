@@ -178,9 +178,14 @@ def _softplus(spot: Spot, node: ast.Call, inner: ast.expr) -> None:
         "softplus written by hand",
         "exp(x) overflows above 88 in float32, 11 in half: log(inf) is inf",
         "use torch.nn.functional.softplus",
-        MEDIUM if spot.guard(inner) else HIGH,
+        _overflow(spot, inner),
         fix=fix,
     )
+
+
+def _overflow(spot: Spot, exponent: ast.expr) -> Confidence:
+    """How likely an exponent passes 88: not where a condition asks about it, nor where it is a weight, which only divergence takes there."""
+    return MEDIUM if spot.guard(exponent) or spot.of(exponent).kind in ("weight", "attribute", "empty") else HIGH
 
 
 def _logsumexp(spot: Spot, op: Operation, node: ast.Call) -> bool:
@@ -199,7 +204,7 @@ def _logsumexp(spot: Spot, op: Operation, node: ast.Call) -> bool:
     if name and arguments and _is_op(spot, total.operand, "exp") and summed is op.operand:
         fix = replaced(node, f"{name}({source(spot, inner)}{arguments})", True)
     words = ("logsumexp written by hand", "exp overflows above 88: the sum is inf; far below, it is 0 and its log -inf", "use torch.logsumexp")
-    spot.report("WN201", *words, spot.sure(HIGH, spot.of(inner).owner or TORCH), fix=fix)
+    spot.report("WN201", *words, spot.sure(MEDIUM if spot.of(inner).kind == "difference" else _overflow(spot, inner), spot.of(inner).owner or TORCH), fix=fix)
     return True
 
 

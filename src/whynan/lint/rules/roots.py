@@ -118,8 +118,6 @@ def _negative_power(spot: Spot, base: ast.expr, owner: int, how: str) -> None:
         "masked-sum",
         "sum-abs",
         "scattered-sum",
-        "abs",
-        "square",
         "relu",
         "root-sum-squares",
         "distance",
