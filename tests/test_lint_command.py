@@ -114,7 +114,10 @@ def test_sarif_has_what_the_schema_requires(folder: Path, capsys: pytest.Capture
         assert (region["startLine"], region["startColumn"]) <= (region["endLine"], region["endColumn"])
 
 
-@pytest.mark.parametrize(("comment", "status"), [("# whynan: ignore", 0), ("# whynan: ignore[WN101]", 0), ("# whynan: ignore[log-of-zero, WN103]", 0), ("# whynan: ignore[WN103]", 1)])
+@pytest.mark.parametrize(
+    ("comment", "status"),
+    [("# whynan: ignore", 0), ("# whynan: ignore[WN101]", 0), ("# whynan: ignore[log-of-zero, WN103]", 0), ("# whynan: ignore[WN103]", 1)],
+)
 def test_comment_suppresses(folder: Path, capsys: pytest.CaptureFixture[str], comment: str, status: int) -> None:
     """A comment on the line leaves out all findings there, or those it names."""
     (folder / "a.py").write_text(BAD.rstrip() + f"  {comment}\n")
@@ -218,7 +221,9 @@ def test_large_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "larger than" in lint(capsys, "huge.py")[2]
 
 
-@pytest.mark.parametrize("text", ["x = " + "(" * 3000 + "1" + ")" * 3000, "x = " + "-" * 20000 + "1", "x = y" + " + torch.log(y)" * 5000, "x = y" + ".f()" * 20000, "def f(:\n" * 10])
+@pytest.mark.parametrize(
+    "text", ["x = " + "(" * 3000 + "1" + ")" * 3000, "x = " + "-" * 20000 + "1", "x = y" + " + torch.log(y)" * 5000, "x = y" + ".f()" * 20000, "def f(:\n" * 10]
+)
 def test_deep_nesting_does_not_crash(folder: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
     """Expressions nested past what Python can hold are at most one line; the other file is still done."""
     (folder / "deep.py").write_text(f"import torch\n{text}\n")
@@ -295,9 +300,16 @@ def test_diff_writes_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -
 def test_fix_keeps_line_ends_and_encoding(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A file with Windows line ends in Latin-1 stays one; a second finding on the line is fixed too."""
     file = folder / "a.py"
-    file.write_bytes("# coding: latin-1\r\nimport torch\r\ndef f(x):\r\n    é = 1; return torch.log(torch.softmax(x, -1)) + torch.log(torch.softmax(x, 0))\r\n".encode("latin-1"))
+    file.write_bytes(
+        "# coding: latin-1\r\nimport torch\r\ndef f(x):\r\n    é = 1; return torch.log(torch.softmax(x, -1)) + torch.log(torch.softmax(x, 0))\r\n".encode(
+            "latin-1"
+        )
+    )
     lint(capsys, "a.py", "--fix")
-    assert file.read_bytes() == "# coding: latin-1\r\nimport torch\r\ndef f(x):\r\n    é = 1; return torch.log_softmax(x, -1) + torch.log_softmax(x, 0)\r\n".encode("latin-1")
+    assert (
+        file.read_bytes()
+        == "# coding: latin-1\r\nimport torch\r\ndef f(x):\r\n    é = 1; return torch.log_softmax(x, -1) + torch.log_softmax(x, 0)\r\n".encode("latin-1")
+    )
 
 
 def test_works_without_torch(folder: Path) -> None:

@@ -25,11 +25,17 @@ def codes(source: str) -> set[str]:
 
 def test_alias_of_an_import_is_resolved() -> None:
     """The same operation is known under any name it is imported by."""
-    for first, call in [("import torch as t", "t.log(t.softmax(x, -1))"), ("from torch import log, softmax", "log(softmax(x, -1))"), ("from torch.nn import functional", "functional.softmax(x, -1).log()")]:
+    for first, call in [
+        ("import torch as t", "t.log(t.softmax(x, -1))"),
+        ("from torch import log, softmax", "log(softmax(x, -1))"),
+        ("from torch.nn import functional", "functional.softmax(x, -1).log()"),
+    ]:
         assert [f.code for f in lint_text(f"{first}\nimport torch\ndef f(x):\n    return {call}\n")] == ["WN101"]
 
 
-@pytest.mark.parametrize("call", ["np.log(np.exp(x).sum())", "math.log(x - 1)", "np.sqrt((x ** 2).sum())", "x / np.linalg.norm(x)", "(x - np.mean(x)) / np.std(x)"])
+@pytest.mark.parametrize(
+    "call", ["np.log(np.exp(x).sum())", "math.log(x - 1)", "np.sqrt((x ** 2).sum())", "x / np.linalg.norm(x)", "(x - np.mean(x)) / np.std(x)"]
+)
 def test_other_libraries_are_not_reported(call: str) -> None:
     """numpy and math have hazards of their own, which are not ours."""
     assert codes(f"def f(x: np.ndarray):\n    return {call}\n") == set()
@@ -47,12 +53,15 @@ def test_through_assignments_and_views() -> None:
 
 def test_last_assignment_counts() -> None:
     """A name that was made safe before its use is safe."""
-    assert codes("""
+    assert (
+        codes("""
         def f(x):
             p = torch.softmax(x, -1)
             p = p + 1e-6
             return torch.log(p)
-    """) == set()
+    """)
+        == set()
+    )
 
 
 def test_branches_join() -> None:
@@ -105,9 +114,13 @@ def test_layer_as_attribute() -> None:
 
 def test_helper_in_another_file(tmp_path: Path) -> None:
     """A helper imported from a file of the project is followed there."""
-    (tmp_path / "helpers.py").write_text("import torch\ndef probability(x):\n    return torch.softmax(x, -1)\ndef safe(x):\n    return torch.softmax(x, -1) + 1e-6\n")
+    (tmp_path / "helpers.py").write_text(
+        "import torch\ndef probability(x):\n    return torch.softmax(x, -1)\ndef safe(x):\n    return torch.softmax(x, -1) + 1e-6\n"
+    )
     user = tmp_path / "user.py"
-    user.write_text("import torch\nfrom helpers import probability, safe\ndef f(x):\n    return torch.log(probability(x))\ndef g(x):\n    return torch.log(safe(x))\n")
+    user.write_text(
+        "import torch\nfrom helpers import probability, safe\ndef f(x):\n    return torch.log(probability(x))\ndef g(x):\n    return torch.log(safe(x))\n"
+    )
     report = lint_paths([user], ALL)
     assert [(f.code, f.place.line) for f in report.findings] == [("WN101", 4)]
 
@@ -124,33 +137,55 @@ def test_relative_import_in_a_package(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "guard",
-    ["n.clamp_min(1e-6)", "n.clamp(min=1e-6)", "(n + 1e-6)", "(n + eps)", "(n + self.eps)", "torch.clamp(n, min=1e-8)", "max(n, 1e-6)", "torch.maximum(n, torch.tensor(1e-6))",
-     "(n + torch.finfo(v.dtype).eps)", "torch.where(n == 0, 1.0, n)", "n.masked_fill(n == 0, 1.0)"],
-)  # fmt: skip
+    [
+        "n.clamp_min(1e-6)",
+        "n.clamp(min=1e-6)",
+        "(n + 1e-6)",
+        "(n + eps)",
+        "(n + self.eps)",
+        "torch.clamp(n, min=1e-8)",
+        "max(n, 1e-6)",
+        "torch.maximum(n, torch.tensor(1e-6))",
+        "(n + torch.finfo(v.dtype).eps)",
+        "torch.where(n == 0, 1.0, n)",
+        "n.masked_fill(n == 0, 1.0)",
+    ],
+)
 def test_guards_are_seen(guard: str) -> None:
     """What keeps a denominator from 0 is accepted in any of its usual forms."""
-    assert codes(f"""
+    assert (
+        codes(f"""
         class U(nn.Module):
             def __init__(self, eps=1e-6):
                 self.eps = eps
             def forward(self, v, eps=1e-6):
                 n = v.norm(dim=-1, keepdim=True)
                 return v / {guard}
-    """) == set()
+    """)
+        == set()
+    )
 
 
 @pytest.mark.parametrize(
     "body",
-    ["if n == 0:\n            return v\n        return v / n", "if n > 0:\n            v = v / n\n        return v", "return v / n if n > 0 else v", "assert n > 0\n        return v / n",
-     "ok = n > 0\n        if ok:\n            v = v / n\n        return v"],
-)  # fmt: skip
+    [
+        "if n == 0:\n            return v\n        return v / n",
+        "if n > 0:\n            v = v / n\n        return v",
+        "return v / n if n > 0 else v",
+        "assert n > 0\n        return v / n",
+        "ok = n > 0\n        if ok:\n            v = v / n\n        return v",
+    ],
+)
 def test_conditions_guard(body: str) -> None:
     """A condition about the denominator before the division is a guard."""
-    assert codes(f"""
+    assert (
+        codes(f"""
     def unit(v):
         n = v.norm()
         {body}
-    """) == set()
+    """)
+        == set()
+    )
 
 
 def test_patched_entries() -> None:
@@ -165,12 +200,16 @@ def test_patched_entries() -> None:
 
 def test_covered_infinity_is_less_sure() -> None:
     """The usual idiom for degrees, inverse power and then masked infinities, is not reported above low."""
-    levels = [f.confidence for f in found("""
+    levels = [
+        f.confidence
+        for f in found("""
         def gcn(deg: torch.Tensor):
             inv = deg.sum(1).pow(-0.5)
             inv = inv.masked_fill(inv == float("inf"), 0)
             return inv
-    """) if f.code == "WN106"]  # fmt: skip
+    """)
+        if f.code == "WN106"
+    ]
     assert all(level is Confidence.LOW for level in levels)
 
 
@@ -207,12 +246,16 @@ def test_eps_outside_the_root_is_named() -> None:
 
 def test_softmax_minus_maximum_is_safe() -> None:
     """exp of what has its maximum subtracted is at most 1, also through a name, a detach and a temperature."""
-    assert codes("""
+    assert (
+        codes("""
         def softmax(x, t):
             top = x.max(dim=1, keepdim=True).values.detach()
             e = ((x - top) / t).exp()
             return e / e.sum(dim=1, keepdim=True)
-    """) & {"WN201", "WN303"} == set()
+    """)
+        & {"WN201", "WN303"}
+        == set()
+    )
 
 
 def test_same_name_in_sibling_branches() -> None:

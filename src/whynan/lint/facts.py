@@ -88,10 +88,19 @@ def add(a: Fact, b: Fact) -> Fact:
     kind = other.kind if guarded else "one-plus-exp" if _is_one(a, b, "exp") else "sum-of-two"
     low = low if low == low else -inf
     return Fact(
-        kind, low, high if high == high else inf, owner(a, b), None, a.dtype or b.dtype, other.node if guarded else None, other.inner,
-        masked=a.masked or b.masked or a.low == a.high == -inf or b.low == b.high == -inf, eased=a.eased or b.eased or guarded, graph=a.graph or b.graph,
+        kind,
+        low,
+        high if high == high else inf,
+        owner(a, b),
+        None,
+        a.dtype or b.dtype,
+        other.node if guarded else None,
+        other.inner,
+        masked=a.masked or b.masked or a.low == a.high == -inf or b.low == b.high == -inf,
+        eased=a.eased or b.eased or guarded,
+        graph=a.graph or b.graph,
         positive=(a.positive and b.low >= 0) or (b.positive and a.low >= 0),
-    )  # fmt: skip
+    )
 
 
 def _is_one(a: Fact, b: Fact, kind: str) -> bool:
@@ -125,9 +134,19 @@ def multiply(a: Fact, b: Fact) -> Fact:
     elif "mask" in (a.kind, b.kind):
         kind = "masked-product"
     return Fact(
-        kind, min(ends), max(ends), owner(a, b), None, a.dtype or b.dtype, other.node if number else None, other.inner if number else None,
-        a.masked or b.masked, (a.eased and b.eased) or (number is not None and other.eased), a.graph or b.graph, (a.positive or a.low > 0) and (b.positive or b.low > 0),
-    )  # fmt: skip
+        kind,
+        min(ends),
+        max(ends),
+        owner(a, b),
+        None,
+        a.dtype or b.dtype,
+        other.node if number else None,
+        other.inner if number else None,
+        a.masked or b.masked,
+        (a.eased and b.eased) or (number is not None and other.eased),
+        a.graph or b.graph,
+        (a.positive or a.low > 0) and (b.positive or b.low > 0),
+    )
 
 
 def _times(x: float, y: float) -> float:
@@ -189,9 +208,17 @@ def root(a: Fact) -> Fact:
     """The square root of a value."""
     kinds = {"sum-squares": "root-sum-squares", "mean-squares": "root-mean-squares", "var": "std"}
     return Fact(
-        kinds.get(a.kind, "root"), max(a.low, 0.0) ** 0.5, max(a.high, 0.0) ** 0.5, a.owner, dtype=a.dtype, node=a.node, inner=a.inner,
-        eased=a.eased, graph=a.graph, positive=a.positive,
-    )  # fmt: skip
+        kinds.get(a.kind, "root"),
+        max(a.low, 0.0) ** 0.5,
+        max(a.high, 0.0) ** 0.5,
+        a.owner,
+        dtype=a.dtype,
+        node=a.node,
+        inner=a.inner,
+        eased=a.eased,
+        graph=a.graph,
+        positive=a.positive,
+    )
 
 
 def subtract(a: Fact, b: Fact, same_operand: bool) -> Fact:

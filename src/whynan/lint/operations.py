@@ -78,68 +78,14 @@ def _reduced_power(a: Fact) -> Fact:
 
 
 VIEWS = frozenset(
-    [
-        "view",
-        "reshape",
-        "squeeze",
-        "unsqueeze",
-        "permute",
-        "transpose",
-        "flatten",
-        "expand",
-        "contiguous",
-        "clone",
-        "gather",
-        "index_select",
-        "select",
-        "repeat",
-        "expand_as",
-        "view_as",
-        "narrow",
-        "movedim",
-        "swapaxes",
-        "masked_select",
-        "take_along_dim",
-        "chunk",
-        "split",
-        "unbind",
-        "flip",
-        "roll",
-        "t",
-        "diagonal",
-        "cpu",
-        "cuda",
-        "type_as",
-        "requires_grad",
-        "unfold",
-        "cat",
-        "stack",
-        "concat",
-        "hstack",
-        "vstack",
-        "repeat_interleave",
-        "unflatten",
-        "broadcast_to",
-        "adjoint",
-        "atleast_1d",
-        "tile",
-        "ravel",
-        "take",
-        "numpy",
-        "resolve_conj",
-        "unsqueeze",
-        "values",
-        "sort",
-        "topk",
-        "kthvalue",
-        "cumsum",
-        "triu",
-        "tril",
-        "nan_to_num",
-        "zero_",
-        "item",
-    ]
-)
+    {
+        "view", "reshape", "squeeze", "unsqueeze", "permute", "transpose", "flatten", "expand", "contiguous", "clone", "gather", "index_select",
+        "select", "repeat", "expand_as", "view_as", "narrow", "movedim", "swapaxes", "masked_select", "take_along_dim", "chunk", "split", "unbind",
+        "flip", "roll", "t", "diagonal", "cpu", "cuda", "type_as", "requires_grad", "unfold", "cat", "stack", "concat", "hstack", "vstack",
+        "repeat_interleave", "unflatten", "broadcast_to", "adjoint", "atleast_1d", "tile", "ravel", "take", "numpy", "resolve_conj", "values", "sort",
+        "topk", "kthvalue", "cumsum", "triu", "tril", "nan_to_num", "zero_", "item",
+    }
+)  # fmt: skip
 
 OPERATIONS: dict[str, Rule] = {
     "abs": _abs,
@@ -237,7 +183,7 @@ OPERATIONS: dict[str, Rule] = {
 """torch's operations by canonical name; those missing here give a tensor of which nothing is known."""
 
 LAYERS = {
-    "Sigmoid": "sigmoid", "Softmax": "softmax", "Softmax2d": "softmax", "LogSoftmax": "log_softmax", "ReLU": "relu", "ReLU6": "relu", "Softplus": "softplus", "Tanh": "tanh",
-    "LogSigmoid": "logsigmoid", "ELU": "elu", "Softsign": "softsign",
+    "Sigmoid": "sigmoid", "Softmax": "softmax", "Softmax2d": "softmax", "LogSoftmax": "log_softmax", "ReLU": "relu", "ReLU6": "relu", "Softplus":
+    "softplus", "Tanh": "tanh", "LogSigmoid": "logsigmoid", "ELU": "elu", "Softsign": "softsign",
 }  # fmt: skip
 """Modules that do what a function does."""

@@ -110,9 +110,21 @@ def as_json(report: Report) -> str:
 
 def _record(f: Finding) -> dict[str, object]:
     record: dict[str, object] = {
-        "code": f.code, "slug": f.slug, "title": f.title, "label": f.label, "help": f.help, "note": f.note, "severity": str(f.severity), "confidence": str(f.confidence),
-        "file": f.path, "cell": f.cell or None, "line": f.place.line, "column": f.place.column, "end_line": f.place.end_line, "end_column": f.place.end_column,
-    }  # fmt: skip
+        "code": f.code,
+        "slug": f.slug,
+        "title": f.title,
+        "label": f.label,
+        "help": f.help,
+        "note": f.note,
+        "severity": str(f.severity),
+        "confidence": str(f.confidence),
+        "file": f.path,
+        "cell": f.cell or None,
+        "line": f.place.line,
+        "column": f.place.column,
+        "end_line": f.place.end_line,
+        "end_column": f.place.end_column,
+    }
     if f.origin is not None:
         record["origin"] = {"line": f.origin.line, "column": f.origin.column, "label": f.origin_label}
     if f.fix is not None:
@@ -128,12 +140,14 @@ def _record(f: Finding) -> dict[str, object]:
 
 def github(report: Report) -> str:
     """Annotations for GitHub Actions."""
-    lines = [
-        f"::{'error' if f.confidence is Confidence.HIGH else 'warning'} file={_escaped(shown_path(f.path), True)},line={f.place.line},endLine={f.place.end_line},"
-        f"col={f.place.column + 1},endColumn={f.place.end_column + 1},title={_escaped(f'{f.code} {f.slug}', True)}::{_escaped(f'{f.title}: {f.label}. {f.help}')}"
-        for f in report.findings
-    ]
-    return "\n".join(lines)
+    return "\n".join(_annotation(f) for f in report.findings)
+
+
+def _annotation(f: Finding) -> str:
+    level = "error" if f.confidence is Confidence.HIGH else "warning"
+    file, title = _escaped(shown_path(f.path), True), _escaped(f"{f.code} {f.slug}", True)
+    place = f"line={f.place.line},endLine={f.place.end_line},col={f.place.column + 1},endColumn={f.place.end_column + 1}"
+    return f"::{level} file={file},{place},title={title}::{_escaped(f'{f.title}: {f.label}. {f.help}')}"
 
 
 def _escaped(words: str, property_: bool = False) -> str:
@@ -175,9 +189,13 @@ def _level(severity: Severity) -> str:
 
 def _sarif_result(f: Finding, used: list[str]) -> dict[str, object]:
     result: dict[str, object] = {
-        "ruleId": f.code, "ruleIndex": used.index(f.code), "level": _level(f.severity), "message": {"text": f"{f.title}: {f.label}. {f.help}"},
-        "locations": [{"physicalLocation": {"artifactLocation": {"uri": _uri(f.path)}, "region": _region(f.place)}}], "properties": {"confidence": str(f.confidence)},
-    }  # fmt: skip
+        "ruleId": f.code,
+        "ruleIndex": used.index(f.code),
+        "level": _level(f.severity),
+        "message": {"text": f"{f.title}: {f.label}. {f.help}"},
+        "locations": [{"physicalLocation": {"artifactLocation": {"uri": _uri(f.path)}, "region": _region(f.place)}}],
+        "properties": {"confidence": str(f.confidence)},
+    }
     if f.origin is not None:
         result["relatedLocations"] = [
             {"physicalLocation": {"artifactLocation": {"uri": _uri(f.path)}, "region": _region(f.origin)}, "message": {"text": f.origin_label}}

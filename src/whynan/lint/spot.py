@@ -175,9 +175,19 @@ class Spot:
         return any(foreign_name(full) and not full.startswith("math") for full in self.module.imports.values())
 
     def report(
-        self, code: str, title: str, label: str, help_: str, confidence: Confidence | None, *, node: ast.expr | ast.stmt | None = None, origin: ast.AST | None = None,
-        origin_label: str = "", fix: Fix | None = None, note: str = "",
-    ) -> None:  # fmt: skip
+        self,
+        code: str,
+        title: str,
+        label: str,
+        help_: str,
+        confidence: Confidence | None,
+        *,
+        node: ast.expr | ast.stmt | None = None,
+        origin: ast.AST | None = None,
+        origin_label: str = "",
+        fix: Fix | None = None,
+        note: str = "",
+    ) -> None:
         """Write down a finding."""
         if confidence is None or (code in _BACKWARD and (self.frame.no_grad or self._detached())):
             return

@@ -16,8 +16,12 @@ from whynan.lint.operations import LAYERS, OPERATIONS, VIEWS
 
 EPSILON_NAME = re.compile(r"(^|_)(eps|epsilon|tiny|smooth|smoothing|smooth_nr|smooth_dr|min_norm)\d*($|_)", re.IGNORECASE)
 _DEPTH = 24
-_ANNOTATED = {"float": Fact("argument", owner=OTHER, graph=False), "int": Fact("argument", owner=OTHER, graph=False), "bool": Fact("argument", owner=OTHER, graph=False),
-              "str": Fact("argument", owner=OTHER, graph=False)}  # fmt: skip
+_ANNOTATED = {
+    "float": Fact("argument", owner=OTHER, graph=False),
+    "int": Fact("argument", owner=OTHER, graph=False),
+    "bool": Fact("argument", owner=OTHER, graph=False),
+    "str": Fact("argument", owner=OTHER, graph=False),
+}
 
 
 class Values:

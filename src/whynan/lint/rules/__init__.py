@@ -6,6 +6,21 @@ from whynan.lint.rules import decompositions, division, exponentials, half, inve
 from whynan.lint.rules.registry import BINARY_RULES, CALL_RULES, FUNCTION_RULES, STATEMENT_RULES
 
 __all__ = [
-    "BINARY_RULES", "CALL_RULES", "FUNCTION_RULES", "STATEMENT_RULES", "decompositions", "division", "exponentials", "half", "inverses", "logarithms", "loops", "masks",
-    "reductions", "roots", "saving", "state", "switching",
-]  # fmt: skip
+    "BINARY_RULES",
+    "CALL_RULES",
+    "FUNCTION_RULES",
+    "STATEMENT_RULES",
+    "decompositions",
+    "division",
+    "exponentials",
+    "half",
+    "inverses",
+    "logarithms",
+    "loops",
+    "masks",
+    "reductions",
+    "roots",
+    "saving",
+    "state",
+    "switching",
+]

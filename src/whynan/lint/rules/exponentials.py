@@ -60,14 +60,15 @@ def by_hand(spot: Spot, node: ast.BinOp) -> None:
     above, below = spot.of(node.left), spot.of(node.right)
     if above.number == 1 and below.kind == "one-plus-exp":
         _sigmoid(spot, node)
-    elif (
-        isinstance(node.left, ast.BinOp)
-        and isinstance(node.right, ast.BinOp)
-        and _exponents(spot, node.left)
-        and _exponents(spot, node.left) == _exponents(spot, node.right)
-    ):
-        if isinstance(node.left.op, ast.Sub) and isinstance(node.right.op, ast.Add):
-            spot.report("WN303", "tanh written by hand", "exp overflows above 88: inf / inf is nan", "use torch.tanh", HIGH)
+    elif _is_tanh(spot, node):
+        spot.report("WN303", "tanh written by hand", "exp overflows above 88: inf / inf is nan", "use torch.tanh", HIGH)
+
+
+def _is_tanh(spot: Spot, node: ast.BinOp) -> bool:
+    above, below = node.left, node.right
+    if not isinstance(above, ast.BinOp) or not isinstance(below, ast.BinOp) or not isinstance(above.op, ast.Sub) or not isinstance(below.op, ast.Add):
+        return False
+    return bool(_exponents(spot, above)) and _exponents(spot, above) == _exponents(spot, below)
 
 
 def _is_softmax(spot: Spot, node: ast.BinOp) -> bool:

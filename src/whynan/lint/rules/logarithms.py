@@ -27,8 +27,13 @@ _SATURATED = {
     "one-minus-tanh-squared": ("log of 1 - tanh(x)**2", "tanh rounds to 1 above about 9: log(0) is -inf", "use 2 * (log(2) - x - softplus(-2 * x))"),
     "probability": ("log of a probability", "exp of a log-probability underflows to 0: log(0) is -inf", "keep the log-probability"),
 }
-_ZEROES = frozenset({"relu", "abs", "square", "sum-squares", "mean-squares", "norm", "std", "var", "mask-sum", "count", "sum-abs", "masked-sum", "root-sum-squares",
-                     "root-mean-squares", "matmul", "one-hot", "uniform", "range", "scattered-sum", "masked-product", "hypot", "sum", "mean", "power", "root"})  # fmt: skip
+_ZEROES = frozenset(
+    {
+        "relu", "abs", "square", "sum-squares", "mean-squares", "norm", "std", "var", "mask-sum", "count", "sum-abs", "masked-sum",
+        "root-sum-squares", "root-mean-squares", "matmul", "one-hot", "uniform", "range", "scattered-sum", "masked-product", "hypot", "sum", "mean",
+        "power", "root",
+    }
+)  # fmt: skip
 
 
 @on_call("log", "log2", "log10", "log1p")

@@ -56,7 +56,18 @@ def _filled(spot: Spot, name: str, value: ast.expr) -> bool:
     owner = spot.scope.owner
     assert owner is not None
     text = "\n".join(spot.module.lines[owner.node.lineno - 1 : owner.node.end_lineno])
-    writes = rf"self\.{name}(\.data)?\.\w+_\(|init\w*\.\w+\(\s*self\.{name}\b|\w+_\(\s*self\.{name}\b|self\.{name}\.data\s*=|self\.{name}(\.data)?\[[^\n]*\]\s*=[^=]|\b(glorot|zeros|ones|uniform|reset|init\w*|_init\w*)\(\s*self\.{name}\b|copy_\("
+    own = rf"self\.{name}"
+    writes = "|".join(
+        (
+            rf"{own}(\.data)?\.\w+_\(",
+            rf"init\w*\.\w+\(\s*{own}\b",
+            rf"\w+_\(\s*{own}\b",
+            rf"{own}\.data\s*=",
+            rf"{own}(\.data)?\[[^\n]*\]\s*=[^=]",
+            rf"\b(glorot|zeros|ones|uniform|reset|init\w*|_init\w*)\(\s*{own}\b",
+            r"copy_\(",
+        )
+    )
     if re.search(writes, text) or re.search(r"for \w+ in self\.parameters\(\)|self\.named_parameters\(\)|self\.apply\(", text):
         return True
     known = {"Module", "nn.Module", "torch.nn.Module"}
