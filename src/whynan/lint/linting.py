@@ -102,6 +102,8 @@ def lint_source(source: Source, project: Project, imports: str = "") -> tuple[li
         return [], f"cannot be parsed: {error or 'out of memory'}"
     except RecursionError:
         return [], "nested too deeply to be looked at"
+    except Exception as error:  # one file never keeps the others from being looked at
+        return [], f"a fault of whynan's own, please report it: {type(error).__name__}: {error}"
     return _unsuppressed(_distinct(found), source), ""
 
 

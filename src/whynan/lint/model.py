@@ -154,7 +154,7 @@ def _gather_one(s: ast.stmt, into: dict[str, list[Binding]], arms: tuple[tuple[i
             gather(s.body, into, (*arms, _arm(s.body, s)))
             if s.orelse:
                 gather(s.orelse, into, (*arms, _arm(s.orelse, s)))
-        case ast.Try():
+        case ast.Try() | ast.TryStar():
             gather(s.body, into, arms)
             for handler in s.handlers:
                 gather(handler.body, into, (*arms, _arm(handler.body, s)))
@@ -174,8 +174,9 @@ def _bind(target: ast.expr, value: ast.expr, end: End, into: dict[str, list[Bind
         case ast.Tuple(elts=parts) | ast.List(elts=parts):
             values = value.elts if isinstance(value, ast.Tuple | ast.List) and len(value.elts) == len(parts) and not loop else None
             for index, part in enumerate(parts):
-                if isinstance(part, ast.Name):
-                    into.setdefault(part.id, []).append(Binding(end, values[index] if values else value, None if values else index, arms, loop=loop))
+                name = part.id if isinstance(part, ast.Name) else ast.unparse(part) if isinstance(part, ast.Attribute) else ""
+                if name:
+                    into.setdefault(name, []).append(Binding(end, values[index] if values else value, None if values else index, arms, loop=loop))
         case ast.Subscript(value=ast.Name(id=name), slice=key):
             into.setdefault(name, []).append(Binding(end, value, None, arms, patch=True, key=key))
         case ast.Attribute(value=ast.Name(id=base), attr=attribute):

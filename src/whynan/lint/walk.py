@@ -77,7 +77,7 @@ class Walk:
         elif isinstance(s, ast.With | ast.AsyncWith):
             self._expressions(s, [i.context_expr for i in s.items], frame)
             self._block(s.body, self._managed(s, frame), owner)
-        elif isinstance(s, ast.Try):
+        elif isinstance(s, ast.Try | ast.TryStar):
             for block in (s.body, *(h.body for h in s.handlers), s.orelse, s.finalbody):
                 self._block(block, frame, owner)
         elif isinstance(s, ast.Match):
