@@ -367,7 +367,7 @@ class Values:
                 made = OPERATIONS[op.name](base)
             else:
                 made = Fact(op.name, dtype=base.dtype)
-        if made.kind in ("size", "number"):
+        if made.kind in ("size", "number") or op.name in ("item", "tolist"):
             return made
         dtype = dtype_of(op.keywords.get("dtype")) or made.dtype
         if op.module.endswith("_like") or op.name.startswith("zeros"):
