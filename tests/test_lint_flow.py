@@ -232,6 +232,23 @@ def test_dataclass_field_as_constant() -> None:
     """)
 
 
+@pytest.mark.parametrize(
+    ("made", "used"),
+    [
+        ('CONFIG = {"lr": 0.1, "small": 1e-9}', 'CONFIG["small"]'),
+        ("class C:\n    small: float = 1e-9\ncfg = C()", "cfg.small"),
+        (
+            "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--small', type=float, default=1e-9)\nargs = parser.parse_args()",
+            "args.small",
+        ),
+    ],
+)
+def test_configuration_constants(made: str, used: str) -> None:
+    """A constant in a dict, a configuration class or the defaults of argparse is known where it is used."""
+    source = f"{HEAD}{made}\ndef f(p: torch.Tensor):\n    return torch.log(1 - p.clamp(1e-6, 1 - {used}))\n"
+    assert "WN204" in {f.code for f in lint_text(source, settings=ALL)}
+
+
 def test_no_gradient_no_slope() -> None:
     """Under no_grad, or after detach, the slope at 0 is nobody's trouble."""
     assert "WN501" not in codes("@torch.no_grad()\ndef d(a, b):\n    return ((a - b) ** 2).sum().sqrt()\n")

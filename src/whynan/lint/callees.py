@@ -24,7 +24,7 @@ def target(node: ast.Call, scope: Scope) -> tuple[Function, Scope] | None:
         if isinstance(function.value, ast.Name) and function.value.id in ("self", "cls") and scope.owner is not None:
             method = scope.owner.methods.get(function.attr)
             return _in(module, method, scope.owner) if method is not None else _instance(function, scope)
-        owner = _owner_of(function.value, scope)
+        owner = owner_of(function.value, scope)
         if owner is not None and function.attr in owner[1].methods:
             return _in(owner[0], owner[1].methods[function.attr], owner[1])
     return None
@@ -43,13 +43,13 @@ def _elsewhere(module: Module, dotted: str) -> tuple[Function, Scope] | None:
 
 def _instance(node: ast.expr, scope: Scope) -> tuple[Function, Scope] | None:
     """net(x), self.net(x): the forward method of the class that net was made from."""
-    owner = _owner_of(node, scope)
+    owner = owner_of(node, scope)
     if owner is None or "forward" not in owner[1].methods:
         return None
     return _in(owner[0], owner[1].methods["forward"], owner[1])
 
 
-def _made_by(node: ast.expr, scope: Scope) -> ast.expr | None:
+def made_by(node: ast.expr, scope: Scope) -> ast.expr | None:
     """The expression that a name or an attribute of self was assigned."""
     if isinstance(node, ast.Name):
         bound = scope.reaching(node.id, (node.lineno, node.col_offset))
@@ -62,8 +62,9 @@ def _made_by(node: ast.expr, scope: Scope) -> ast.expr | None:
     return None
 
 
-def _owner_of(node: ast.expr, scope: Scope) -> tuple[Module, Owner] | None:
-    made = _made_by(node, scope)
+def owner_of(node: ast.expr, scope: Scope) -> tuple[Module, Owner] | None:
+    """The class that a name or an attribute of self is an instance of."""
+    made = made_by(node, scope)
     while (
         isinstance(made, ast.Call)
         and isinstance(made.func, ast.Attribute)
@@ -81,7 +82,7 @@ def _owner_of(node: ast.expr, scope: Scope) -> tuple[Module, Owner] | None:
 
 def layer(node: ast.expr, scope: Scope) -> str:
     """The torch.nn class that a callable was made from; of a Sequential, the last one."""
-    made = _made_by(node, scope)
+    made = made_by(node, scope)
     if not isinstance(made, ast.Call):
         return ""
     dotted = scope.module.dotted(made.func)

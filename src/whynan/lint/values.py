@@ -8,7 +8,7 @@ from math import inf
 
 from whynan.lint import facts
 from whynan.lint.arguments import dtype_of, extreme, gathered, special
-from whynan.lint.callees import layer, own_returns, target
+from whynan.lint.callees import layer, made_by, own_returns, owner_of, target
 from whynan.lint.calls import Operation, foreign_name, is_foreign, names_in, operation, same
 from whynan.lint.facts import NOTHING, OTHER, TINY, TORCH, UNKNOWN, Fact, constant, join
 from whynan.lint.model import Binding, Function, Scope
@@ -192,6 +192,9 @@ class Values:
         if node.attr in ("shape", "ndim", "size"):
             return Fact("size", 0.0, owner=OTHER, graph=False)
         own = isinstance(node.value, ast.Name) and node.value.id == "self"
+        configured = self._configured(node, scope) if isinstance(node.value, ast.Name) and not own else None
+        if configured is not None:
+            return configured
         if not own and (node.attr in ("eps", "tiny", "smallest_normal", "resolution") or EPSILON_NAME.search(node.attr)):
             return Fact("epsilon", TINY, inf, OTHER, graph=False)
         if node.attr in ("real", "imag") and not is_foreign(scope.module, node):
@@ -202,6 +205,28 @@ class Values:
         if isinstance(node.value, ast.Name) and node.value.id == "self" and scope.owner is not None:
             return self._field(node, scope)
         return Fact("epsilon", TINY, inf, OTHER, graph=False) if EPSILON_NAME.search(node.attr) else Fact("attribute")
+
+    def _configured(self, node: ast.Attribute, scope: Scope) -> Fact | None:
+        """cfg.eps: the default of a class of the file, or of an argument of argparse."""
+        owner = owner_of(node.value, scope)
+        if owner is not None:
+            assigned = owner[0].fields(owner[1]).get(node.attr, [])
+            return join([self.of(value, inner) for value, inner in assigned[:4]]) if assigned else None
+        if "add_argument" not in scope.module.text:
+            return None
+        option = rf"add_argument\(\s*[\"']--{re.escape(node.attr)}[\"'][^)]*\bdefault\s*=\s*(-?[\d.]+(?:e-?\d+)?)"
+        given = re.search(option, scope.module.text)
+        return constant(float(given[1])) if given is not None else None
+
+    def _keyed(self, node: ast.Subscript, scope: Scope) -> Fact | None:
+        """CONFIG["eps"] where CONFIG is a dict written in the file."""
+        made = made_by(node.value, scope)
+        if not isinstance(made, ast.Dict) or not isinstance(node.slice, ast.Constant):
+            return None
+        for key, value in zip(made.keys, made.values, strict=True):
+            if isinstance(key, ast.Constant) and key.value == node.slice.value:
+                return self.of(value, scope)
+        return None
 
     def _dotted(self, dotted: str, scope: Scope) -> Fact:
         known = {
@@ -292,6 +317,9 @@ class Values:
         return node
 
     def _subscript(self, node: ast.Subscript, scope: Scope) -> Fact:
+        keyed = self._keyed(node, scope)
+        if keyed is not None:
+            return keyed
         fact = self.of(node.value, scope)
         if fact.kind == "size":
             return fact
