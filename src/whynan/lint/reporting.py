@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import textwrap
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from whynan.lint.findings import Confidence, Finding, Place, Severity
 from whynan.lint.linting import Report
 
 _SHOWN = 10
+WIDTH = 80
 
 
 def shown_path(path: str) -> str:
@@ -51,8 +53,8 @@ def _block(finding: Finding, source: str) -> str:
         last = place.line
     out.append(f"{pad} |")
     if finding.note:
-        out.append(f"{pad} = note: {finding.note}")
-    out.append(f"{pad} = help: {finding.help}" + (_fixable(finding)))
+        out += _wrapped(f"{pad} = note: ", finding.note)
+    out += _wrapped(f"{pad} = help: ", finding.help + _fixable(finding))
     out.append(f"{pad} = more: whynan explain {finding.code}")
     return "\n".join(out)
 
@@ -67,7 +69,16 @@ def _marked(lines: list[str], place: Place, sign: str, label: str, gutter: int) 
     source = lines[place.line - 1].replace("\t", " ") if place.line <= len(lines) else ""
     end = place.end_column if place.end_line == place.line else len(source)
     width = max(end - place.column, 1)
-    return [f"{place.line:>{gutter}} | {source}", f"{' ' * gutter} | {' ' * place.column}{sign * width} {label}"]
+    bar = f"{' ' * gutter} | "
+    under = f"{bar}{' ' * place.column}{sign * width}"
+    if len(under) + 1 + len(label) <= WIDTH:
+        return [f"{place.line:>{gutter}} | {source}", f"{under} {label}"]
+    return [f"{place.line:>{gutter}} | {source}", under, *_wrapped(bar + " " * min(place.column, 4), label)]
+
+
+def _wrapped(head: str, words: str) -> list[str]:
+    later = head if head.endswith("| ") or not head.strip(" |") else " " * len(head)
+    return textwrap.wrap(words, WIDTH, initial_indent=head, subsequent_indent=later, break_long_words=False, break_on_hyphens=False) or [head]
 
 
 def summary(report: Report) -> str:
@@ -79,10 +90,11 @@ def summary(report: Report) -> str:
     counts = Counter(str(f.confidence) for f in found)
     levels = ", ".join(f"{counts[c]} {c}" for c in ("high", "medium", "low") if counts[c])
     head = f"whynan: {len(found)} finding{'s' * (len(found) != 1)} in {_files(len({f.path for f in found}))} (confidence: {levels}){rest}; most likely first:"
+    lead = _wrapped("", head)
     ranked = sorted(found, key=lambda f: (-f.weight[0], -f.weight[1], f.path, f.place.line))
     lines = [f"  {f.confidence:<6} {f.code} {where(f)}  {f.title}" for f in ranked[:_SHOWN]]
     more = [f"  ... and {len(ranked) - _SHOWN} more"] if len(ranked) > _SHOWN else []
-    return "\n".join([head, *lines, *more])
+    return "\n".join([*lead, *lines, *more])
 
 
 def _files(count: int) -> str:

@@ -72,10 +72,24 @@ def examine(spot: Spot, above: ast.expr, below: ast.expr) -> None:
     if spot.covered_later():
         sure = LOW
     fix = wrapped(spot, below, ".clamp_min(1)" if fact.kind in COUNTS else ".clamp_min(1e-6)")
-    spot.report(code, title, label, help_, sure, origin=fact.node, origin_label=f"the denominator is a {fact.kind.replace('-', ' ')}", fix=fix)
+    spot.report(
+        code, title, label, help_, sure, origin=fact.node, origin_label=f"the denominator is a {_SAID.get(fact.kind, fact.kind.replace('-', ' '))}", fix=fix
+    )
 
 
 Judged = tuple[str, Confidence, str, str, str]
+_SAID = {"sum-squares": "sum of squares", "mean-squares": "mean of squares", "root-mean-squares": "root mean square", "sum-abs": "sum of magnitudes"}
+
+
+def _is_centred(node: ast.AST) -> bool:
+    """Whether something is reduced from which its own mean was taken: x - x.mean()."""
+    for part in ast.walk(node):
+        if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Sub):
+            means = [c for c in ast.walk(part.right) if isinstance(c, ast.Call) and isinstance(c.func, ast.Attribute) and c.func.attr == "mean"]
+            left = ast.dump(part.left)
+            if any(left in (ast.dump(m.func.value), *map(ast.dump, m.args)) for m in means if isinstance(m.func, ast.Attribute)):
+                return True
+    return False
 
 
 def _judge(spot: Spot, above: ast.expr, below: ast.expr, fact: Fact, owner: int) -> Judged | None:
@@ -114,6 +128,14 @@ def _judge(spot: Spot, above: ast.expr, below: ast.expr, fact: Fact, owner: int)
             "division by what a saturated probability leaves",
             f"`{written}` rounds to 0 where the probability rounds to 1",
             "work with the logits: exp(logit) is p / (1 - p)",
+        )
+    if fact.kind in ("sum-squares", "mean-squares") and fact.node is not None and _is_centred(fact.node):
+        return (
+            "WN404",
+            MEDIUM,
+            "division by a variance that can be 0",
+            f"`{written}` is 0, or almost, where all rows are the same: the quotient is nan, inf or absurdly large",
+            "divide by a running variance, or leave such a batch out; an eps only makes the quotient huge instead of infinite",
         )
     if fact.kind in ("sum", "masked-sum", "sum-abs", "sum-squares", "scattered-sum", "mean-squares"):
         return _total(fact, written, kin and spot.direct(below))
