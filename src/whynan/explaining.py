@@ -6,6 +6,7 @@ import re
 
 from whynan.causes.catalogue import Rule, rules
 from whynan.errors import UsageError
+from whynan.lint.pages import Page, pages
 
 _HINTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"(Sqrt|Pow|Norm|Acos|Asin|Acosh|Hypot|Std|Cdist|Dist|Abs)Backward\d* returned nan|'(Sqrt|Pow|Acos|Asin|LinalgVectorNorm)Backward", ("WN501", "WN502")),
@@ -37,16 +38,16 @@ def explain(text: str) -> str:
     >>> explain("WN101").splitlines()[0]
     'WN101 log-of-zero: log of an exact zero'
     """
-    known = rules()
+    known: dict[str, Rule | Page] = {**rules(), **pages()}
     code = text.strip().upper()
     if code in known:
         return page(known[code])
     by_slug = next((r for r in known.values() if r.slug == text.strip().lower()), None)
     if by_slug is not None:
         return page(by_slug)
-    if re.fullmatch(r"WN\d+", code):
+    if re.fullmatch(r"W[NL]\d+", code):
         raise UsageError(f"there is no code {code}; `whynan explain` without an argument lists them")
-    inside = [c for c in dict.fromkeys(re.findall(r"WN\d{3}", text)) if c in known]
+    inside = [c for c in dict.fromkeys(re.findall(r"W[NL]\d{3}", text)) if c in known]
     found = inside or next((list(codes) for pattern, codes in _HINTS if re.search(pattern, text, re.IGNORECASE)), [])
     if not found:
         raise UsageError(f"nothing in the catalogue fits {text.strip()[:60]!r}; run the script under `whynan run` to find the cause")
@@ -56,11 +57,12 @@ def explain(text: str) -> str:
     return "\n".join(head) + "\n" + page(known[found[0]])
 
 
-def page(rule: Rule) -> str:
+def page(rule: Rule | Page) -> str:
     """Return a rule's page."""
     return f"{rule.code} {rule.slug}: {rule.title}\n\n{rule.page}\n"
 
 
 def listing() -> str:
     """Return all codes with their titles, one a line."""
-    return "\n".join(f"{r.code}  {r.slug:<30} {r.title}" for r in rules().values())
+    known: dict[str, Rule | Page] = {**pages(), **rules()}
+    return "\n".join(f"{r.code}  {r.slug:<30} {r.title}" for r in known.values())

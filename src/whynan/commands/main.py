@@ -9,6 +9,7 @@ import click
 from whynan import __version__
 from whynan.commands.check import check
 from whynan.commands.explain import explain
+from whynan.commands.lint import lint
 from whynan.commands.replay import replay
 from whynan.commands.run import run
 from whynan.errors import UsageError
@@ -24,6 +25,7 @@ cli.add_command(run)
 cli.add_command(explain)
 cli.add_command(replay)
 cli.add_command(check)
+cli.add_command(lint)
 
 
 def main(argv: list[str] | None = None) -> int:

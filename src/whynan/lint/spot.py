@@ -1,0 +1,208 @@
+"""A place that a rule looks at, with all that is known around it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from whynan.lint.calls import foreign_name, names_in
+from whynan.lint.codes import CODES
+from whynan.lint.facts import OTHER, TORCH, Fact
+from whynan.lint.findings import Confidence, Finding, Fix, Place
+from whynan.lint.model import Module, Scope
+from whynan.lint.values import Values
+
+HIGH, MEDIUM, LOW = Confidence.HIGH, Confidence.MEDIUM, Confidence.LOW
+_BACKWARD = frozenset({"WN501", "WN502", "WN503", "WN504"})
+_NOT_A_GUARD = re.compile(
+    r"is None|is not None|isinstance|hasattr|\.ndim|\.dim\(\)|\.training|\.requires_grad|\.dtype|\.device|torch\.jit|is_compiling|__debug__"
+)
+_COVERED = re.compile(r"\bwhere\(|isinf|isnan|isfinite|nan_to_num|[\"']inf[\"']|\binf\b")
+_ASIDE = re.compile(r"^_?init|initiali[sz]e|reset_parameters|/testing/|/test_\w+\.py|_test\.py")  # not the code that trains
+_TESTS = 200  # conditions, and lines further down, that are looked at: keeps the time linear
+_UNINTERESTING = frozenset({"self", "torch", "F", "nn", "np", "math", "dim", "keepdim", "cls"})
+
+
+@dataclass(slots=True)
+class Frame:
+    """What encloses a statement."""
+
+    scope: Scope
+    loops: tuple[ast.stmt, ...] = ()
+    no_grad: bool = False
+    half: str = ""  # "float16" or "bfloat16" inside an autocast region
+
+
+@dataclass(slots=True)
+class Spot:
+    """A node under a rule's eyes."""
+
+    node: ast.expr | ast.stmt
+    statement: ast.stmt
+    frame: Frame
+    values: Values
+    parents: dict[int, ast.AST]
+    found: list[Finding] = field(default_factory=list)
+
+    @property
+    def scope(self) -> Scope:
+        return self.frame.scope
+
+    @property
+    def module(self) -> Module:
+        return self.frame.scope.module
+
+    def of(self, node: ast.expr | None) -> Fact:
+        """What is known of an expression here."""
+        return self.values.of(node, self.scope)
+
+    def above(self, node: ast.AST | None = None) -> Iterator[ast.AST]:
+        """The expressions around this node, innermost first."""
+        at = self.parents.get(id(node or self.node))
+        while at is not None:
+            yield at
+            at = self.parents.get(id(at))
+
+    def _detached(self) -> bool:
+        return any(isinstance(o, ast.Attribute) and o.attr in ("detach", "item", "data") for o in self.above())
+
+    def mentions(self, *words: str) -> bool:
+        """Whether the lines of the statement hold one of some words; cheaper than unparsing it."""
+        lines = self.module.lines[self.statement.lineno - 1 : self.statement.end_lineno]
+        return any(word in line for line in lines for word in words)
+
+    def text(self, node: ast.expr) -> str:
+        """An expression as one line of source, shortened."""
+        line = ast.unparse(node)
+        return line if len(line) <= 60 else line[:57] + "..."
+
+    def guard(self, node: ast.expr) -> int:
+        """2: a condition before this place asks about exactly this expression; 1: about something in it; 0: none does."""
+        exact = {ast.unparse(node)}
+        names = names_in(node) - _UNINTERESTING
+        for name in list(names):
+            for bound in self.scope.bindings.get(name, [])[-2:]:
+                if bound.value is not None and not bound.loop:
+                    names |= names_in(bound.value) - _UNINTERESTING
+                    exact |= {ast.unparse(bound.value)} if isinstance(node, ast.Name) else set()
+        best = 0
+        tests = self.scope.tests
+        last = bisect_right(tests, self.node.end_lineno or self.node.lineno, key=lambda t: t[0].lineno)
+        for _, written, asked in tests[max(last - _TESTS, 0) : last]:
+            if _NOT_A_GUARD.search(written):
+                continue
+            if any(e in written for e in exact if len(e) > 1 or re.search(rf"\b{re.escape(e)}\b", written)):
+                return 2
+            if names & asked:
+                best = 1
+        return best
+
+    @property
+    def learning(self) -> bool:
+        """Whether a gradient is likely to be taken here: in a module's forward pass or in a loss."""
+        if self.frame.no_grad or isinstance(self.scope.node, ast.Module):
+            return False
+        owner = self.scope.owner
+        whole = f"{owner.node.name if owner else ''} {self.scope.name} {self.module.path}"
+        if re.search(
+            r"Optimizer|[Mm]etric|Transform[^e]|Dataset|optim|init|eval|[Tt]est|dataset|schedul|convert|plot|process|augment|sampl|generat|\\bdata\\b", whole
+        ):
+            return False
+        return (owner is not None and any("Module" in ast.unparse(b) or "Loss" in ast.unparse(b) for b in owner.node.bases)) or re.search(
+            r"[Ll]oss|forward|diverg|distance|penalty", whole
+        ) is not None
+
+    def direct(self, node: ast.expr) -> bool:
+        """Whether a value is what the function was given, or a difference or part of it: nothing is between the caller and it."""
+        if isinstance(self.scope.node, ast.Module):
+            return False
+        node = self.values.base(node, self.scope)
+        parts = [node.left, node.right] if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub | ast.Mult | ast.Pow) else [node]
+        return all(self._handed_in(p) for p in parts)
+
+    def _handed_in(self, node: ast.expr) -> bool:
+        for _ in range(4):
+            node = self.values.base(node, self.scope)
+            if isinstance(node, ast.Constant):
+                return True
+            if not isinstance(node, ast.Name):
+                return isinstance(node, ast.BinOp) and all(self._handed_in(p) for p in (node.left, node.right))
+            bound = self.scope.reaching(node.id, (node.lineno, node.col_offset))
+            if bound is None:
+                return self.scope.parameter(node.id)[0] and node.id != "self"
+            if bound[0].value is None or bound[0].loop:
+                return False
+            if bound[0].index is not None:
+                unpacked = bound[0].value
+                if not isinstance(unpacked, ast.Call) or not isinstance(unpacked.func, ast.Attribute):
+                    return False
+                return unpacked.func.attr in ("chunk", "split", "unbind") and self._handed_in(unpacked.func.value)
+            node = bound[0].value
+        return False
+
+    def given(self, node: ast.expr) -> bool:
+        """Whether an expression depends on what the function is given, not on constants of the file alone."""
+        if isinstance(self.scope.node, ast.Module):
+            return False
+        return any(n in self.scope.bindings or self.scope.parameter(n)[0] or n.startswith("self.") for n in names_in(self.values.base(node, self.scope)))
+
+    def covered_later(self) -> bool:
+        """Whether the name this statement assigns is searched for infinities or NaN further down."""
+        targets = getattr(self.statement, "targets", None) or ([self.statement.target] if isinstance(self.statement, ast.AugAssign | ast.AnnAssign) else [])
+        names = {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)}
+        if not names:
+            return False
+        last = min(getattr(self.scope.node, "end_lineno", None) or len(self.module.lines), self.statement.lineno + _TESTS)
+        for line in self.module.lines[self.statement.lineno - 1 : last]:
+            if _COVERED.search(line) and any(re.search(rf"\b{re.escape(n)}\b", line) for n in names):
+                return True
+        return False
+
+    def sure(self, confidence: Confidence, owner: int) -> Confidence | None:
+        """A confidence in the light of whose library the value belongs to; None: not torch's."""
+        if owner == TORCH:
+            return confidence
+        if owner == OTHER:
+            return None
+        return confidence.lowered() if self.mixed else confidence
+
+    @property
+    def mixed(self) -> bool:
+        """Whether the file also works with numpy or another library of numbers."""
+        return any(foreign_name(full) and not full.startswith("math") for full in self.module.imports.values())
+
+    def report(
+        self,
+        code: str,
+        title: str,
+        label: str,
+        help_: str,
+        confidence: Confidence | None,
+        *,
+        node: ast.expr | ast.stmt | None = None,
+        origin: ast.AST | None = None,
+        origin_label: str = "",
+        fix: Fix | None = None,
+        note: str = "",
+    ) -> None:
+        """Write down a finding."""
+        if confidence is None or (code in _BACKWARD and (self.frame.no_grad or self._detached())):
+            return
+        if code.startswith("WN") and (self.frame.no_grad or _ASIDE.search(f"{self.scope.name} {self.module.path.as_posix()}")):
+            confidence = confidence.lowered()
+        slug, severity = CODES[code]
+        at = node or self.node
+        there = place(origin) if isinstance(origin, ast.expr | ast.stmt) else None
+        if there is not None and there.line == at.lineno:
+            there = None
+        self.found.append(
+            Finding(str(self.module.path), place(at), code, slug, title, label, help_, severity, confidence, note, there, origin_label if there else "", fix)
+        )
+
+
+def place(node: ast.expr | ast.stmt) -> Place:
+    """Where a node stands; columns in bytes, as the parser counts them."""
+    return Place(node.lineno, node.col_offset, node.end_lineno or node.lineno, node.end_col_offset or node.col_offset)

@@ -1,0 +1,7 @@
+import torch
+
+
+def step(loss, scaler, opt):
+    scaler.scale(loss).backward()
+    scaler.step(opt)
+    scaler.update()

@@ -1,0 +1,7 @@
+import torch
+
+
+def step(loss, opt):
+    loss.backward()
+    assert not torch.isnan(loss)  # expect: WL102
+    opt.step()

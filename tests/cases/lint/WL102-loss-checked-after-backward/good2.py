@@ -1,0 +1,7 @@
+import torch
+
+
+def step(loss, opt):
+    assert torch.isfinite(loss)
+    loss.backward()
+    opt.step()

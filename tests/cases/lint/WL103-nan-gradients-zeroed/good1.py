@@ -1,0 +1,8 @@
+import torch
+from torch import nn
+
+
+def step(model, opt):
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    if torch.isfinite(norm):
+        opt.step()

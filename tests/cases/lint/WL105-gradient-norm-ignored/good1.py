@@ -1,0 +1,8 @@
+import torch
+
+
+def step(model, loss, opt):
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    if torch.isfinite(norm):
+        opt.step()

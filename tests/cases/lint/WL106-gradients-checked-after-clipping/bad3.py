@@ -1,0 +1,10 @@
+import torch
+from torch import nn
+
+
+def step(model, loss, opt):
+    loss.backward()
+    nn.utils.clip_grad_value_(model.parameters(), 1.0)
+    for p in model.parameters():
+        assert not torch.isinf(p.grad).any()  # expect: WL106
+    opt.step()

@@ -1,0 +1,6 @@
+import torch
+
+
+def step(loss, opt):
+    loss.backward()
+    opt.step()

@@ -1,0 +1,7 @@
+import torch
+
+
+def train(model, data, opt):
+    for x in data:
+        model(x).mean().backward()
+        opt.step()

@@ -1,0 +1,5 @@
+import torch
+
+
+def load(path, **options):
+    return torch.load(path, **options)

@@ -1,0 +1,6 @@
+import json
+import torch
+
+
+def load(path):
+    return json.load(path)

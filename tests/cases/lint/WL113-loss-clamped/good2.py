@@ -1,0 +1,5 @@
+import torch
+
+
+def hinge(margin):
+    return margin.clamp(min=0)

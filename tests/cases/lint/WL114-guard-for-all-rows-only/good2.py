@@ -1,0 +1,7 @@
+import torch
+
+
+def check(mask):
+    if mask.all():
+        return None
+    return mask

@@ -1,0 +1,7 @@
+import torch
+
+
+def check(scores):
+    if (scores == float("-inf")).any():
+        raise ValueError("masked")
+    return scores

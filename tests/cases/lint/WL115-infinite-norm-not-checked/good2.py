@@ -1,0 +1,10 @@
+import torch
+from torch import nn
+
+
+def step(model, loss, opt):
+    loss.backward()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    if torch.isnan(norm) or torch.isinf(norm):
+        return
+    opt.step()

@@ -1,0 +1,5 @@
+import torch
+
+
+def normalise(p):
+    return p / (p.sum(dim=1, keepdim=True) + 1e-6)

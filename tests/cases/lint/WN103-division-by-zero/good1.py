@@ -1,0 +1,5 @@
+import torch
+
+
+def odds(logit):
+    return torch.exp(logit.clamp(-20, 20))

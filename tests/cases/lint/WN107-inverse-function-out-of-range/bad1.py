@@ -1,0 +1,5 @@
+import torch
+
+
+def angle(a: torch.Tensor, b: torch.Tensor):
+    return torch.acos((a * b).sum(-1))  # expect: WN107

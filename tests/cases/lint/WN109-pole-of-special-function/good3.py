@@ -1,0 +1,5 @@
+import torch
+
+
+def expected_log(x: torch.Tensor):
+    return torch.digamma(x.abs() + 1.0)

@@ -1,0 +1,5 @@
+import torch
+
+
+def store(x: torch.Tensor):
+    return torch.tanh(x).to(torch.float16)

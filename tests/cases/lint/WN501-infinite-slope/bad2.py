@@ -1,0 +1,5 @@
+import torch
+
+
+def bridge_penalty(w: torch.Tensor):
+    return w.abs().pow(0.5).sum()  # expect: WN501

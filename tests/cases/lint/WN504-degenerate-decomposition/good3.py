@@ -1,0 +1,5 @@
+import torch
+
+
+def spectrum(x: torch.Tensor):
+    return torch.linalg.eigvalsh(x.T @ x)

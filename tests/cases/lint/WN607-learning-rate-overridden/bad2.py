@@ -1,0 +1,6 @@
+import torch
+
+
+class Trainer:
+    def resume(self, state):
+        self.scheduler.load_state_dict(state["scheduler"])  # expect: WN607
