@@ -1,0 +1,286 @@
+"""Does the search of `whynan probe` find what broke the programs of the corpus, starting from a healthy step?
+
+    python benchmarks/probe_search.py                        # all programs whose damage is born going forward
+    python benchmarks/probe_search.py --filter WN103 --budget 10
+
+Each program runs twice. The first run tells at which step it fails. The second is halted in its last healthy step of the
+same kind (the same `backward`), before the update: the tape of that step is the thing searched, its batch the sample. A
+tensor counts as batch if it is new in that step, or was cut out of a data set, drawn or built in it; constants and
+weights do not. Nothing of the failing step is used; ranges come from the healthy batch alone.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: a fork with thread pools alive is not safe
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import corpus
+import torch
+import torch._dynamo
+
+from whynan.capsule.replay import Program, Run
+from whynan.capsule.sites import positions
+from whynan.capsule.tape import Entry, Outside, Slot
+from whynan.diagnosis import Case, diagnose
+from whynan.engine.guard import Guard
+from whynan.engine.options import Options
+from whynan.errors import TrainingStopped
+from whynan.launch import run_script
+from whynan.probing.inputs import Input, observed
+from whynan.probing.roles import Uses, informed
+from whynan.probing.searching import Broken, Search
+from whynan.probing.steps import Values, other_weights, values_of
+from whynan.records import Symptom
+from whynan.report.journal import Journal
+
+_CUTS = {"__getitem__", "index_select", "stack", "cat", "tensor", "as_tensor", "from_numpy", "narrow", "chunk", "split", "unbind", "float", "to", "long"}
+
+
+class TapeStep:
+    """A recorded step as something to search: other values in place of its batch."""
+
+    def __init__(self, program: Program, constants: set[int]) -> None:
+        self.program = program.until_loss()
+        self.weights = [(f"weight {i}", p) for i, p in enumerate(program.leaves) if p.requires_grad]
+        self._holders = _holders(program, constants) or _holders(program, set())
+        with self.still():
+            values = [h.read(self._play()) for h in self._holders]
+            uses = Uses(values)
+            with uses:
+                self._play()
+        self.inputs: list[Input] = [informed(observed(h.name, v), uses.found.get(i)) for i, (h, v) in enumerate(zip(self._holders, values, strict=True))]
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        with self.program.still():
+            yield
+
+    def loss(self, values: Values) -> torch.Tensor:
+        with self.put(values):
+            run = self._play()
+        losses = [t.float().sum() for t in run.losses if t.numel()]
+        return torch.stack(losses).sum() if losses else torch.zeros(())
+
+    def _play(self) -> Run:
+        run = self.program.play()
+        if run.error is not None:
+            raise run.error
+        return run
+
+    @contextmanager
+    def put(self, values: Values) -> Iterator[None]:
+        """Put a batch in place of the recorded one."""
+        for holder, value in zip(self._holders, values, strict=True):
+            holder.put(value)
+        try:
+            yield
+        finally:
+            for holder in self._holders:
+                holder.put(None)
+
+    def damage(self) -> str:
+        return ""
+
+
+class _OfOutside:
+    """A tensor that came from outside the step."""
+
+    def __init__(self, kept: Outside, name: str) -> None:
+        self.kept, self.name, self._before = kept, name, kept.saved
+
+    def read(self, run: Run) -> torch.Tensor:
+        return self.kept.value().detach()
+
+    def put(self, value: torch.Tensor | None) -> None:
+        self.kept.saved = self._before if value is None else value
+
+
+class _OfEntry:
+    """A tensor that a first call of the step cut out of a data set or built."""
+
+    def __init__(self, entry: Entry, name: str) -> None:
+        self.entry, self.name = entry, name
+        self._before = (entry.fn, entry.args, entry.kwargs)
+
+    def read(self, run: Run) -> torch.Tensor:
+        return run.made[Slot(self.entry.number, 0)].detach()
+
+    def put(self, value: torch.Tensor | None) -> None:
+        self.entry.fn, self.entry.args, self.entry.kwargs = self._before if value is None else ((lambda: value), (), {})
+
+
+def _holders(program: Program, constants: set[int]) -> list[Any]:
+    buffers = {id(b) for root in program.roots for b in root.buffers()}
+    found: dict[int, Any] = {}
+    for entry in program.entries:
+        plain = all(isinstance(r, Outside) and not r.tensor.requires_grad for r in entry.reads)
+        if plain and entry.kind == "call" and getattr(entry.fn, "__name__", "") in _CUTS and entry.outputs == 1:
+            found[-entry.number] = _OfEntry(entry, f"batch {len(found)}")
+            continue
+        for read in entry.reads:
+            if isinstance(read, Outside) and read.tensor.dim() and not read.tensor.requires_grad and id(read.tensor) not in constants | buffers:
+                found.setdefault(id(read), _OfOutside(read, f"batch {len(found)}"))
+    return list(found.values())
+
+
+class Halted(BaseException):
+    """The program is at the step that is wanted."""
+
+
+class Watcher(Guard):
+    """Notes what each step goes back from; halts in the step that is wanted."""
+
+    def __init__(self, wanted: int = -1, budget: float = 30.0) -> None:
+        super().__init__(Options(policy="observe", spike="off"), Journal(None, quiet=True))
+        self.keys: dict[int, list[int]] = {}
+        self.wanted, self.budget = wanted, budget
+        self.answer: dict[str, Any] = {}
+        self._seen: list[tuple[torch.Tensor, int]] = []
+
+    def step(self, call: Any, optimizer: Any, args: Any, kwargs: Any) -> Any:
+        if not args and not kwargs:
+            self._arrive()
+        return super().step(call, optimizer, args, kwargs)
+
+    def scaler_step(self, call: Any, scaler: Any, optimizer: Any, args: Any, kwargs: Any) -> Any:
+        self._arrive()
+        return super().scaler_step(call, scaler, optimizer, args, kwargs)
+
+    def _allowed(self, optimizer: Any, in_closure: bool = False) -> bool:
+        if in_closure:
+            self._arrive()
+        return super()._allowed(optimizer, in_closure)
+
+    def backward(self, call: Any, args: Any, kwargs: Any) -> Any:
+        result = super().backward(call, args, kwargs)
+        if self.session.by_hand:
+            self._arrive()
+        return result
+
+    def _arrive(self) -> None:
+        step, tape = self.session.step_count, self.recorder.tape
+        backs = [e.site for e in tape if e.kind in ("backward", "derivative") and e.site is not None]
+        self.keys.setdefault(step, [positions(s)[0] for s in backs])
+        outside = {id(r.tensor): r for e in tape for r in e.reads if isinstance(r, Outside)}
+        if step == self.wanted:
+            constants = {id(t) for t, v in self._seen if id(t) in outside and outside[id(t)].version == v}
+            entries = self.acting._entries_for(Symptom("gradient", "nan", ""))
+            program = Program(self.recorder, entries, self.session.leaves())
+            self.answer = self.recorder.suspended(searched, TapeStep(program, constants), program, self.budget)
+            raise Halted
+        self._seen = [(r.tensor, r.version) for r in outside.values()]
+
+
+def searched(step: TapeStep, program: Program, budget: float) -> dict[str, Any]:
+    """Search one step and have what was found diagnosed."""
+    search = Search(step, budget)
+    sample = search._try(values_of(step))
+    if not sample.fine:
+        return {"state": "the healthy step does not replay", "place": sample.place, "error": repr(sample.error)[:120]}
+    begin = time.monotonic()
+    found = search.run()
+    seconds = time.monotonic() - begin
+    if found is None:
+        return {"state": "not found", "attempts": search.attempts, "seconds": seconds, "inputs": [f"{i.role}{list(i.value.shape)}" for i in step.inputs]}
+    line, code = _diagnosed(step, program, found)
+    return {"state": "found", "kind": found.kind, "how": found.how, "line": line, "code": code, "attempts": found.attempts, "seconds": seconds, "factor": found.factor}  # fmt: skip
+
+
+def _diagnosed(step: TapeStep, program: Program, found: Broken) -> tuple[int, str]:
+    kind = type(found.outcome.error).__name__ if found.outcome.error is not None else "nan"
+    symptom = Symptom(found.outcome.place or "exception", kind, found.outcome.place)
+    with other_weights(step, found.weights), step.put(found.values):
+        incident = diagnose(Case(0, symptom, program))
+    return incident.origin.span.line, incident.cause.code
+
+
+def first_run(path: Path) -> dict[str, Any]:
+    """Run a program to its end; return the step of its first incident and what each step goes back from."""
+    guard = Watcher()
+    run(guard, path)
+    first = guard.journal.incidents[0].step if guard.journal.incidents else None
+    return {"failing": first, "keys": {str(k): v for k, v in guard.keys.items()}}
+
+
+def run(guard: Watcher, path: Path) -> None:
+    """Run a program under a guard, whatever it raises."""
+    try:
+        run_script(guard, str(path), [])
+    except (Exception, SystemExit, TrainingStopped, Halted):
+        pass
+
+
+def last_healthy(told: dict[str, Any]) -> int | None:
+    """Return the last step before the failing one that goes back from the same lines."""
+    failing, keys = told["failing"], {int(k): v for k, v in told["keys"].items()}
+    if failing is None:
+        return None
+    same = [s for s, lines in keys.items() if s < failing and (failing not in keys or lines == keys[failing])]
+    return max(same, default=None)
+
+
+def second_run(path: Path, step: int, budget: float) -> dict[str, Any]:
+    """Run a program to a step and search there."""
+    guard = Watcher(step, budget)
+    run(guard, path)
+    return guard.answer or {"state": "did not come to the step again"}
+
+
+def judge(program: corpus.Program, budget: float) -> dict[str, Any]:
+    """Run both passes in children of their own."""
+    told = corpus.in_child(lambda: first_run(program.path))["answer"]
+    if told is None:
+        return {"state": "first run failed"}
+    step = last_healthy(told)
+    if step is None:
+        return {"state": "fails in its first step of the kind"}
+    done = corpus.in_child(lambda: second_run(program.path, step, budget), int(budget) + 60)
+    return done["answer"] or {"state": "second run failed", "err": done["err"][-400:]}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Search all programs and print what was found."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument("--filter", default="", help="only programs whose name contains this text")
+    parser.add_argument("--budget", type=float, default=30.0, help="seconds for each program")
+    parser.add_argument("--json", type=Path, help="also write the answers to this file")
+    options = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    chosen = [p for p in corpus.failing() if p.phase in ("forward", "loss") and "WN1" <= p.code < "WN5" and options.filter in p.name]
+    answers: dict[str, dict[str, Any]] = {}
+    for program in chosen:
+        answer = answers[program.name] = judge(program, options.budget)
+        answer["same line"] = answer.get("line") == program.line
+        print(f"{program.name:<52} {_told(answer)}", flush=True)
+    print(_summary(list(answers.values())))
+    if options.json:
+        options.json.write_text(json.dumps(answers, indent=1) + "\n")
+    return 0
+
+
+def _told(answer: dict[str, Any]) -> str:
+    if answer["state"] != "found":
+        return answer["state"] + (f" ({answer['attempts']} attempts, {answer['seconds']:.0f} s, {answer['inputs']})" if "attempts" in answer else f" {answer}")
+    where = f"{answer['code']} at " + ("the same line" if answer["same line"] else f"line {answer['line']}")
+    return f"found, {answer['kind']}: {where}, {answer['seconds']:.1f} s, {answer['how']}"[:150]
+
+
+def _summary(answers: list[dict[str, Any]]) -> str:
+    found = [a for a in answers if a["state"] == "found"]
+    kinds = ", ".join(f"{sum(a['kind'] == k for a in found)} by {k}" for k in ("inputs", "weights", "beyond"))
+    same = sum(a["same line"] for a in found)
+    share = 100 * len(found) / max(len(answers), 1)
+    return f"\nfound {len(found)} of {len(answers)} ({share:.0f}%): {kinds}; {same} at the line where the program itself failed"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
