@@ -1,12 +1,13 @@
-"""Does the search of `whynan probe` find what broke the programs of the corpus, starting from a healthy step?
+"""Whether the search of `whynan probe` finds what broke the programs of the corpus, starting from a healthy step.
 
     python benchmarks/probe_search.py                        # all programs whose damage is born going forward
     python benchmarks/probe_search.py --filter WN103 --budget 10
 
 Each program runs twice. The first run tells at which step it fails. The second is halted in its last healthy step of the
-same kind (the same `backward`), before the update: the tape of that step is the thing searched, its batch the sample. A
-tensor counts as batch if it is new in that step, or was cut out of a data set, drawn or built in it; constants and
-weights do not. Nothing of the failing step is used; ranges come from the healthy batch alone.
+same kind (the same `backward`), before the update: the tape of that step is the thing searched. Its batch is what the
+calls that lead to the loss read and what needs no gradient, as a factory written by hand would hand it over; tensors
+that were there in the first step and did not change are constants. If that gives nothing, the raw data is changed:
+what was drawn, cut out of a data set or built from numbers in the step. Nothing of the failing step is used; ranges come from the healthy batch alone.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import argparse
 import json
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,24 +39,24 @@ from whynan.launch import run_script
 from whynan.probing.inputs import Input, observed
 from whynan.probing.roles import Uses, informed
 from whynan.probing.searching import Broken, Search
-from whynan.probing.steps import Values, other_weights, values_of
+from whynan.probing.steps import Values, other_weights
 from whynan.records import Symptom
 from whynan.report.journal import Journal
 
-_CUTS = {"__getitem__", "index_select", "stack", "cat", "tensor", "as_tensor", "from_numpy", "narrow", "chunk", "split", "unbind", "float", "to", "long"}
-
 
 class TapeStep:
-    """A recorded step as something to search: other values in place of its batch."""
+    """A recorded step as something to search: other values in place of its data."""
 
-    def __init__(self, program: Program, constants: set[int]) -> None:
+    def __init__(self, program: Program, holders: list[Any]) -> None:
         self.program = program.until_loss()
         self.weights = [(f"weight {i}", p) for i, p in enumerate(program.leaves) if p.requires_grad]
-        self._holders = _holders(program, constants) or _holders(program, set())
         with self.still():
-            values = [h.read(self._play()) for h in self._holders]
+            run = self._play()
+            found = [(h, v) for h in holders if (v := h.read(run)) is not None and v.dim() and v.numel()]
+            self._holders = [h for h, _ in found]
+            values = [v.detach().clone() for _, v in found]
             uses = Uses(values)
-            with uses:
+            with uses, self.put(values, always=True):
                 self._play()
         self.inputs: list[Input] = [informed(observed(h.name, v), uses.found.get(i)) for i, (h, v) in enumerate(zip(self._holders, values, strict=True))]
 
@@ -77,10 +78,11 @@ class TapeStep:
         return run
 
     @contextmanager
-    def put(self, values: Values) -> Iterator[None]:
-        """Put a batch in place of the recorded one."""
-        for holder, value in zip(self._holders, values, strict=True):
-            holder.put(value)
+    def put(self, values: Values, always: bool = False) -> Iterator[None]:
+        """Put other data in place; what is not changed is made again, so that what follows from a change is changed too."""
+        for number, (holder, value) in enumerate(zip(self._holders, values, strict=True)):
+            if always or value is not self.inputs[number].value:
+                holder.put(value)
         try:
             yield
         finally:
@@ -97,7 +99,7 @@ class _OfOutside:
     def __init__(self, kept: Outside, name: str) -> None:
         self.kept, self.name, self._before = kept, name, kept.saved
 
-    def read(self, run: Run) -> torch.Tensor:
+    def read(self, run: Run) -> torch.Tensor | None:
         return self.kept.value().detach()
 
     def put(self, value: torch.Tensor | None) -> None:
@@ -105,31 +107,41 @@ class _OfOutside:
 
 
 class _OfEntry:
-    """A tensor that a first call of the step cut out of a data set or built."""
+    """A tensor that a call of the step made without weights: cut out of a data set, drawn, built."""
 
     def __init__(self, entry: Entry, name: str) -> None:
         self.entry, self.name = entry, name
-        self._before = (entry.fn, entry.args, entry.kwargs)
+        self._before = (entry.fn, entry.args, entry.kwargs, entry.kind)
 
-    def read(self, run: Run) -> torch.Tensor:
-        return run.made[Slot(self.entry.number, 0)].detach()
+    def read(self, run: Run) -> torch.Tensor | None:
+        found = run.made.get(Slot(self.entry.number, 0))
+        return None if found is None else found.detach()
 
     def put(self, value: torch.Tensor | None) -> None:
-        self.entry.fn, self.entry.args, self.entry.kwargs = self._before if value is None else ((lambda: value), (), {})
+        entry = self.entry
+        entry.fn, entry.args, entry.kwargs, entry.kind = self._before if value is None else ((lambda: value.clone()), (), {}, "call")
 
 
-def _holders(program: Program, constants: set[int]) -> list[Any]:
-    buffers = {id(b) for root in program.roots for b in root.buffers()}
-    found: dict[int, Any] = {}
+def data_of(program: Program, constants: set[int], raw: bool) -> list[Any]:
+    """Return the data of a step: what calls that lead to the loss read and needs no gradient; or the raw data: drawn, cut out, built."""
+    fixed = constants | {id(b) for root in program.roots for b in root.buffers()}
+    made = {e.number: e for e in program.entries}
+    found: dict[Any, Any] = {}
     for entry in program.entries:
-        plain = all(isinstance(r, Outside) and not r.tensor.requires_grad for r in entry.reads)
-        if plain and entry.kind == "call" and getattr(entry.fn, "__name__", "") in _CUTS and entry.outputs == 1:
-            found[-entry.number] = _OfEntry(entry, f"batch {len(found)}")
+        if entry.kind == "backward" or not (raw or entry.needs_grad):
             continue
         for read in entry.reads:
-            if isinstance(read, Outside) and read.tensor.dim() and not read.tensor.requires_grad and id(read.tensor) not in constants | buffers:
-                found.setdefault(id(read), _OfOutside(read, f"batch {len(found)}"))
+            if isinstance(read, Outside) and not read.tensor.requires_grad and id(read.tensor) not in fixed:
+                found.setdefault(id(read), _OfOutside(read, f"data {len(found)}"))
+            elif isinstance(read, Slot) and read.index == 0 and _is_data(made.get(read.entry), raw):
+                found.setdefault(read, _OfEntry(made[read.entry], f"data {len(found)}"))
     return list(found.values())
+
+
+def _is_data(entry: Entry | None, raw: bool) -> bool:
+    if entry is None or entry.outputs != 1 or entry.needs_grad:
+        return False
+    return not raw or all(isinstance(r, Outside) for r in entry.reads)
 
 
 class Halted(BaseException):
@@ -175,24 +187,31 @@ class Watcher(Guard):
             constants = {id(t) for t, v in self._seen if id(t) in outside and outside[id(t)].version == v}
             entries = self.acting._entries_for(Symptom("gradient", "nan", ""))
             program = Program(self.recorder, entries, self.session.leaves())
-            self.answer = self.recorder.suspended(searched, TapeStep(program, constants), program, self.budget)
+            try:
+                self.answer = self.recorder.suspended(searched, program, constants, self.budget)
+            except Exception as error:
+                self.answer = {"state": f"the search failed: {type(error).__name__}: {error}"[:200]}
             raise Halted
-        self._seen = [(r.tensor, r.version) for r in outside.values()]
+        self._seen = self._seen or [(r.tensor, r.version) for r in outside.values()]
 
 
-def searched(step: TapeStep, program: Program, budget: float) -> dict[str, Any]:
-    """Search one step and have what was found diagnosed."""
-    search = Search(step, budget)
-    sample = search._try(values_of(step))
-    if not sample.fine:
-        return {"state": "the healthy step does not replay", "place": sample.place, "error": repr(sample.error)[:120]}
+def searched(program: Program, constants: set[int], budget: float) -> dict[str, Any]:
+    """Search one step and have what was found diagnosed: first the data its loss is made of, then the raw data."""
     begin = time.monotonic()
-    found = search.run()
-    seconds = time.monotonic() - begin
-    if found is None:
-        return {"state": "not found", "attempts": search.attempts, "seconds": seconds, "inputs": [f"{i.role}{list(i.value.shape)}" for i in step.inputs]}
-    line, code = _diagnosed(step, program, found)
-    return {"state": "found", "kind": found.kind, "how": found.how, "line": line, "code": code, "attempts": found.attempts, "seconds": seconds, "factor": found.factor}  # fmt: skip
+    attempts = 0
+    for raw in (False, True):
+        step = TapeStep(program, data_of(program, constants, raw) or data_of(program, set(), raw))
+        search = Search(step, (budget - (time.monotonic() - begin)) * (1.0 if raw else 0.7))
+        if not search.healthy():
+            return {"state": "the healthy step does not replay as healthy"}
+        found = search.run()
+        attempts += search.attempts
+        seconds = time.monotonic() - begin
+        if found is not None:
+            line, code = _diagnosed(step, program, found)
+            told = {"kind": found.kind, "how": found.how, "line": line, "code": code, "attempts": attempts, "seconds": seconds, "factor": found.factor}
+            return {"state": "found", **told}
+    return {"state": "not found", "attempts": attempts, "seconds": seconds, "inputs": [f"{i.role}{list(i.value.shape)}" for i in step.inputs]}
 
 
 def _diagnosed(step: TapeStep, program: Program, found: Broken) -> tuple[int, str]:
@@ -213,10 +232,8 @@ def first_run(path: Path) -> dict[str, Any]:
 
 def run(guard: Watcher, path: Path) -> None:
     """Run a program under a guard, whatever it raises."""
-    try:
+    with suppress(Exception, SystemExit, TrainingStopped, Halted):
         run_script(guard, str(path), [])
-    except (Exception, SystemExit, TrainingStopped, Halted):
-        pass
 
 
 def last_healthy(told: dict[str, Any]) -> int | None:

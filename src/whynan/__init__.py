@@ -5,15 +5,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["TrainingStopped", "WhynanError", "__version__", "explain", "save", "watch"]
+__all__ = ["TrainingStopped", "WhynanError", "__version__", "explain", "probe", "save", "watch"]
 
 if TYPE_CHECKING:
     from whynan.errors import TrainingStopped, WhynanError
     from whynan.explaining import explain
+    from whynan.probing.api import probe
     from whynan.recovery.keeper import save
     from whynan.watching import watch
 
-_HOMES = {"TrainingStopped": "errors", "WhynanError": "errors", "explain": "explaining", "save": "recovery.keeper", "watch": "watching"}
+_HOMES = {
+    "TrainingStopped": "errors",
+    "WhynanError": "errors",
+    "explain": "explaining",
+    "probe": "probing.api",
+    "save": "recovery.keeper",
+    "watch": "watching",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -7,7 +7,9 @@ import sys
 import click
 
 from whynan import __version__
+from whynan.commands.doctor import doctor
 from whynan.commands.explain import explain
+from whynan.commands.probe import probe
 from whynan.commands.replay import replay
 from whynan.commands.run import run
 from whynan.errors import UsageError
@@ -22,6 +24,8 @@ def cli() -> None:
 cli.add_command(run)
 cli.add_command(explain)
 cli.add_command(replay)
+cli.add_command(probe)
+cli.add_command(doctor)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+import threading
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,22 @@ from whynan.report.journal import Journal
 from whynan.tripwire.values import damage_of
 
 
-def diagnose(step: SubjectStep, values: Values, run_dir: Path | None = None) -> tuple[Incident | None, Path | None]:
+def diagnose(step: SubjectStep, values: Values, run_dir: Path | None = None, keep: bool = False) -> tuple[Incident | None, Path | None]:
     """Run a step once more under the watch of the engine; return its incident, and its capsule where one was written.
 
     Cost: some ten replays of the step, for the place, the cause and the proof.
     """
-    journal = Journal(run_dir, files=run_dir is not None, quiet=True)
-    guard = Guard(Options(policy="skip", spike="off", snapshots="off", capsule_limit=LIMIT if run_dir is not None else 0), journal)
+    made: list[tuple[Incident | None, Path | None]] = []
+    # in a thread of its own no frame of the caller is mistaken for a line of the step, and a watch of the caller's stays open
+    worker = threading.Thread(target=lambda: made.append(_diagnosed(step, values, run_dir, keep)), name="whynan-probe")
+    worker.start()
+    worker.join()
+    return made[0] if made else (None, None)
+
+
+def _diagnosed(step: SubjectStep, values: Values, run_dir: Path | None, keep: bool) -> tuple[Incident | None, Path | None]:
+    journal = Journal(run_dir, files=keep, quiet=True)
+    guard = Guard(Options(policy="skip", spike="off", snapshots="off", capsule_limit=LIMIT if keep else 0), journal)
     ends = [w for _, w in step.weights] or [v for v in values if v.requires_grad]
     with step.still(), redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):
         try:

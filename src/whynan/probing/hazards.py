@@ -136,7 +136,11 @@ def _solve(node: Any) -> Aims:
 def _softmax(node: Any) -> Aims:
     result = _saved(node, "result")
     if result is not None:
-        yield _log(result) if float(result.detach().min()) >= 0 else result.double(), None
+        if float(result.detach().min()) < 0:  # of a log softmax
+            yield result.double(), None
+        else:
+            yield _log(result), None
+            yield _log(1 - result), None
 
 
 _TABLE: dict[str, Callable[[Any], Aims]] = {

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -76,6 +77,18 @@ def _lengths(inputs: Sequence[Input], batched: list[int]) -> Iterator[Move]:
         yield from _made("sequences four times as long", inputs, dict.fromkeys(chosen, lambda t: torch.cat([t] * 4, 1)), reshapes=True)
 
 
+def longer(inputs: Sequence[Input]) -> Iterator[Move]:
+    """Yield the batch with one of its first two dimensions repeated many times, in all inputs that share its size."""
+    for dim in (1, 0):
+        sizes = [i.value.shape[dim] for i in inputs if i.value.dim() > max(dim, 1)]
+        for size in sorted(set(sizes), key=sizes.count, reverse=True)[:2]:
+            chosen = [n for n, i in enumerate(inputs) if i.value.dim() > dim and i.value.shape[dim] == size]
+            if sum(inputs[n].value.numel() for n in chosen) < 1 << 20:
+                changes = dict.fromkeys(chosen, _repeated(dim))
+                for move in _made(f"dimension {dim} forty times as long", inputs, changes, reshapes=True):
+                    yield replace(move, inside=False)
+
+
 def _made(name: str, inputs: Sequence[Input], changes: dict[int, Change], reshapes: bool = False) -> Iterator[Move]:
     made = _changed(inputs, changes)
     if made is not None:
@@ -87,8 +100,15 @@ def _pairs(inputs: Sequence[Input]) -> Iterator[Move]:
         for b, second in enumerate(inputs[a + 1 :], a + 1):
             if first.value.shape == second.value.shape and first.role is second.role is Role.FLOATS and first.value.dtype is second.value.dtype:
                 for source, number in ((first, b), (second, a)):
-                    same = source.value.detach().clone()
-                    yield from _made(f"{first.name} equal to {second.name}", inputs, {number: lambda t, same=same: same})
+                    yield from _made(f"{first.name} equal to {second.name}", inputs, {number: _copy_of(source.value)})
+
+
+def _repeated(dim: int) -> Change:
+    return lambda t: torch.cat([t] * 40, dim)
+
+
+def _copy_of(source: torch.Tensor) -> Change:
+    return lambda t: source.detach().clone()
 
 
 def _same_rows(t: torch.Tensor) -> torch.Tensor:
@@ -106,12 +126,17 @@ def _constant(given: Input) -> Change:
 
 
 def _filled(value: float) -> Change:
-    return lambda t: torch.full_like(t, value)  # type: ignore[arg-type]
+    return lambda t: torch.full_like(t, _fitting(value, t.dtype))  # type: ignore[arg-type]
+
+
+def _fitting(value: float, dtype: torch.dtype) -> float:
+    """Keep a number inside a type: torch refuses one that is not."""
+    return min(max(value, -torch.finfo(dtype).max), torch.finfo(dtype).max) if dtype.is_floating_point and math.isfinite(value) else value
 
 
 def _part(index: tuple[int | slice, ...], value: float | torch.Tensor) -> Change:
     def change(t: torch.Tensor) -> torch.Tensor:
-        t[index] = value
+        t[index] = _fitting(value, t.dtype) if isinstance(value, float) else value
         return t
 
     return change
@@ -136,7 +161,7 @@ def _float_changes(given: Input) -> Iterator[tuple[str, Change]]:
     yield "one value at its highest", _part((0,) * dims, given.high)
     yield "denormal values", lambda t: t.sign() * torch.finfo(t.dtype).tiny / 4
     yield "tiny values", lambda t: t * 1e-20
-    yield "alternating extremes", lambda t: torch.where(t > t.median(), torch.full_like(t, given.high), torch.full_like(t, given.low))
+    yield "alternating extremes", lambda t: torch.where(t > t.median(), _filled(given.high)(t), _filled(given.low)(t))
     if dims:
         yield "a row of zeros", _part((0,), 0.0)
         yield "one value of zero", _part((0,) * dims, 0.0)

@@ -8,15 +8,19 @@ from dataclasses import dataclass, field
 
 import torch
 
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
+
 from whynan.probing.hazards import Hazard, hazards
 from whynan.probing.inputs import Input, Role
-from whynan.probing.moves import Move, moves
+from whynan.probing.moves import Move, longer, moves
 from whynan.probing.shrinking import shrink
 from whynan.probing.steps import Outcome, Step, Values, attempt, judged, other_weights, values_of
 
 RADIUS = 0.5  # of a weight tensor's largest value: how far the search moves a weight
+FAR = 10.0  # and how far in the end
 ROUNDS = 24  # steps towards one hazard
 SIZES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.001)  # of the span of the range
+WEIGHTS = ("weights", "far weights")
 BEYOND = (10.0, 1e3, 1e6)  # factors on the ranges once nothing was found inside them
 
 
@@ -25,7 +29,7 @@ class Broken:
     """A change that breaks the step."""
 
     how: str  # the move, or the operation that was driven
-    kind: str  # inputs | weights | beyond
+    kind: str  # inputs | weights; beyond | far weights: outside the ranges
     values: tuple[torch.Tensor, ...]
     weights: tuple[torch.Tensor, ...] | None
     outcome: Outcome
@@ -55,7 +59,7 @@ class Search:
     seconds: float = 30.0
     say: Callable[[str], None] = lambda text: None
     attempts: int = 0
-    wanted: Callable[[Outcome], bool] = lambda outcome: outcome.broken or isinstance(outcome.error, torch.linalg.LinAlgError)
+    wanted: Callable[[Outcome], bool] = lambda outcome: outcome.broken or isinstance(outcome.error, LinAlgError)
     _begin: float = field(default_factory=time.monotonic)
 
     @property
@@ -63,9 +67,13 @@ class Search:
         """Seconds left."""
         return self.seconds - (time.monotonic() - self._begin)
 
+    def healthy(self) -> bool:
+        """Whether the sample itself is fine: there is nothing to search where it is not."""
+        return self._try(values_of(self.step)).fine
+
     def run(self) -> Broken | None:
         """Try simple changes, then follow gradients: inputs in their ranges, weights near theirs, then beyond the ranges."""
-        for phase in (self._by_moves, self._by_inputs, self._by_weights, self._by_pairs, self._beyond):
+        for phase in (self._by_moves, self._by_inputs, self._by_weights, self._by_pairs, self._outside, self._beyond, self._far_weights):
             found = phase()
             if found is not None:
                 return self._smallest(found)
@@ -98,6 +106,14 @@ class Search:
         self.say("search: two changes at once")
         single = [m for m in moves(self.step.inputs) if m.inside and not m.reshapes]
         return self._first(_pairs(single, values_of(self.step)), share=0.4)
+
+    def _outside(self) -> Broken | None:
+        """Simple changes that leave the ranges: zeros where there were none, much longer sequences."""
+        return self._first((m for m in (*moves(self.step.inputs), *longer(self.step.inputs)) if not m.inside), "beyond")
+
+    def _far_weights(self) -> Broken | None:
+        box = weight_box(self.step.weights, FAR)
+        return self._descend(box, "far weights", FAR, 1.0) if box is not None else None
 
     def _beyond(self) -> Broken | None:
         for factor in BEYOND:
@@ -190,16 +206,16 @@ class Search:
     def _look(self, point: list[torch.Tensor], number: int, kind: str) -> tuple[float, tuple[Values, Values | None, Outcome] | None]:
         """Run a step at a point; return how near the hazard is, or the failure."""
         self.attempts += 1
-        with self._at(point, kind) as (values, leaves):
+        with self._at(point, kind) as (values, _):
             loss = self._loss(values)
             if loss is None:
                 return float("inf"), None
             outcome = judged(self.step, loss, values)
             if self.wanted(outcome):
                 plain = [_like(v.detach(), i.value) for v, i in zip(values, self.step.inputs, strict=True)]
-                again = self._try(plain, point if kind == "weights" else None)
+                again = self._try(plain, point if kind in WEIGHTS else None)
                 if self.wanted(again):
-                    return float("-inf"), (plain, point if kind == "weights" else None, again)
+                    return float("-inf"), (plain, point if kind in WEIGHTS else None, again)
             near = [h for h in hazards(loss) if h.number == number] if loss.requires_grad and not outcome.broken else []
             return (near[0].value() if near else float("inf")), None
 
@@ -232,10 +248,10 @@ class _At:
     def __enter__(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         step = self.step
         self._still = step.still()
-        self._weights = other_weights(step, self.point if self.kind == "weights" else None)
+        self._weights = other_weights(step, self.point if self.kind in WEIGHTS else None)
         self._weights.__enter__()
         self._still.__enter__()
-        if self.kind == "weights":
+        if self.kind in WEIGHTS:
             return values_of(step), [w for _, w in step.weights]
         leaves = [p.detach().clone().requires_grad_() for p in self.point]
         free = iter(leaves)
@@ -262,8 +278,13 @@ def input_box(inputs: Sequence[Input], factor: float) -> Box | None:
         return None
     edges = [_wider(i.low, i.high, factor) for i in free]
     start = [i.value.detach().clone() for i in free]
-    low, high = ([torch.full_like(s, edge[side]) for s, edge in zip(start, edges, strict=True)] for side in (0, 1))
+    low, high = ([_full(s, edge[side]) for s, edge in zip(start, edges, strict=True)] for side in (0, 1))
     return Box(low, high, start)
+
+
+def _full(like: torch.Tensor, value: float) -> torch.Tensor:
+    most = torch.finfo(like.dtype).max
+    return torch.full_like(like, min(max(value, -most), most))
 
 
 def _wider(low: float, high: float, factor: float) -> tuple[float, float]:
@@ -273,12 +294,12 @@ def _wider(low: float, high: float, factor: float) -> tuple[float, float]:
     return -size, size
 
 
-def weight_box(weights: Sequence[tuple[str, torch.Tensor]]) -> Box | None:
-    """Make the box of the weights within `RADIUS` of what they are."""
+def weight_box(weights: Sequence[tuple[str, torch.Tensor]], radius: float = RADIUS) -> Box | None:
+    """Make the box of the weights within some share of their tensor's largest value."""
     usable = [w.detach() for _, w in weights]
     if not usable or any(not w.is_floating_point() or w.layout is not torch.strided for w in usable):
         return None
-    reach = [RADIUS * w.abs().amax() if w.numel() else w.sum() for w in usable]
+    reach = [radius * w.abs().amax() if w.numel() else w.sum() for w in usable]
     return Box([w - r for w, r in zip(usable, reach, strict=True)], [w + r for w, r in zip(usable, reach, strict=True)], [w.clone() for w in usable])
 
 

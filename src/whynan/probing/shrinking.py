@@ -9,11 +9,12 @@ import torch
 from whynan.probing.steps import Step, Values, values_of
 
 Breaks = Callable[[Values, Values | None], bool]
+Tensors = tuple[torch.Tensor, ...]
 HALVINGS = 12
 ROW_TRIES = 40
 
 
-def shrink(step: Step, values: Values, weights: Values | None, breaks: Breaks, time_left: Callable[[], bool]) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...] | None]:  # fmt: skip
+def shrink(step: Step, values: Values, weights: Values | None, breaks: Breaks, time_left: Callable[[], bool]) -> tuple[Tensors, Tensors | None]:
     """Return a change that still breaks the step and from which no part was found that can be left out."""
     sample = values_of(step)
     if weights is not None:
@@ -36,7 +37,9 @@ def _smaller(sample: Sequence[torch.Tensor], found: list[torch.Tensor], breaks: 
     return _nearer(sample, found, breaks, time_left)
 
 
-def _fewer_rows(sample: Sequence[torch.Tensor], found: list[torch.Tensor], number: int, breaks: Callable[[Values], bool], time_left: Callable[[], bool]) -> list[torch.Tensor]:  # fmt: skip
+def _fewer_rows(
+    sample: Sequence[torch.Tensor], found: list[torch.Tensor], number: int, breaks: Callable[[Values], bool], time_left: Callable[[], bool]
+) -> list[torch.Tensor]:
     """Put rows back in halves, as long as the step still breaks."""
     if not found[number].dim() or _same(found[number], sample[number]):
         return found

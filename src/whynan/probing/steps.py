@@ -138,7 +138,7 @@ def step_of(subject: Subject) -> SubjectStep:
         given = [(n, t.requires_grad_() if t.is_floating_point() else t) for n, t in given]
     values = [t for _, t in given]
     subject = replace(subject, batch=rebuild(subject.batch, iter(values)))
-    weights = [(n, p) for n, p in subject.model.named_parameters() if p.requires_grad] if subject.model is not None else []
+    weights: list[tuple[str, torch.Tensor]] = [(n, p) for n, p in subject.model.named_parameters() if p.requires_grad] if subject.model is not None else []
     step = SubjectStep(subject, lambda batch: (None, None), [], weights, _rng=take_rng(everything=True))
     uses = Uses(values)
     with step.still(), uses:

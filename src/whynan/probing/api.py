@@ -1,0 +1,132 @@
+"""`whynan.probe`: attack a model and a loss before the first step."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from whynan.probing import examining, groups, ranges
+from whynan.probing.attacking import Attacks, has_safe_form
+from whynan.probing.results import Finding, Group, Level, Probed, Verdict, merged
+from whynan.probing.searching import RADIUS, Broken, Search
+from whynan.probing.steps import SubjectStep, other_weights, step_of, values_of
+from whynan.probing.subject import Subject, subject_of
+from whynan.records import count, number
+
+
+def probe(
+    model: torch.nn.Module | None,
+    loss_fn: Callable[..., Any] | None,
+    batch: Any,
+    *,
+    bounds: Mapping[str, tuple[float, float]] | None = None,
+    vocabulary: int | None = None,
+    padding: int | None = None,
+    ignore_index: int | None = None,
+    budget: float = 30.0,
+    run_dir: str | Path | None = None,
+) -> Probed:
+    """Attack one training step: edge cases, precisions, a search for inputs that break it, and ranges.
+
+    >>> import torch, whynan
+    >>> def loss_fn(model, batch):
+    ...     return model(batch).pow(2).mean()
+    >>> whynan.probe(torch.nn.Linear(3, 2), loss_fn, torch.randn(4, 3), budget=2).ok
+    True
+
+    `loss_fn(model_output, batch)`, `loss_fn(model, batch)` and `loss_fn(model_output, target)` are all understood; `model` may be None
+    for a loss alone. `bounds` gives the range of an input by its name or number in the batch; where none is given the
+    observed range, widened a little, counts. An attack outside the ranges is a note, not a finding. With `run_dir` the
+    failing step that the search found is kept as a capsule. Weights, buffers, gradients and random state are left as
+    they are.
+
+    Cost: some hundred steps on the sample batch, then at most `budget` seconds of search; 0 leaves the search out.
+    """
+    made = {"model": model, "loss_fn": loss_fn, "batch": batch, "bounds": bounds, "vocabulary": vocabulary, "padding": padding, "ignore_index": ignore_index}
+    return probe_subject(subject_of(made, "probe()"), budget, Path(run_dir) if run_dir is not None else None, keep=run_dir is not None)
+
+
+def probe_subject(
+    subject: Subject, budget: float = 30.0, run_dir: Path | None = None, keep: bool = False, say: Callable[[str], None] = lambda text: None
+) -> Probed:
+    """Do the same for a subject; `keep` writes capsules, without `run_dir` below `whynan-runs`; `say` is told what is being done."""
+    begin = time.monotonic()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of attacks on edge cases torch warns often
+        step = step_of(subject)
+        attacks = Attacks(step)
+        verdicts = []
+        for group in (groups.forward, groups.loss, groups.gradient_flow, groups.stability, groups.edges):
+            say(f"probe: {group.__name__.replace('_', ' ')}")
+            verdicts.append(group(attacks))
+        verdicts.append(_searched(attacks, budget, run_dir, keep, say))
+        verdicts.append(_ranged(attacks))
+    everything = merged(attacks.found)
+    findings = tuple(f for f in everything if f.level is Level.FINDING)
+    rest = tuple(f for f in everything if f.level is not Level.FINDING)
+    return Probed(_title(step), tuple(verdicts), findings, rest, tuple(_inputs(step)), time.monotonic() - begin, {"attempts": sum(attacks.tried.values())})
+
+
+def _title(step: SubjectStep) -> str:
+    total = sum(w.numel() for _, w in step.weights)
+    return f"{step.subject.title}, {count(total)} weights" if step.weights else step.subject.title
+
+
+def _inputs(step: SubjectStep) -> list[str]:
+    words = []
+    for given in step.inputs:
+        span = f" {number(given.low)} to {number(given.high)}" if given.value.dtype is not torch.bool and given.role != "other" else ""
+        words.append(f"{given.name} {given.role}{list(given.value.shape)}{span}{' (stated)' if given.stated else ''}")
+    return words
+
+
+def _searched(attacks: Attacks, budget: float, home: Path | None, keep: bool, say: Callable[[str], None]) -> Verdict:
+    if budget <= 0:
+        return Verdict(Group.SEARCH, "not run", "no budget")
+    search = Search(attacks.step, budget, say)
+    if not search.healthy():
+        return Verdict(Group.SEARCH, "not run", "the sample step itself is not finite")
+    found = search.run()
+    if found is None:
+        return Verdict(Group.SEARCH, "ok", f"{search.attempts} steps in {budget - max(search.left, 0):.1f} s broke nothing")
+    with other_weights(attacks.step, found.weights):
+        incident, capsule = examining.diagnose(attacks.step, found.values, home, keep)
+    level = Level.FINDING if found.kind != "beyond" or has_safe_form(incident) else Level.NOTE
+    change = describe(attacks.step, found)
+    attacks.found.append(
+        Finding(level, Group.SEARCH, found.how, f"the {found.outcome.place or 'step'} is not finite", incident, change, str(capsule) if capsule else "")
+    )
+    return groups.verdict(attacks, Group.SEARCH, f"{found.attempts} steps in {found.seconds:.1f} s: {change}")
+
+
+def describe(step: SubjectStep, found: Broken) -> str:
+    """Say in one sentence what was changed, and by how much."""
+    words = []
+    if found.weights is not None:
+        share = max(
+            float((a - b.detach()).abs().max() / b.detach().abs().max().clamp_min(1e-30)) for a, (_, b) in zip(found.weights, step.weights, strict=True)
+        )
+        return f"weights moved by at most {number(share)} of the largest of their tensor (searched within {RADIUS})"
+    for value, given in zip(found.values, values_of(step), strict=True):
+        name = next(i.name for i in step.inputs if i.value is given)
+        if value.shape != given.shape:
+            words.append(f"{name} cut to {list(value.shape)}")
+            continue
+        moved = value.detach() != given.detach()
+        if bool(moved.any()):
+            most = float((value.detach().double() - given.detach().double()).abs().nan_to_num().max())
+            words.append(f"{int(moved.sum())} of {moved.numel()} values of {name} changed, by at most {number(most)}")
+    beyond = f"; outside the ranges ({found.factor:g} times)" if found.kind == "beyond" else ""
+    return "; ".join(words) + beyond
+
+
+def _ranged(attacks: Attacks) -> Verdict:
+    try:
+        return ranges.verdict_of(attacks)
+    except Exception as error:  # the other groups are worth more than this one
+        return Verdict(Group.RANGES, "not run", f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:100]}")

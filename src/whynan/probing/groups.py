@@ -1,0 +1,299 @@
+"""The five groups of attacks, each ending in one line of verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from whynan.capsule.tape import tensors_of
+from whynan.probing.attacking import Attacks
+from whynan.probing.inputs import Role
+from whynan.probing.moves import moves, rows_of
+from whynan.probing.results import Group, Level, Verdict
+from whynan.probing.steps import Outcome, attempt, values_of
+from whynan.records import number
+from whynan.tripwire.values import damage_of
+
+ABSURD = 1e6  # a gradient this many times its weight, and this large, is not a step but an explosion
+HALF_LIMIT = 65504.0
+
+
+def verdict(attacks: Attacks, group: Group, text: str) -> Verdict:
+    """Sum up a group."""
+    found, notes, refused = (len(attacks.of(group, level)) for level in (Level.FINDING, Level.NOTE, Level.REFUSED))
+    state = f"{found} found" if found else f"{notes} note{'s' if notes > 1 else ''}" if notes else "ok"
+    more = f"; {refused} refused or not supported by the step" if refused else ""
+    return Verdict(group, state, text + more)
+
+
+def forward(attacks: Attacks) -> Verdict:
+    """The sample as it is, in training and in evaluation."""
+    step = attacks.step
+    outcome = attacks.run(Group.FORWARD, "the sample batch", values_of(step))
+    model = step.subject.model
+    if model is None:
+        return verdict(attacks, Group.FORWARD, "no model: the loss alone")
+    for word, mode in (("train", True), ("eval", False)):
+        with _mode(model, mode):
+            attacks.run(Group.FORWARD, f"the sample batch in {word} mode", values_of(step))
+    peak = _peak(attacks)
+    rows = rows_of(step.inputs)
+    largest = f"; largest value {number(peak)}" if math.isfinite(peak) else ""
+    return verdict(attacks, Group.FORWARD, f"train and eval mode, {rows} rows{largest}" if not outcome.error else "the sample batch cannot be run")
+
+
+@contextmanager
+def _mode(model: torch.nn.Module, training: bool) -> Iterator[None]:
+    before = [(m, m.training) for m in model.modules()]
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, mode in before:
+            module.training = mode
+
+
+def _peak(attacks: Attacks) -> float:
+    """Return the largest finite value any module gives on the sample."""
+    peaks: list[float] = []
+
+    def look(module: torch.nn.Module, args: Any, output: Any) -> None:
+        for tensor in tensors_of(output):
+            if tensor.is_floating_point() and tensor.numel():
+                finite = tensor.detach()[torch.isfinite(tensor)]
+                peaks.append(float(finite.abs().max()) if finite.numel() else 0.0)
+
+    handle = torch.nn.modules.module.register_module_forward_hook(look)
+    try:
+        attempt(attacks.step, values_of(attacks.step))
+    finally:
+        handle.remove()
+    return max(peaks, default=math.nan)
+
+
+def loss(attacks: Attacks) -> Verdict:
+    """The loss of the sample, and of outputs that are extreme."""
+    step = attacks.step
+    with step.still():
+        try:
+            value = step.loss(values_of(step))
+            output = step.output
+        except Exception as error:
+            return Verdict(Group.LOSS, "not run", f"{type(error).__name__} on the sample")
+    if not value.requires_grad:
+        attacks.note(Group.LOSS, "the sample batch", "the loss does not depend on any weight: backward() would raise", Level.FINDING)
+    tried = _extreme_outputs(attacks, output) if isinstance(output, torch.Tensor) and output.is_floating_point() else 0
+    words = f"{number(float(value.detach()))} on the sample" + (f"; {tried} extreme outputs tried" if tried else "")
+    return verdict(attacks, Group.LOSS, words)
+
+
+class _Replaced:
+    """A forward hook on the model that hands on something else, still part of the graph."""
+
+    def __init__(self, model: torch.nn.Module, shift: float, scale: float) -> None:
+        self.model, self.shift, self.scale = model, shift, scale
+
+    def __enter__(self) -> None:
+        self.handle = self.model.register_forward_hook(lambda module, args, output: output * self.scale + self.shift * torch.sign(output))
+
+    def __exit__(self, *reason: object) -> None:
+        self.handle.remove()
+
+
+def _extreme_outputs(attacks: Attacks, output: torch.Tensor) -> int:
+    model = attacks.step.subject.model
+    assert model is not None
+    tries = {"outputs of zero": (0.0, 0.0), "outputs of plus and minus 20": (20.0, 0.0), "outputs of plus and minus 200": (200.0, 0.0)}
+    for name, (shift, scale) in tries.items():
+        attacks.run(Group.LOSS, name, values_of(attacks.step), inside=False, state=_Replaced(model, shift, scale))
+    return len(tries)
+
+
+def gradient_flow(attacks: Attacks) -> Verdict:
+    """Parameters without a gradient, with one that is exactly zero, or with one that is absurdly large."""
+    step = attacks.step
+    if not step.weights:
+        return Verdict(Group.GRADIENT, "ok", "no weights")
+    outcome = attempt(step, values_of(step))
+    if not outcome.fine or not outcome.gradients:
+        return verdict(attacks, Group.GRADIENT, "the sample step gives no usable gradients")
+    named = list(zip([n for n, _ in step.weights], [w for _, w in step.weights], outcome.gradients, strict=True))
+    missing = [n for n, _, g in named if g is None]
+    zero = [n for n, _, g in named if g is not None and not bool(g.any())]
+    _tell(attacks, missing, len(named), "get no gradient")
+    _tell(attacks, zero, len(named), "get a gradient of exactly zero")
+    for name, size, times in _absurd(named):
+        attacks.note(Group.GRADIENT, name, f"its gradient has norm {number(size)}, {number(times)} times the weight", Level.FINDING)
+    norm = math.sqrt(sum(float(g.double().square().sum()) for _, _, g in named if g is not None))
+    return verdict(attacks, Group.GRADIENT, f"{len(named) - len(missing) - len(zero)} of {len(named)} parameters get a gradient, norm {number(norm)}")
+
+
+def _tell(attacks: Attacks, names: list[str], total: int, what: str) -> None:
+    if names:
+        level = Level.FINDING if len(names) == total else Level.NOTE
+        attacks.note(Group.GRADIENT, f"{len(names)} of {total} parameters", f"{what}: {', '.join(names[:4])}{' …' if len(names) > 4 else ''}", level)
+
+
+def _absurd(named: list[tuple[str, torch.Tensor, torch.Tensor | None]]) -> Iterator[tuple[str, float, float]]:
+    for name, weight, grad in named:
+        size = float(grad.double().norm()) if grad is not None else 0.0
+        times = size / max(float(weight.detach().double().norm()), 1e-3)
+        if size > ABSURD and times > ABSURD:
+            yield name, size, times
+
+
+# -- numerical stability ----------------------------------------------------------------------------------------
+
+
+def stability(attacks: Attacks) -> Verdict:
+    """Other precisions, other sizes of the inputs, other weights."""
+    step, sample = attacks.step, values_of(attacks.step)
+    device = sample[0].device.type
+    ran = []
+    for dtype in (torch.bfloat16, torch.float16):
+        outcome = attacks.run(Group.STABILITY, f"autocast to {_short(dtype)}", sample, step=step.under(dtype))
+        ran += [f"autocast {_short(dtype)}"] if outcome.error is None else []
+    for dtype in (torch.bfloat16, torch.float16):
+        whole = _converted(attacks, dtype)
+        ran += [_short(dtype)] if whole is not None and whole.error is None else []
+    _sizes(attacks)
+    _weights(attacks)
+    peak = _peak(attacks)
+    room = f"; head-room to float16 {number(HALF_LIMIT / peak)} times" if peak and math.isfinite(peak) else ""
+    if peak > HALF_LIMIT / 8 and math.isfinite(peak):
+        attacks.note(Group.STABILITY, "head-room", f"the largest value is {number(peak)}; float16 ends at 65504")
+    return verdict(attacks, Group.STABILITY, f"{', '.join(ran) or 'no other precision'} on {device}{room}")
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _converted(attacks: Attacks, dtype: torch.dtype) -> Outcome | None:
+    """The whole step in a smaller type: a note, since nobody said it would be trained so."""
+    step = attacks.step
+    if any(w.dtype is not torch.float32 for _, w in step.weights) or not step.weights:
+        return None
+    values = [_cast(v, dtype) for v in values_of(step)]
+    weights = [w.detach().to(dtype) for _, w in step.weights]
+    return attacks.run(Group.STABILITY, f"everything in {_short(dtype)}", values, inside=False, weights=weights, state=_Buffers(step.subject.model, dtype))
+
+
+def _cast(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return value.detach().to(dtype).requires_grad_(value.requires_grad) if value.dtype is torch.float32 else value
+
+
+class _Buffers:
+    """Holds a model's float buffers in another type for a while."""
+
+    def __init__(self, model: torch.nn.Module | None, dtype: torch.dtype) -> None:
+        self.homes = [(m, n, b) for m in model.modules() for n, b in m._buffers.items() if b is not None] if model is not None else []
+        self.dtype = dtype
+
+    def __enter__(self) -> None:
+        for module, name, buffer in self.homes:
+            if buffer.dtype is torch.float32:
+                module._buffers[name] = buffer.to(self.dtype)
+
+    def __exit__(self, *reason: object) -> None:
+        for module, name, buffer in self.homes:
+            module._buffers[name] = buffer
+
+
+def _sizes(attacks: Attacks) -> None:
+    inputs = attacks.step.inputs
+    for factor in (1e-30, 1e3, 1e10, 1e30):
+        values = [(i.value.detach() * factor).requires_grad_(i.value.requires_grad) if i.role is Role.FLOATS else i.value for i in inputs]
+        if any(i.role is Role.FLOATS for i in inputs):
+            inside = all(i.holds(v) for i, v in zip(inputs, values, strict=True))
+            attacks.run(Group.STABILITY, f"inputs times {factor:g}", values, inside=inside)
+
+
+def _weights(attacks: Attacks) -> None:
+    step = attacks.step
+    if not step.weights:
+        return
+    here = [w.detach() for _, w in step.weights]
+    sample = values_of(step)
+    attacks.run(Group.STABILITY, "weights of zero", sample, inside=False, weights=[torch.zeros_like(w) for w in here])
+    for factor in (10.0, 100.0):
+        attacks.run(Group.STABILITY, f"weights times {factor:g}", sample, inside=False, weights=[w * factor for w in here])
+    fresh = _fresh(step.subject.model, here)
+    if fresh is not None:
+        attacks.run(Group.STABILITY, "fresh weights", sample, weights=fresh)
+
+
+def _fresh(model: torch.nn.Module | None, here: list[torch.Tensor]) -> list[torch.Tensor] | None:
+    """Draw the weights anew where modules know how to; the model keeps its own."""
+    assert model is not None
+    owned = [p for p in model.parameters() if p.requires_grad]
+    kept = [p.data for p in owned]
+    buffers = [(b, b.detach().clone()) for b in model.buffers()]
+    try:
+        for parameter in owned:
+            parameter.data = parameter.data.clone()
+        with torch.random.fork_rng():
+            for module in model.modules():
+                if callable(reset := getattr(module, "reset_parameters", None)):
+                    reset()
+        made = [p.data for p in owned]
+    except Exception:  # a reset of the user's own that needs more than we give
+        return None
+    finally:
+        for parameter, value in zip(owned, kept, strict=True):
+            parameter.data = value
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+    return made if any(not torch.equal(a, b) for a, b in zip(made, here, strict=True)) else None
+
+
+# -- edge cases -------------------------------------------------------------------------------------------------
+
+
+def edges(attacks: Attacks) -> Verdict:
+    """Zeros, constants, equal rows, one row, everything masked or ignored, extreme ids, lengths; NaN in one sample."""
+    step = attacks.step
+    model = step.subject.model
+    for move in moves(step.inputs):
+        attacks.run(Group.EDGES, move.name, move.values, move.inside)
+        if model is not None and move.reshapes:
+            with _mode(model, False):
+                attacks.run(Group.EDGES, f"{move.name} in eval mode", move.values, move.inside)
+    _poison(attacks)
+    return verdict(attacks, Group.EDGES, f"{attacks.tried.get(Group.EDGES, 0)} batches tried")
+
+
+def _poison(attacks: Attacks) -> None:
+    """NaN in the first sample: does it reach the others, or the running statistics?"""
+    step = attacks.step
+    rows = rows_of(step.inputs)
+    for number_, given in enumerate(step.inputs):
+        if given.role is not Role.FLOATS or not given.value.dim() or given.value.shape[0] != rows or rows < 2:
+            continue
+        values = values_of(step)
+        bad = given.value.detach().clone()
+        bad[0] = math.nan
+        values[number_] = bad.requires_grad_(given.value.requires_grad)
+        text = _spread(attacks, values, rows)
+        if text:
+            attacks.note(Group.EDGES, f"NaN in the first row of {given.name}", text)
+
+
+def _spread(attacks: Attacks, values: list[torch.Tensor], rows: int) -> str:
+    step = attacks.step
+    with step.still():
+        try:
+            step.loss(values)
+        except Exception:
+            return ""
+        output, buffer = step.output, step.damage()
+    if buffer:
+        return f"it stays in the buffer {buffer}: every later step is bad"
+    first = next((t for t in tensors_of(output) if t.dim() and t.shape[0] == rows), None)
+    others = first is not None and bool(damage_of(first.detach()[1:]))
+    return "it reaches the outputs of the other rows" if others else ""

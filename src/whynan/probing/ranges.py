@@ -1,0 +1,223 @@
+"""A static pass over the exported step: which operations can leave their domain, and the path that proves it.
+
+Ranges are one interval for each tensor, from the ranges of the inputs and the actual weights (as RANUM does, coarser).
+What is listed can perhaps not happen; what is not listed cannot, as long as every operation is known.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from whynan.capsule.sites import shorten
+from whynan.probing.attacking import Attacks
+from whynan.probing.intervals import ANY, Interval
+from whynan.probing.operations import OPERATIONS, Seen, same
+from whynan.probing.results import Group, Verdict
+from whynan.probing.steps import SubjectStep, values_of
+
+SHOWN = 6  # operations told; the rest is counted
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+@dataclass(frozen=True, slots=True)
+class Hazard:
+    """An operation that can leave its domain, with the chain of ranges that leads to it."""
+
+    operation: str
+    argument: Interval
+    why: str
+    place: str
+    path: tuple[str, ...]
+
+    def __str__(self) -> str:
+        chain = " <- ".join(self.path)
+        return f"{self.operation} of {self.argument} {self.why}; {chain}"
+
+
+@dataclass(frozen=True, slots=True)
+class Ranges:
+    """What the pass found."""
+
+    hazards: tuple[Hazard, ...]
+    operations: int
+    unknown: dict[str, int]
+
+
+def ranges_of(step: SubjectStep) -> Ranges:
+    """Export the step and walk its graph. Raises what `torch.export` raises.
+
+    Cost: one export, seconds for a small model.
+    """
+    values = tuple(v.detach() for v in values_of(step))
+    with step.still():
+        program = torch.export.export(_Whole(step), values, strict=False)
+    return _Walk(program, step).run()
+
+
+class _Whole(torch.nn.Module):
+    """The step as one module, from the tensors of the batch to the loss."""
+
+    def __init__(self, step: SubjectStep) -> None:
+        super().__init__()
+        self.inner = step.subject.model
+        self._step = step
+
+    def forward(self, *values: torch.Tensor) -> torch.Tensor:
+        return self._step.loss(values)
+
+
+class _Walk:
+    def __init__(self, program: Any, step: SubjectStep) -> None:
+        self.program, self.step = program, step
+        self.known: dict[Any, Interval] = {}
+        self.tensors: dict[Any, torch.Tensor] = {}
+        self.found: list[Hazard] = []
+        self.unknown: dict[str, int] = {}
+        self.count = 0
+
+    def run(self) -> Ranges:
+        self._begin()
+        for node in self.program.graph.nodes:
+            if node.op == "call_function":
+                self.count += 1
+                self.known[node] = self._apply(node)
+        return Ranges(tuple(self.found), self.count, self.unknown)
+
+    def _begin(self) -> None:
+        signature = self.program.graph_signature
+        state = {**dict(self.program.named_parameters()), **dict(self.program.named_buffers()), **self.program.constants}
+        homes = {**signature.inputs_to_parameters, **signature.inputs_to_buffers, **signature.inputs_to_lifted_tensor_constants}
+        given = iter(self.step.inputs)
+        for node in self.program.graph.nodes:
+            if node.op != "placeholder":
+                continue
+            tensor = state.get(homes.get(node.name, ""))
+            if isinstance(tensor, torch.Tensor):
+                self.tensors[node], self.known[node] = tensor, _observed(tensor)
+            else:
+                entry = next(given, None)
+                self.known[node] = ANY if entry is None else Interval(0, 1) if entry.value.dtype is torch.bool else Interval(entry.low, entry.high)
+
+    def _apply(self, node: Any) -> Interval:
+        name = _name(node)
+        seen = Seen(node, [self._read(a) for a in node.args], node.kwargs, self.tensors, self.known)
+        for argument, why in _unsafe(name, seen):
+            self.found.append(Hazard(name, argument, why, _place(node), tuple(self._path(node))))
+        rule = OPERATIONS.get(name)
+        if rule is None:
+            self.unknown[name] = self.unknown.get(name, 0) + 1
+            return ANY
+        try:
+            made = rule(seen)
+        except (IndexError, TypeError, AttributeError, KeyError, ValueError, OverflowError):
+            self.unknown[name] = self.unknown.get(name, 0) + 1
+            return ANY
+        if name in _VIEWS and seen.tensor(0) is not None:
+            self.tensors[node] = seen.tensor(0)  # type: ignore[assignment]
+        return made
+
+    def _read(self, argument: Any) -> Any:
+        if isinstance(argument, torch.fx.Node):
+            return self.known.get(argument, ANY)
+        if isinstance(argument, bool | int | float):
+            return Interval(float(argument), float(argument))
+        if isinstance(argument, list | tuple):
+            return [self._read(a) for a in argument]
+        return argument
+
+    def _path(self, node: Any) -> list[str]:
+        """Follow the widest operand back to an input."""
+        words: list[str] = []
+        while len(words) < 8:
+            before = [a for a in node.all_input_nodes if a in self.known]
+            if not before:
+                break
+            node = max(before, key=lambda n: (n not in self.tensors, self.known[n].size))
+            words.append(f"{_name(node) if node.op == 'call_function' else _given(node.name)} {self.known[node]}")
+        return words
+
+
+_VIEWS = frozenset({"t", "transpose", "permute", "view", "reshape", "detach", "alias", "clone"})
+
+
+def _given(name: str) -> str:
+    return name.removeprefix("p_inner_").removeprefix("b_inner_")
+
+
+def _name(node: Any) -> str:
+    parts = str(node.target).split(".")
+    return parts[1] if len(parts) > 1 else parts[0]
+
+
+def _observed(tensor: torch.Tensor) -> Interval:
+    if not tensor.numel() or tensor.is_complex():
+        return ANY
+    wide = tensor.detach().double()
+    return Interval(float(wide.min()), float(wide.max())) if bool(torch.isfinite(wide).all()) else ANY
+
+
+def _place(node: Any) -> str:
+    """Return file and line of the user's code that made an operation."""
+    frames = [(f, n) for f, n in _FRAME.findall(node.meta.get("stack_trace") or "") if f"{torch.__path__[0]}" not in f and "/whynan/probing/" not in f]
+    return f"{shorten(frames[-1][0])}:{frames[-1][1]}" if frames else ""
+
+
+def _zero(x: Interval) -> str:
+    return "reaches 0" if 0 in x else ""
+
+
+def _positive(x: Interval) -> str:
+    return "can be negative" if x.low < 0 else "reaches 0" if x.low == 0 else ""
+
+
+def _one(x: Interval) -> str:
+    return "can leave [-1, 1]" if x.low < -1 or x.high > 1 else ""
+
+
+_DOMAINS: dict[str, tuple[int, Callable[[Interval], str]]] = {
+    **dict.fromkeys(("log", "log2", "log10", "sqrt", "rsqrt", "lgamma", "digamma"), (0, _positive)),
+    "log1p": (0, lambda x: "can be below -1" if x.low < -1 else "reaches -1" if x.low == -1 else ""),
+    **dict.fromkeys(("div", "div_", "remainder", "fmod"), (1, _zero)),
+    "reciprocal": (0, _zero),
+    **dict.fromkeys(("acos", "asin", "atanh", "erfinv"), (0, _one)),
+    "exp": (0, lambda x: "can exceed 88.7" if x.high > 88.72 else ""),
+    "expm1": (0, lambda x: "can exceed 88.7" if x.high > 88.72 else ""),
+}
+
+
+def _unsafe(name: str, seen: Seen) -> list[tuple[Interval, str]]:
+    if name == "pow":
+        exponent = seen.number(1)
+        base = seen.at(0)
+        why = "reaches 0" if exponent is not None and exponent < 1 and 0 in base else ""
+        why = "can be negative" if exponent is not None and exponent != int(exponent) and base.low < 0 else why
+        return [(base, why)] if why else []
+    place, rule = _DOMAINS.get(name, (0, same))
+    argument = seen.args[place] if place < len(seen.args) else None
+    why = rule(argument) if isinstance(argument, Interval) else ""
+    return [(argument, why)] if isinstance(argument, Interval) and why else []
+
+
+def verdict_of(attacks: Attacks) -> Verdict:
+    """Run the pass and sum it up; each place that can leave its domain is a note."""
+    try:
+        found = ranges_of(attacks.step)
+    except Exception as error:
+        words = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+        return Verdict(Group.RANGES, "not run", f"torch.export failed: {type(error).__name__}: {words[:90]}")
+    places: dict[tuple[str, str], Hazard] = {}
+    for hazard in found.hazards:
+        places.setdefault((hazard.place, hazard.operation), hazard)
+    for (place, _), hazard in list(places.items())[:SHOWN]:
+        attacks.note(Group.RANGES, place or hazard.operation, str(hazard))
+    strange = sum(found.unknown.values())
+    names = ", ".join(sorted(found.unknown)[:4])
+    more = f"; {strange} operations unknown to this pass ({names}{' …' if len(found.unknown) > 4 else ''})" if strange else ""
+    state = f"{len(places)} note{'s' if len(places) > 1 else ''}" if places else "ok"
+    words = f"{len(places)} places can leave their domain" if places else "no operation can leave its domain" if not strange else "none found"
+    return Verdict(Group.RANGES, state, f"{words}, {found.operations} operations{more}")
