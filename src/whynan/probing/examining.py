@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-import sys
+import linecache
 import threading
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -97,8 +97,5 @@ def raised_by_user(error: BaseException) -> bool:
         trace = trace.tb_next
     if trace is None:
         return False
-    code = trace.tb_frame.f_code
-    import linecache
-
-    line = linecache.getline(code.co_filename, trace.tb_lineno).strip()
-    return line.startswith(("raise", "assert")) or code.co_filename.startswith(sys.prefix + "/lib/python") is False and "raise " in line
+    line = linecache.getline(trace.tb_frame.f_code.co_filename, trace.tb_lineno).strip()
+    return line.startswith(("raise", "assert"))

@@ -269,7 +269,7 @@ def edges(attacks: Attacks) -> Verdict:
 
 
 def _poison(attacks: Attacks) -> None:
-    """NaN in the first sample: does it reach the others, or the running statistics?"""
+    """NaN in the first sample: whether it reaches the others, or the running statistics."""
     step = attacks.step
     rows = rows_of(step.inputs)
     for number_, given in enumerate(step.inputs):

@@ -179,14 +179,18 @@ def _float_changes(given: Input) -> Iterator[tuple[str, Change]]:
 
 
 def _mask_changes(given: Input) -> Iterator[tuple[str, Change]]:
+    """Small changes first: what breaks by a column says more than what breaks by everything."""
     dims = given.value.dim()
-    for value, word in ((given.off, "off"), (given.on, "on")):
-        yield f"everything {word}", _filled(value)
-        if dims:
-            yield f"a row {word}", _part((0,), value)
+    sides = ((given.off, "off"), (given.on, "on"))
+    for value, word in sides:
         if dims > 1:
             yield f"a column {word}", _part((slice(None), 0), value)
             yield f"all but the first {word}", _part((slice(None), slice(1, None)), value)
+    for value, word in sides:
+        if dims:
+            yield f"a row {word}", _part((0,), value)
+    for value, word in sides:
+        yield f"everything {word}", _filled(value)
 
 
 def _integer_changes(given: Input) -> Iterator[tuple[str, Change]]:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
-
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from whynan.probing.hazards import Hazard, hazards
