@@ -4,9 +4,9 @@
     python benchmarks/probe_search.py --filter WN103 --budget 10
 
 Each program runs twice. The first run tells at which step it fails. The second is halted in its last healthy step of the
-same kind (the same `backward`), before the update: the tape of that step is the thing searched. Its batch is what the
+same kind (made by the same line), before the update: the tape of that step is the thing searched. Its batch is what the
 calls that lead to the loss read and what needs no gradient, as a factory written by hand would hand it over; tensors
-that were there in the first step and did not change are constants. If that gives nothing, the raw data is changed:
+that were there in the first step and did not change, and literals met before, are constants. If that gives nothing, the raw data is changed:
 what was drawn, cut out of a data set or built from numbers in the step. Nothing of the failing step is used; ranges come from the healthy batch alone.
 """
 
@@ -18,10 +18,12 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: a fork with thr
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import corpus
@@ -29,7 +31,6 @@ import torch
 import torch._dynamo
 
 from whynan.capsule.replay import Program, Run
-from whynan.capsule.sites import positions
 from whynan.capsule.tape import Entry, Outside, Slot
 from whynan.diagnosis import Case, diagnose
 from whynan.engine.guard import Guard
@@ -133,7 +134,7 @@ def data_of(program: Program, constants: set[int], raw: bool) -> list[Any]:
         for read in entry.reads:
             if isinstance(read, Outside) and not read.tensor.requires_grad and id(read.tensor) not in fixed:
                 found.setdefault(id(read), _OfOutside(read, f"data {len(found)}"))
-            elif isinstance(read, Slot) and read.index == 0 and _is_data(made.get(read.entry), raw):
+            elif isinstance(read, Slot) and read.index == 0 and _is_data(made.get(read.entry), raw) and id(made[read.entry]) not in constants:
                 found.setdefault(read, _OfEntry(made[read.entry], f"data {len(found)}"))
     return list(found.values())
 
@@ -149,14 +150,16 @@ class Halted(BaseException):
 
 
 class Watcher(Guard):
-    """Notes what each step goes back from; halts in the step that is wanted."""
+    """Notes which line makes each step; halts in the step that is wanted."""
 
-    def __init__(self, wanted: int = -1, budget: float = 30.0) -> None:
+    def __init__(self, path: Path, wanted: int = -1, budget: float = 30.0) -> None:
         super().__init__(Options(policy="observe", spike="off"), Journal(None, quiet=True))
-        self.keys: dict[int, list[int]] = {}
+        self.keys: dict[int, int] = {}  # by step: the line of the program that makes it
+        self.path = path
         self.wanted, self.budget = wanted, budget
         self.answer: dict[str, Any] = {}
         self._seen: list[tuple[torch.Tensor, int]] = []
+        self._literals: set[str] = set()
 
     def step(self, call: Any, optimizer: Any, args: Any, kwargs: Any) -> Any:
         if not args and not kwargs:
@@ -180,19 +183,29 @@ class Watcher(Guard):
 
     def _arrive(self) -> None:
         step, tape = self.session.step_count, self.recorder.tape
-        backs = [e.site for e in tape if e.kind in ("backward", "derivative") and e.site is not None]
-        self.keys.setdefault(step, [positions(s)[0] for s in backs])
+        self.keys.setdefault(step, _line_of(self.path))
         outside = {id(r.tensor): r for e in tape for r in e.reads if isinstance(r, Outside)}
+        literals = {id(e): f"{e.args} {e.kwargs}" for e in tape if getattr(e.fn, "__name__", "") == "tensor"}
         if step == self.wanted:
             constants = {id(t) for t, v in self._seen if id(t) in outside and outside[id(t)].version == v}
-            entries = self.acting._entries_for(Symptom("gradient", "nan", ""))
-            program = Program(self.recorder, entries, self.session.leaves())
+            constants |= {number for number, text in literals.items() if text in self._literals}
+            ends = {e.number for e in tape if e.kind in ("backward", "derivative")}
+            program = Program(self.recorder, tape.needed_for(ends), self.session.leaves())
             try:
                 self.answer = self.recorder.suspended(searched, program, constants, self.budget)
             except Exception as error:
                 self.answer = {"state": f"the search failed: {type(error).__name__}: {error}"[:200]}
             raise Halted
         self._seen = self._seen or [(r.tensor, r.version) for r in outside.values()]
+        self._literals |= set(literals.values())
+
+
+def _line_of(path: Path) -> int:
+    """Return the innermost line of the program that is running."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename != str(path):
+        frame = frame.f_back
+    return frame.f_lineno if frame is not None else 0
 
 
 def searched(program: Program, constants: set[int], budget: float) -> dict[str, Any]:
@@ -223,32 +236,32 @@ def _diagnosed(step: TapeStep, program: Program, found: Broken) -> tuple[int, st
 
 
 def first_run(path: Path) -> dict[str, Any]:
-    """Run a program to its end; return the step of its first incident and what each step goes back from."""
-    guard = Watcher()
-    run(guard, path)
+    """Run a program to its end; return the step of its first incident and the line that makes each step."""
+    guard = Watcher(path)
+    run(guard)
     first = guard.journal.incidents[0].step if guard.journal.incidents else None
     return {"failing": first, "keys": {str(k): v for k, v in guard.keys.items()}}
 
 
-def run(guard: Watcher, path: Path) -> None:
+def run(guard: Watcher) -> None:
     """Run a program under a guard, whatever it raises."""
     with suppress(Exception, SystemExit, TrainingStopped, Halted):
-        run_script(guard, str(path), [])
+        run_script(guard, str(guard.path), [])
 
 
 def last_healthy(told: dict[str, Any]) -> int | None:
-    """Return the last step before the failing one that goes back from the same lines."""
+    """Return the last step before the failing one that the same line makes."""
     failing, keys = told["failing"], {int(k): v for k, v in told["keys"].items()}
     if failing is None:
-        return None
-    same = [s for s, lines in keys.items() if s < failing and (failing not in keys or lines == keys[failing])]
+        return max(keys, default=None)
+    same = [s for s, line in keys.items() if s < failing and (failing not in keys or line == keys[failing])]
     return max(same, default=None)
 
 
 def second_run(path: Path, step: int, budget: float) -> dict[str, Any]:
     """Run a program to a step and search there."""
-    guard = Watcher(step, budget)
-    run(guard, path)
+    guard = Watcher(path, step, budget)
+    run(guard)
     return guard.answer or {"state": "did not come to the step again"}
 
 
@@ -269,10 +282,11 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--filter", default="", help="only programs whose name contains this text")
     parser.add_argument("--budget", type=float, default=30.0, help="seconds for each program")
+    parser.add_argument("--healed", action="store_true", help="the healed programs instead, at their last step: what is found there inside the ranges?")
     parser.add_argument("--json", type=Path, help="also write the answers to this file")
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
-    chosen = [p for p in corpus.failing() if p.phase in ("forward", "loss") and "WN1" <= p.code < "WN5" and options.filter in p.name]
+    chosen = [p for p in _programs(options.healed) if options.filter in p.name]
     answers: dict[str, dict[str, Any]] = {}
     for program in chosen:
         answer = answers[program.name] = judge(program, options.budget)
@@ -284,6 +298,12 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
+def _programs(healed: bool) -> list[corpus.Program]:
+    if healed:
+        return [p for p in corpus.healthy() if "WN1" <= p.path.parent.name < "WN5"]
+    return [p for p in corpus.failing() if p.phase in ("forward", "loss") and "WN1" <= p.code < "WN5"]
+
+
 def _told(answer: dict[str, Any]) -> str:
     if answer["state"] != "found":
         return answer["state"] + (f" ({answer['attempts']} attempts, {answer['seconds']:.0f} s, {answer['inputs']})" if "attempts" in answer else f" {answer}")
@@ -293,7 +313,7 @@ def _told(answer: dict[str, Any]) -> str:
 
 def _summary(answers: list[dict[str, Any]]) -> str:
     found = [a for a in answers if a["state"] == "found"]
-    kinds = ", ".join(f"{sum(a['kind'] == k for a in found)} by {k}" for k in ("inputs", "weights", "beyond"))
+    kinds = ", ".join(f"{sum(a['kind'] == k for a in found)} by {k}" for k in ("inputs", "weights", "beyond", "far weights"))
     same = sum(a["same line"] for a in found)
     share = 100 * len(found) / max(len(answers), 1)
     return f"\nfound {len(found)} of {len(answers)} ({share:.0f}%): {kinds}; {same} at the line where the program itself failed"

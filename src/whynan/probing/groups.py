@@ -86,31 +86,32 @@ def loss(attacks: Attacks) -> Verdict:
             return Verdict(Group.LOSS, "not run", f"{type(error).__name__} on the sample")
     if not value.requires_grad:
         attacks.note(Group.LOSS, "the sample batch", "the loss does not depend on any weight: backward() would raise", Level.FINDING)
-    tried = _extreme_outputs(attacks, output) if isinstance(output, torch.Tensor) and output.is_floating_point() else 0
+    tried = _extreme_outputs(attacks) if isinstance(output, torch.Tensor) and output.is_floating_point() else 0
     words = f"{number(float(value.detach()))} on the sample" + (f"; {tried} extreme outputs tried" if tried else "")
     return verdict(attacks, Group.LOSS, words)
 
 
 class _Replaced:
-    """A forward hook on the model that hands on something else, still part of the graph."""
+    """A forward hook on the model that hands on plus and minus a size in place of its output, with the gradient of the output."""
 
-    def __init__(self, model: torch.nn.Module, shift: float, scale: float) -> None:
-        self.model, self.shift, self.scale = model, shift, scale
+    def __init__(self, model: torch.nn.Module, size: float) -> None:
+        self.model, self.size = model, size
 
     def __enter__(self) -> None:
-        self.handle = self.model.register_forward_hook(lambda module, args, output: output * self.scale + self.shift * torch.sign(output))
+        self.handle = self.model.register_forward_hook(lambda module, args, output: output + (self.size * torch.sign(output) - output).detach())
 
     def __exit__(self, *reason: object) -> None:
         self.handle.remove()
 
 
-def _extreme_outputs(attacks: Attacks, output: torch.Tensor) -> int:
+def _extreme_outputs(attacks: Attacks) -> int:
     model = attacks.step.subject.model
     assert model is not None
-    tries = {"outputs of zero": (0.0, 0.0), "outputs of plus and minus 20": (20.0, 0.0), "outputs of plus and minus 200": (200.0, 0.0)}
-    for name, (shift, scale) in tries.items():
-        attacks.run(Group.LOSS, name, values_of(attacks.step), inside=False, state=_Replaced(model, shift, scale))
-    return len(tries)
+    sizes = (0.0, 20.0, 200.0)
+    for size in sizes:
+        name = f"outputs of plus and minus {size:g}" if size else "outputs of zero"
+        attacks.run(Group.LOSS, name, values_of(attacks.step), inside=False, state=_Replaced(model, size))
+    return len(sizes)
 
 
 def gradient_flow(attacks: Attacks) -> Verdict:
