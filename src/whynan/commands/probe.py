@@ -28,7 +28,9 @@ def probe(factory: str, budget: float, run_dir: Path | None, form: str) -> int:
     from whynan.probing.loading import load_subject
 
     subject = load_subject(factory)
-    made = probe_subject(subject, budget, run_dir, keep=True, say=_progress())
+    say = _progress()
+    made = probe_subject(subject, budget, run_dir, keep=True, say=say)
+    say("")
     click.echo(dumps(made.to_json()) if form == "json" else repr(made))
     return made.status
 

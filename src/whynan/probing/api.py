@@ -14,7 +14,7 @@ from whynan.probing import examining, groups, ranges
 from whynan.probing.attacking import Attacks, has_safe_form
 from whynan.probing.results import Finding, Group, Level, Probed, Verdict, merged
 from whynan.probing.searching import RADIUS, Broken, Search
-from whynan.probing.steps import SubjectStep, other_weights, step_of, values_of
+from whynan.probing.steps import SubjectStep, Values, other_weights, step_of, values_of
 from whynan.probing.subject import Subject, subject_of
 from whynan.records import count, number
 
@@ -85,23 +85,40 @@ def _inputs(step: SubjectStep) -> list[str]:
     return words
 
 
+MOST = 6  # failures the search reports
+
+
 def _searched(attacks: Attacks, budget: float, home: Path | None, keep: bool, say: Callable[[str], None]) -> Verdict:
+    """Search until the budget is spent, each time for a failure that begins elsewhere; outside the ranges one is enough."""
     if budget <= 0:
         return Verdict(Group.SEARCH, "not run", "no budget")
-    search = Search(attacks.step, budget, say)
+    marks: set[tuple[str, str, int]] = set()
+
+    def known(values: Values, weights: Values | None) -> bool:
+        with other_weights(attacks.step, weights):
+            return bool(marks) and examining.fingerprint(attacks.step, values) in marks
+
+    search = Search(attacks.step, budget, say, known=known)
     if not search.healthy():
         return Verdict(Group.SEARCH, "not run", "the sample step itself is not finite")
-    found = search.run()
-    if found is None:
+    found: Broken | None = None
+    while search.left > 0 and len(marks) < MOST and (found is None or found.inside):
+        found = search.run()
+        if found is None:
+            break
+        with other_weights(attacks.step, found.weights):
+            marks.add(examining.fingerprint(attacks.step, found.values))
+            attacks.found.append(_finding(attacks.step, found, home, keep))
+    if not marks:
         return Verdict(Group.SEARCH, "ok", f"{search.attempts} steps in {budget - max(search.left, 0):.1f} s broke nothing")
-    with other_weights(attacks.step, found.weights):
-        incident, capsule = examining.diagnose(attacks.step, found.values, home, keep)
-    level = Level.FINDING if found.kind != "beyond" or has_safe_form(incident) else Level.NOTE
-    change = describe(attacks.step, found)
-    attacks.found.append(
-        Finding(level, Group.SEARCH, found.how, f"the {found.outcome.place or 'step'} is not finite", incident, change, str(capsule) if capsule else "")
-    )
-    return groups.verdict(attacks, Group.SEARCH, f"{found.attempts} steps in {found.seconds:.1f} s: {change}")
+    return groups.verdict(attacks, Group.SEARCH, f"{search.attempts} steps in {budget - max(search.left, 0):.1f} s")
+
+
+def _finding(step: SubjectStep, found: Broken, home: Path | None, keep: bool) -> Finding:
+    incident, capsule = examining.diagnose(step, found.values, home, keep)
+    level = Level.FINDING if found.inside or has_safe_form(incident) else Level.NOTE
+    what = f"the {found.outcome.place or 'step'} is not finite"
+    return Finding(level, Group.SEARCH, found.how, what, incident, describe(step, found), str(capsule) if capsule else "")
 
 
 def describe(step: SubjectStep, found: Broken) -> str:
@@ -121,7 +138,7 @@ def describe(step: SubjectStep, found: Broken) -> str:
         if bool(moved.any()):
             most = float((value.detach().double() - given.detach().double()).abs().nan_to_num().max())
             words.append(f"{int(moved.sum())} of {moved.numel()} values of {name} changed, by at most {number(most)}")
-    beyond = f"; outside the ranges ({found.factor:g} times)" if found.kind == "beyond" else ""
+    beyond = "" if found.inside else f"; outside the ranges ({found.factor:g} times)" if found.factor > 1 else "; outside the ranges"
     return "; ".join(words) + beyond
 
 

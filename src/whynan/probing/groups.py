@@ -15,7 +15,7 @@ from whynan.probing.inputs import Role
 from whynan.probing.moves import moves, rows_of
 from whynan.probing.results import Group, Level, Verdict
 from whynan.probing.steps import Outcome, attempt, values_of
-from whynan.records import number
+from whynan.records import number, short_dtype
 from whynan.tripwire.values import damage_of
 
 ABSURD = 1e6  # a gradient this many times its weight, and this large, is not a step but an explosion
@@ -26,7 +26,7 @@ def verdict(attacks: Attacks, group: Group, text: str) -> Verdict:
     """Sum up a group."""
     found, notes, refused = (len(attacks.of(group, level)) for level in (Level.FINDING, Level.NOTE, Level.REFUSED))
     state = f"{found} found" if found else f"{notes} note{'s' if notes > 1 else ''}" if notes else "ok"
-    more = f"; {refused} refused or not supported by the step" if refused else ""
+    more = f", {refused} refused" if refused else ""
     return Verdict(group, state, text + more)
 
 
@@ -42,8 +42,8 @@ def forward(attacks: Attacks) -> Verdict:
             attacks.run(Group.FORWARD, f"the sample batch in {word} mode", values_of(step))
     peak = _peak(attacks)
     rows = rows_of(step.inputs)
-    largest = f"; largest value {number(peak)}" if math.isfinite(peak) else ""
-    return verdict(attacks, Group.FORWARD, f"train and eval mode, {rows} rows{largest}" if not outcome.error else "the sample batch cannot be run")
+    largest = f", largest value {number(peak)}" if math.isfinite(peak) else ""
+    return verdict(attacks, Group.FORWARD, f"train and eval, {rows} rows{largest}" if not outcome.error else "the sample batch cannot be run")
 
 
 @contextmanager
@@ -87,7 +87,7 @@ def loss(attacks: Attacks) -> Verdict:
     if not value.requires_grad:
         attacks.note(Group.LOSS, "the sample batch", "the loss does not depend on any weight: backward() would raise", Level.FINDING)
     tried = _extreme_outputs(attacks) if isinstance(output, torch.Tensor) and output.is_floating_point() else 0
-    words = f"{number(float(value.detach()))} on the sample" + (f"; {tried} extreme outputs tried" if tried else "")
+    words = f"{number(float(value.detach()))} on the sample" + (f", {tried} extreme outputs tried" if tried else "")
     return verdict(attacks, Group.LOSS, words)
 
 
@@ -130,7 +130,7 @@ def gradient_flow(attacks: Attacks) -> Verdict:
     for name, size, times in _absurd(named):
         attacks.note(Group.GRADIENT, name, f"its gradient has norm {number(size)}, {number(times)} times the weight", Level.FINDING)
     norm = math.sqrt(sum(float(g.double().square().sum()) for _, _, g in named if g is not None))
-    return verdict(attacks, Group.GRADIENT, f"{len(named) - len(missing) - len(zero)} of {len(named)} parameters get a gradient, norm {number(norm)}")
+    return verdict(attacks, Group.GRADIENT, f"{len(named) - len(missing) - len(zero)} of {len(named)} parameters get one, norm {number(norm)}")
 
 
 def _tell(attacks: Attacks, names: list[str], total: int, what: str) -> None:
@@ -153,21 +153,22 @@ def _absurd(named: list[tuple[str, torch.Tensor, torch.Tensor | None]]) -> Itera
 def stability(attacks: Attacks) -> Verdict:
     """Other precisions, other sizes of the inputs, other weights."""
     step, sample = attacks.step, values_of(attacks.step)
-    device = sample[0].device.type
-    ran = []
+    ran: dict[str, list[str]] = {"autocast": [], "all": []}
     for dtype in (torch.bfloat16, torch.float16):
-        outcome = attacks.run(Group.STABILITY, f"autocast to {_short(dtype)}", sample, step=step.under(dtype))
-        ran += [f"autocast {_short(dtype)}"] if outcome.error is None else []
-    for dtype in (torch.bfloat16, torch.float16):
+        word = short_dtype(str(dtype))
+        mixed = attacks.run(Group.STABILITY, f"autocast to {_short(dtype)}", sample, step=step.under(dtype))
         whole = _converted(attacks, dtype)
-        ran += [_short(dtype)] if whole is not None and whole.error is None else []
+        ran["autocast"] += [word] if mixed.error is None else []
+        ran["all"] += [word] if whole is not None and whole.error is None else []
     _sizes(attacks)
     _weights(attacks)
     peak = _peak(attacks)
-    room = f"; head-room to float16 {number(HALF_LIMIT / peak)} times" if peak and math.isfinite(peak) else ""
-    if peak > HALF_LIMIT / 8 and math.isfinite(peak):
-        attacks.note(Group.STABILITY, "head-room", f"the largest value is {number(peak)}; float16 ends at 65504")
-    return verdict(attacks, Group.STABILITY, f"{', '.join(ran) or 'no other precision'} on {device}{room}")
+    words = [f"{kind} {' '.join(types)}" for kind, types in ran.items() if types]
+    if peak and math.isfinite(peak):
+        words.append(f"{HALF_LIMIT / peak:.0e}x f16 room")
+        if peak > HALF_LIMIT / 8:
+            attacks.note(Group.STABILITY, "head-room", f"the largest value is {number(peak)}; float16 ends at 65504")
+    return verdict(attacks, Group.STABILITY, ", ".join(words))
 
 
 def _short(dtype: torch.dtype) -> str:

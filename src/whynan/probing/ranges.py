@@ -6,14 +6,18 @@ What is listed can perhaps not happen; what is not listed cannot, as long as eve
 
 from __future__ import annotations
 
+import contextlib
+import io
+import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from whynan.capsule.sites import shorten
+from whynan.capsule.sites import live_site, positions, shorten
 from whynan.probing.attacking import Attacks
 from whynan.probing.intervals import ANY, Interval
 from whynan.probing.operations import OPERATIONS, Seen, same
@@ -54,9 +58,43 @@ def ranges_of(step: SubjectStep) -> Ranges:
     Cost: one export, seconds for a small model.
     """
     values = tuple(v.detach() for v in values_of(step))
-    with step.still():
+    with step.still(), _silence():
         program = torch.export.export(_Whole(step), values, strict=False)
-    return _Walk(program, step).run()
+    return _Walk(program, step, _places(step, values)).run()
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Keep what export says on the way to itself; a failure is told in one line."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logging.disable(before)
+
+
+class _Sites(TorchDispatchMode):
+    """Notes the user's line of every operation with a domain: the exported graph knows only those of modules."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.places: dict[str, list[str]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.__name__.split(".")[0]
+        if name in _DOMAINS or name == "pow":
+            site = live_site(_places.__code__)
+            self.places.setdefault(name, []).append(f"{shorten(site.code.co_filename)}:{positions(site)[0]}" if site is not None else "")
+        return func(*args, **(kwargs or {}))
+
+
+def _places(step: SubjectStep, values: tuple[torch.Tensor, ...]) -> dict[str, list[str]]:
+    mode = _Sites()
+    with step.still(), mode:
+        step.loss(values)
+    return mode.places
 
 
 class _Whole(torch.nn.Module):
@@ -72,8 +110,9 @@ class _Whole(torch.nn.Module):
 
 
 class _Walk:
-    def __init__(self, program: Any, step: SubjectStep) -> None:
+    def __init__(self, program: Any, step: SubjectStep, places: dict[str, list[str]]) -> None:
         self.program, self.step = program, step
+        self.places = self._matched(places)
         self.known: dict[Any, Interval] = {}
         self.tensors: dict[Any, torch.Tensor] = {}
         self.found: list[Hazard] = []
@@ -87,6 +126,15 @@ class _Walk:
                 self.count += 1
                 self.known[node] = self._apply(node)
         return Ranges(tuple(self.found), self.count, self.unknown)
+
+    def _matched(self, places: dict[str, list[str]]) -> dict[Any, str]:
+        """Give the n-th node of an operation the line of its n-th run, where both are as many."""
+        found: dict[Any, str] = {}
+        for name, lines in places.items():
+            nodes = [n for n in self.program.graph.nodes if n.op == "call_function" and _name(n) == name]
+            if len(nodes) == len(lines):
+                found.update(zip(nodes, lines, strict=True))
+        return found
 
     def _begin(self) -> None:
         signature = self.program.graph_signature
@@ -106,8 +154,9 @@ class _Walk:
     def _apply(self, node: Any) -> Interval:
         name = _name(node)
         seen = Seen(node, [self._read(a) for a in node.args], node.kwargs, self.tensors, self.known)
-        for argument, why in _unsafe(name, seen):
-            self.found.append(Hazard(name, argument, why, _place(node), tuple(self._path(node))))
+        for place, why in _unsafe(name, seen):
+            where = self.places.get(node) or _place(node)
+            self.found.append(Hazard(name, seen.at(place), why, where, tuple(self._path(node.args[place]))))
         rule = OPERATIONS.get(name)
         if rule is None:
             self.unknown[name] = self.unknown.get(name, 0) + 1
@@ -131,27 +180,27 @@ class _Walk:
         return argument
 
     def _path(self, node: Any) -> list[str]:
-        """Follow the widest operand back to an input."""
+        """Follow an operand back to an input, at each operation along its widest operand."""
         words: list[str] = []
-        while len(words) < 8:
+        while len(words) < 8 and isinstance(node, torch.fx.Node):
+            words.append(f"{_name(node) if node.op == 'call_function' else self._given(node)} {self.known.get(node, ANY)}")
             before = [a for a in node.all_input_nodes if a in self.known]
-            if not before:
-                break
-            node = max(before, key=lambda n: (n not in self.tensors, self.known[n].size))
-            words.append(f"{_name(node) if node.op == 'call_function' else _given(node.name)} {self.known[node]}")
+            node = max(before, key=lambda n: (n not in self.tensors, self.known[n].size)) if before else None
         return words
+
+    def _given(self, node: Any) -> str:
+        found = re.fullmatch(r"values_(\d+)", node.name)
+        if found is not None and int(found[1]) < len(self.step.inputs):
+            return self.step.inputs[int(found[1])].name
+        return str(node.name).removeprefix("p_inner_").removeprefix("b_inner_")
 
 
 _VIEWS = frozenset({"t", "transpose", "permute", "view", "reshape", "detach", "alias", "clone"})
 
 
-def _given(name: str) -> str:
-    return name.removeprefix("p_inner_").removeprefix("b_inner_")
-
-
 def _name(node: Any) -> str:
     parts = str(node.target).split(".")
-    return parts[1] if len(parts) > 1 else parts[0]
+    return parts[1] if len(parts) > 1 else str(getattr(node.target, "__name__", parts[0]))
 
 
 def _observed(tensor: torch.Tensor) -> Interval:
@@ -190,17 +239,17 @@ _DOMAINS: dict[str, tuple[int, Callable[[Interval], str]]] = {
 }
 
 
-def _unsafe(name: str, seen: Seen) -> list[tuple[Interval, str]]:
+def _unsafe(name: str, seen: Seen) -> list[tuple[int, str]]:
+    """Return which argument can leave the operation's domain, and how."""
     if name == "pow":
-        exponent = seen.number(1)
-        base = seen.at(0)
+        exponent, base = seen.number(1), seen.at(0)
         why = "reaches 0" if exponent is not None and exponent < 1 and 0 in base else ""
         why = "can be negative" if exponent is not None and exponent != int(exponent) and base.low < 0 else why
-        return [(base, why)] if why else []
+        return [(0, why)] if why else []
     place, rule = _DOMAINS.get(name, (0, same))
     argument = seen.args[place] if place < len(seen.args) else None
     why = rule(argument) if isinstance(argument, Interval) else ""
-    return [(argument, why)] if isinstance(argument, Interval) and why else []
+    return [(place, why)] if why else []
 
 
 def verdict_of(attacks: Attacks) -> Verdict:
@@ -209,15 +258,17 @@ def verdict_of(attacks: Attacks) -> Verdict:
         found = ranges_of(attacks.step)
     except Exception as error:
         words = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-        return Verdict(Group.RANGES, "not run", f"torch.export failed: {type(error).__name__}: {words[:90]}")
+        attacks.note(Group.RANGES, "torch.export failed", f"{type(error).__name__}: {words[:160]}")
+        return Verdict(Group.RANGES, "not run", "torch.export failed; the note says why")
     places: dict[tuple[str, str], Hazard] = {}
     for hazard in found.hazards:
         places.setdefault((hazard.place, hazard.operation), hazard)
     for (place, _), hazard in list(places.items())[:SHOWN]:
         attacks.note(Group.RANGES, place or hazard.operation, str(hazard))
     strange = sum(found.unknown.values())
-    names = ", ".join(sorted(found.unknown)[:4])
-    more = f"; {strange} operations unknown to this pass ({names}{' …' if len(found.unknown) > 4 else ''})" if strange else ""
+    if strange:
+        names = ", ".join(f"{name} {times}" for name, times in sorted(found.unknown.items()))
+        attacks.note(Group.RANGES, "unknown operations", f"{strange} of {found.operations} are not known to this pass, their results can be anything: {names}")
     state = f"{len(places)} note{'s' if len(places) > 1 else ''}" if places else "ok"
-    words = f"{len(places)} places can leave their domain" if places else "no operation can leave its domain" if not strange else "none found"
-    return Verdict(Group.RANGES, state, f"{words}, {found.operations} operations{more}")
+    words = f"{len(places) or 'none'} of {found.operations} operations can leave the domain"
+    return Verdict(Group.RANGES, state, words + (f", {strange} unknown" if strange else ""))

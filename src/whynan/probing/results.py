@@ -63,8 +63,14 @@ class Finding:
 
     def line(self) -> str:
         """Say it in one line."""
+        return f"{self.attack}: {self.text}" + (f" ({self.code} {self.where})" if self.incident is not None else "")
+
+    @property
+    def where(self) -> str:
+        """Say where the damage is born: a line of the user's, or a module."""
         file, number = self.origin
-        return f"{self.attack}: {self.text}" + (f" ({self.code} at {file}:{number})" if number else "")
+        module = self.incident.origin.module if self.incident is not None else ""
+        return f"at {file}:{number}" if number else f"in module {module!r}" if module else "in code of torch"
 
     def to_json(self) -> Json:
         """Return it as JSON values."""
@@ -129,7 +135,7 @@ def merged(found: list[Finding]) -> list[Finding]:
     order = {Level.FINDING: 0, Level.NOTE: 1, Level.REFUSED: 2}
     kept: dict[tuple[object, ...], Finding] = {}
     for item in sorted(found, key=lambda f: (order[f.level], f.level is Level.FINDING and not f.change)):
-        key: tuple[object, ...] = (*item.origin,) if item.origin[1] else (item.group, item.attack, item.text)
+        key: tuple[object, ...] = (*item.origin,) if item.origin[1] else (item.code, item.where) if item.code else (item.group, item.attack, item.text)
         first = kept.get(key)
         if first is None:
             kept[key] = item
@@ -142,7 +148,7 @@ def text(probed: Probed) -> str:
     """Return the report, 80 columns wide."""
     lines = [f"whynan probe: {probed.title}", *_wrapped("  inputs: ", "; ".join(probed.inputs))]
     for verdict in probed.verdicts:
-        lines += _wrapped(f"  {verdict.group:<20} {verdict.state:<9} ", verdict.text)
+        lines.append(_cut(f"  {verdict.group:<20} {verdict.state:<8} {verdict.text}"))
     for finding in probed.findings:
         lines += ["", *_told(finding)]
     notes = [n for n in probed.notes if n.level is Level.NOTE]
@@ -173,7 +179,11 @@ def _last(probed: Probed) -> str:
     return f"{words}, {notes} note{'s' if notes != 1 else ''}, {probed.seconds:.1f} s"
 
 
+def _cut(line: str) -> str:
+    return line if len(line) <= WIDTH else line[: WIDTH - 1] + "…"
+
+
 def _wrapped(head: str, words: str) -> list[str]:
     if not words:
         return []
-    return textwrap.wrap(words, WIDTH, initial_indent=head, subsequent_indent=" " * min(len(head), 33), break_long_words=False, break_on_hyphens=False)
+    return textwrap.wrap(words, WIDTH, initial_indent=head, subsequent_indent=" " * len(head), break_long_words=False, break_on_hyphens=False)

@@ -36,6 +36,11 @@ class Broken:
     seconds: float = 0.0
     factor: float = 1.0  # on the ranges, where they were left
 
+    @property
+    def inside(self) -> bool:
+        """Whether inputs stayed in their ranges and weights near what they were."""
+        return self.kind in ("inputs", "weights")
+
 
 @dataclass(slots=True)
 class Box:
@@ -58,7 +63,7 @@ class Search:
     seconds: float = 30.0
     say: Callable[[str], None] = lambda text: None
     attempts: int = 0
-    wanted: Callable[[Outcome], bool] = lambda outcome: outcome.broken or isinstance(outcome.error, LinAlgError)
+    known: Callable[[Values, Values | None], bool] = lambda values, weights: False  # whether a failure was met before
     _begin: float = field(default_factory=time.monotonic)
 
     @property
@@ -130,7 +135,7 @@ class Search:
             if self.left <= until:
                 return None
             outcome = self._try(move.values)
-            if self.wanted(outcome):
+            if self._wanted(outcome, move.values, None):
                 return Broken(move.name, kind, move.values, None, outcome, factor=factor)
         return None
 
@@ -210,11 +215,12 @@ class Search:
             if loss is None:
                 return float("inf"), None
             outcome = judged(self.step, loss, values)
-            if self.wanted(outcome):
+            if is_failure(outcome):
                 plain = [_like(v.detach(), i.value) for v, i in zip(values, self.step.inputs, strict=True)]
-                again = self._try(plain, point if kind in WEIGHTS else None)
-                if self.wanted(again):
-                    return float("-inf"), (plain, point if kind in WEIGHTS else None, again)
+                weights = point if kind in WEIGHTS else None
+                again = self._try(plain, weights)
+                if self._wanted(again, plain, weights):
+                    return float("-inf"), (plain, weights, again)
             near = [h for h in hazards(loss) if h.number == number] if loss.requires_grad and not outcome.broken else []
             return (near[0].value() if near else float("inf")), None
 
@@ -235,7 +241,15 @@ class Search:
             return attempt(self.step, values)
 
     def _breaks(self, values: Values, weights: Values | None) -> bool:
-        return self.wanted(self._try(values, weights))
+        return self._wanted(self._try(values, weights), values, weights)
+
+    def _wanted(self, outcome: Outcome, values: Values, weights: Values | None) -> bool:
+        return is_failure(outcome) and not self.known(values, weights)
+
+
+def is_failure(outcome: Outcome) -> bool:
+    """Whether a step broke: a value that is not finite, or a matrix that torch refuses to decompose."""
+    return outcome.broken or isinstance(outcome.error, LinAlgError)
 
 
 class _At:
