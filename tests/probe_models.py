@@ -376,16 +376,16 @@ def singular() -> Made:
     return Covariance(), lambda out, batch: out.square().mean(), torch.randn(12, 4)
 
 
-def half_eps_loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+def unit_loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     z = model(x)
-    size = z.square().sum(-1, keepdim=True).sqrt()
+    size = z.square().sum(-1, keepdim=True).sqrt()  # <- unit_by_hand
     return (z / (size + 1e-8)).square().mean()
 
 
 def unit_by_hand() -> Made:
     """The root is taken before the epsilon is added: its slope at 0 is infinite."""
     seeded()
-    return nn.Linear(4, 3, bias=False), half_eps_loss, torch.randn(6, 4)
+    return nn.Linear(4, 3, bias=False), unit_loss, torch.randn(6, 4)
 
 
 def pearson(model: nn.Module, batch: Any) -> torch.Tensor:
@@ -404,7 +404,7 @@ HAZARDS: dict[str, Any] = {
     f.__name__: f
     for f in (
         distance, masked_attention, unexplained_variance, spread_of_one, empty_selection, all_ignored, log_power, isolated_node, angle, percentage,
-        box_ratio, log_of_softmax, singular, correlation,
+        box_ratio, log_of_softmax, singular, correlation, unit_by_hand,
     )
 }  # fmt: skip
 

@@ -129,7 +129,7 @@ def _solve(node: Any) -> Aims:
         found = _saved(node, name)
         if found is not None and found.dim() >= 2 and found.shape[-1] == found.shape[-2]:
             _, log = torch.linalg.slogdet(found.double())
-            yield log, None
+            yield -log if name == "inverse" else log, None
             return
 
 
@@ -144,10 +144,12 @@ def _softmax(node: Any) -> Aims:
 
 
 _TABLE: dict[str, Callable[[Any], Aims]] = {
-    **dict.fromkeys(("Log", "Log2", "Log10", "Xlogy", "Digamma", "Lgamma", "Reciprocal"), _operand("self", _to_zero)),
+    **dict.fromkeys(("Log", "Log2", "Log10", "Xlogy", "Digamma", "Lgamma"), _operand("self", _to_zero)),
     "Log1P": _operand("self", lambda x: _to_zero(1 + x)),
-    **dict.fromkeys(("Sqrt",), _operand("result", _to_zero)),
-    **dict.fromkeys(("Rsqrt", "Exp", "Expm1", "Exp2", "Cosh", "Sinh", "Logsumexp", "Cumprod", "Prod"), _operand("result", _to_overflow)),
+    "Sqrt": _operand("result", lambda y: iter([(_log(y), y.square())])),
+    "Rsqrt": _operand("result", lambda y: iter([(-_log(y), y.pow(-2))])),
+    "Reciprocal": _operand("result", lambda y: iter([(-_log(y), 1 / y)])),
+    **dict.fromkeys(("Exp", "Expm1", "Exp2", "Cosh", "Sinh", "Logsumexp", "Cumprod", "Prod"), _operand("result", _to_overflow)),
     **dict.fromkeys(("Acos", "Asin", "Atanh", "Erfinv"), _operand("self", _to_one)),
     "Acosh": _operand("self", lambda x: _to_zero(x - 1)),
     "Atan2": _norm,

@@ -171,11 +171,13 @@ def other_weights(step: Step, values: Values | None) -> Iterator[None]:
     if values is None:
         yield
         return
-    kept = [w.data for _, w in step.weights]
+    kept = [(w, w.data, w.grad) for _, w in step.weights]
     try:
-        for (_, weight), value in zip(step.weights, values, strict=True):
+        for (weight, _, _), value in zip(kept, values, strict=True):
+            weight.grad = None  # of another type, perhaps, than the weight for now
             weight.data = value
         yield
     finally:
-        for (_, weight), value in zip(step.weights, kept, strict=True):
+        for weight, value, grad in kept:
             weight.data = value
+            weight.grad = grad
