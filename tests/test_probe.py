@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from probe_models import HAZARDS, cnn_with_batchnorm, distance, marked_line, mlp
+from probe_models import HAZARDS, cnn_with_batchnorm, distance, lstm, marked_line, mlp
 from torch import nn
 
 import whynan
@@ -182,6 +182,21 @@ def test_probing_leaves_weights_buffers_gradients_random_state_and_mode_as_they_
     assert model[1].weight.grad is None
     assert not any(m.training for m in model.modules())
     assert all(type(p) is nn.Parameter for p in model.parameters())
+
+
+def test_an_lstm_still_trains_after_its_step_was_exported() -> None:
+    model, loss_fn, batch = lstm()
+    assert model is not None
+    before = float(loss_fn(model(batch[0]), batch[1]).detach())
+    whynan.probe(model, loss_fn, batch, budget=0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for _ in range(20):
+        optimizer.zero_grad()
+        loss = loss_fn(model(batch[0]), batch[1])
+        loss.backward()
+        optimizer.step()
+    assert all(p.grad is not None for p in model.parameters())
+    assert float(loss.detach()) < before
 
 
 def test_a_watch_of_the_users_own_stays_open_while_probing() -> None:

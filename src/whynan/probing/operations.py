@@ -223,12 +223,17 @@ def _leaky(seen: Seen) -> Interval:
     return Interval(x.low * slope if x.low < 0 else x.low, x.high if x.high > 0 else x.high * slope)
 
 
+def _elu(seen: Seen) -> Interval:
+    alpha = seen.number(1)
+    return seen.at(0).through(lambda v: v if v > 0 else (1.0 if alpha is None else alpha) * math.expm1(v))
+
+
 _KEEPING = (
     "view", "reshape", "_unsafe_view", "transpose", "permute", "t", "unsqueeze", "squeeze", "expand", "slice", "select", "clone", "detach", "alias",
     "contiguous", "flatten", "unflatten", "gather", "index_select", "index", "repeat", "flip", "roll", "narrow", "split", "chunk", "unbind", "to",
     "_to_copy", "type_as", "getitem", "max_pool2d", "max_pool1d", "avg_pool2d", "adaptive_avg_pool2d", "mean", "amax", "amin", "max", "min", "median",
     "dropout", "diagonal", "as_strided", "sort", "topk", "movedim", "lift_fresh_copy", "unfold", "logical_not", "view_as", "expand_as", "float",
-    "upsample_nearest2d", "scatter", "tril", "triu", "masked_select", "squeeze_", "repeat_interleave", "maximum_like", "numpy_T",
+    "upsample_nearest2d", "scatter", "tril", "triu", "masked_select", "squeeze_", "repeat_interleave", "numpy_T", "broadcast_tensors", "rename",
 )  # fmt: skip
 _TRUTHS = ("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isfinite", "isinf", "logical_and", "logical_or", "any", "all", "bitwise_not", "bitwise_and")
 
@@ -268,7 +273,7 @@ OPERATIONS: dict[str, Rule] = {
     "relu_": lambda seen: iv.clamp(seen.at(0), 0.0, None),
     **dict.fromkeys(("gelu", "silu", "mish", "silu_"), lambda seen: iv.gelu(seen.at(0))),
     **dict.fromkeys(("leaky_relu", "leaky_relu_"), _leaky),
-    "elu": lambda seen: Interval(max(seen.at(0).low, -1.0), max(seen.at(0).high, -1.0)),
+    "elu": _elu,
     "softplus": _rising(_softplus),
     "hardtanh": lambda seen: iv.clamp(seen.at(0), seen.number(1) or -1.0, seen.number(2) or 1.0),
     "logsigmoid": lambda seen: -(-seen.at(0)).through(_softplus),

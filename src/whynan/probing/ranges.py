@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from whynan.capsule.sites import live_site, positions, shorten
 from whynan.probing.attacking import Attacks
+from whynan.probing.inputs import Input
 from whynan.probing.intervals import ANY, Interval
 from whynan.probing.operations import OPERATIONS, Seen, same
 from whynan.probing.results import Group, Verdict
@@ -148,8 +149,7 @@ class _Walk:
             if isinstance(tensor, torch.Tensor):
                 self.tensors[node], self.known[node] = tensor, _observed(tensor)
             else:
-                entry = next(given, None)
-                self.known[node] = ANY if entry is None else Interval(0, 1) if entry.value.dtype is torch.bool else Interval(entry.low, entry.high)
+                self.known[node] = _stated(next(given, None))
 
     def _apply(self, node: Any) -> Interval:
         name = _name(node)
@@ -201,6 +201,15 @@ _VIEWS = frozenset({"t", "transpose", "permute", "view", "reshape", "detach", "a
 def _name(node: Any) -> str:
     parts = str(node.target).split(".")
     return parts[1] if len(parts) > 1 else str(getattr(node.target, "__name__", parts[0]))
+
+
+def _stated(given: Input | None) -> Interval:
+    if given is None:
+        return ANY
+    if given.value.dtype is torch.bool:
+        return Interval(0, 1)
+    found = Interval(given.low, given.high)
+    return found if given.ignore is None else found | Interval(given.ignore, given.ignore)
 
 
 def _observed(tensor: torch.Tensor) -> Interval:
