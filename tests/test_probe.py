@@ -199,6 +199,49 @@ def test_an_lstm_still_trains_after_its_step_was_exported() -> None:
     assert float(loss.detach()) < before
 
 
+class SparseMix(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, mix: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return torch.sparse.mm(mix, self.linear(x))
+
+
+class Padded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x.to_padded_tensor(0.0))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("kind", ["sparse", "nested", "complex"])
+def test_tensors_of_other_layouts_are_left_alone_and_do_no_harm(kind: str) -> None:
+    torch.manual_seed(0)
+    model, batch = {
+        "sparse": lambda: (SparseMix(), (torch.eye(4).to_sparse(), torch.randn(4, 3))),
+        "nested": lambda: (Padded(), torch.nested.nested_tensor([torch.randn(2, 3), torch.randn(4, 3)])),
+        "complex": lambda: (nn.Linear(3, 2, dtype=torch.complex64), torch.randn(4, 3, dtype=torch.complex64)),
+    }[kind]()
+    before = [p.detach().clone() for p in model.parameters()]
+    report = whynan.probe(model, lambda out, b: out.abs().square().mean(), batch, budget=0.5)
+    assert report.ok, repr(report)
+    assert all(map(torch.equal, before, model.parameters()))
+
+
+def test_a_failure_of_our_own_costs_one_group_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr("whynan.probing.groups.moves", fails)
+    report = whynan.probe(*mlp(), budget=0)
+    assert [v.group for v in report.verdicts if "it failed" in v.text] == ["edge cases"]
+    assert any("planted" in n.text for n in report.notes)
+
+
 def test_a_watch_of_the_users_own_stays_open_while_probing() -> None:
     model, loss_fn, batch = mlp()
     assert model is not None

@@ -60,12 +60,16 @@ def probe_subject(
         warnings.simplefilter("ignore")  # of attacks on edge cases torch warns often
         step = step_of(subject)
         attacks = Attacks(step)
-        verdicts = []
-        for group in (groups.forward, groups.loss, groups.gradient_flow, groups.stability, groups.edges):
-            say(f"probe: {group.__name__.replace('_', ' ')}")
-            verdicts.append(group(attacks))
-        verdicts.append(_searched(attacks, budget, run_dir, keep, say))
-        verdicts.append(_ranged(attacks))
+        looks: dict[Group, Callable[[Attacks], Verdict]] = {
+            Group.FORWARD: groups.forward,
+            Group.LOSS: groups.loss,
+            Group.GRADIENT: groups.gradient_flow,
+            Group.STABILITY: groups.stability,
+            Group.EDGES: groups.edges,
+            Group.SEARCH: lambda attacks: _searched(attacks, budget, run_dir, keep, say),
+            Group.RANGES: ranges.verdict_of,
+        }
+        verdicts = [_told(group, look, attacks, say) for group, look in looks.items()]
     everything = merged(attacks.found)
     findings = tuple(f for f in everything if f.level is Level.FINDING)
     rest = tuple(f for f in everything if f.level is not Level.FINDING)
@@ -81,7 +85,8 @@ def _inputs(step: SubjectStep) -> list[str]:
     words = []
     for given in step.inputs:
         span = f" {number(given.low)} to {number(given.high)}" if given.value.dtype is not torch.bool and given.role != "other" else ""
-        words.append(f"{given.name} {given.role}{list(given.value.shape)}{span}{' (stated)' if given.stated else ''}")
+        shape = " (nested)" if given.value.is_nested else str(list(given.value.shape))
+        words.append(f"{given.name} {given.role}{shape}{span}{' (stated)' if given.stated else ''}")
     return words
 
 
@@ -142,8 +147,11 @@ def describe(step: SubjectStep, found: Broken) -> str:
     return "; ".join(words) + beyond
 
 
-def _ranged(attacks: Attacks) -> Verdict:
+def _told(group: Group, look: Callable[[Attacks], Verdict], attacks: Attacks, say: Callable[[str], None]) -> Verdict:
+    """Run one group; a failure of our own costs this group, not the others."""
+    say(f"probe: {group}")
     try:
-        return ranges.verdict_of(attacks)
-    except Exception as error:  # the other groups are worth more than this one
-        return Verdict(Group.RANGES, "not run", f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:100]}")
+        return look(attacks)
+    except Exception as error:
+        attacks.note(group, "not finished", f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]}")
+        return Verdict(group, "not run", "it failed; the note says why")

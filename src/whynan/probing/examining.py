@@ -17,7 +17,7 @@ from whynan.capsules import LIMIT
 from whynan.engine.guard import Guard
 from whynan.engine.options import Options
 from whynan.errors import TrainingStopped
-from whynan.probing.steps import SubjectStep, Values
+from whynan.probing.steps import SubjectStep, Values, other_weights
 from whynan.records import Incident
 from whynan.report.journal import Journal
 from whynan.tripwire.values import damage_of
@@ -40,7 +40,8 @@ def _diagnosed(step: SubjectStep, values: Values, run_dir: Path | None, keep: bo
     journal = Journal(run_dir, files=keep, quiet=True)
     guard = Guard(Options(policy="skip", spike="off", snapshots="off", capsule_limit=LIMIT if keep else 0), journal)
     ends = [w for _, w in step.weights] or [v for v in values if v.requires_grad]
-    with step.still(), redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):
+    copies = [w.detach().clone() for _, w in step.weights]  # an update that nobody stops must not reach the user's weights
+    with other_weights(step, copies), step.still(), redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):
         try:
             with guard:
                 _watched_step(guard, step, values, ends)

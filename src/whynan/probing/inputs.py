@@ -128,7 +128,7 @@ def observed(name: str, value: torch.Tensor, bounds: tuple[float, float] | None 
 
 
 def _role(name: str, value: torch.Tensor) -> Role:
-    if value.layout is not torch.strided or value.is_complex() or value.is_quantized or not value.numel():
+    if value.layout is not torch.strided or value.is_nested or value.is_complex() or value.is_quantized or not value.numel():
         return Role.OTHER
     if value.dtype is torch.bool:
         return Role.MASK

@@ -42,20 +42,24 @@ def _changed(inputs: Sequence[Input], changes: dict[int, Change]) -> tuple[torch
             old = inputs[number].value
             new = change(old.detach().clone())
             made[number] = new.requires_grad_(old.requires_grad) if new.is_floating_point() else new
-    same = all(m.shape == i.value.shape and torch.equal(m, i.value) for m, i in zip(made, inputs, strict=True))
+    same = all(m is i.value or (m.shape == i.value.shape and torch.equal(m, i.value)) for m, i in zip(made, inputs, strict=True))
     return None if same else tuple(made)
 
 
 def rows_of(inputs: Sequence[Input]) -> int:
     """Return the batch size: the commonest length of the first dimension."""
-    sizes = [i.value.shape[0] for i in inputs if i.value.dim()]
+    sizes = [i.value.shape[0] for i in inputs if _is_plain(i.value) and i.value.dim()]
     return max(set(sizes), key=sizes.count) if sizes else 0
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
 
 
 def _whole(inputs: Sequence[Input]) -> Iterator[Move]:
     floats = {n: i for n, i in enumerate(inputs) if i.role is Role.FLOATS}
     rows = rows_of(inputs)
-    batched = [n for n, i in enumerate(inputs) if i.value.dim() and i.value.shape[0] == rows]
+    batched = [n for n, i in enumerate(inputs) if _is_plain(i.value) and i.value.dim() and i.value.shape[0] == rows]
     if rows > 1:
         yield from _made("identical rows", inputs, dict.fromkeys(batched, _same_rows))
         yield from _made("batch of one", inputs, dict.fromkeys(batched, lambda t: t[:1].clone()), reshapes=True)
@@ -80,9 +84,9 @@ def _lengths(inputs: Sequence[Input], batched: list[int]) -> Iterator[Move]:
 def longer(inputs: Sequence[Input]) -> Iterator[Move]:
     """Yield the batch with one of its first two dimensions repeated many times, in all inputs that share its size."""
     for dim in (1, 0):
-        sizes = [i.value.shape[dim] for i in inputs if i.value.dim() > max(dim, 1)]
+        sizes = [i.value.shape[dim] for i in inputs if _is_plain(i.value) and i.value.dim() > max(dim, 1)]
         for size in sorted(set(sizes), key=sizes.count, reverse=True)[:2]:
-            chosen = [n for n, i in enumerate(inputs) if i.value.dim() > dim and i.value.shape[dim] == size]
+            chosen = [n for n, i in enumerate(inputs) if _is_plain(i.value) and i.value.dim() > dim and i.value.shape[dim] == size]
             if sum(inputs[n].value.numel() for n in chosen) < 1 << 20:
                 changes = dict.fromkeys(chosen, _repeated(dim))
                 for move in _made(f"dimension {dim} forty times as long", inputs, changes, reshapes=True):
