@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import doctest
+import importlib
 import json
 import sys
 from collections import namedtuple
@@ -359,6 +361,13 @@ def test_a_mask_row_is_the_smallest_change_that_is_reported() -> None:
     found = next(f for f in report.findings if f.origin[1] == marked_line("masked_attention"))
     assert "of batch[1] changed" in found.change
     assert int(found.change.split()[0]) <= 6
+
+
+@pytest.mark.parametrize("name", ["inputs", "subject", "hazards", "intervals", "api"])
+def test_the_examples_in_the_docstrings_run(name: str) -> None:
+    result = doctest.testmod(importlib.import_module(f"whynan.probing.{name}"))
+    assert result.attempted
+    assert not result.failed
 
 
 def test_probe_is_the_function_also_after_its_package_was_imported() -> None:

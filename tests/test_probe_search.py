@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from probe_models import HAZARDS, HEALTHY
 from torch import nn
 
+from whynan.probing.boxes import RADIUS
 from whynan.probing.examining import fingerprint
 from whynan.probing.hazards import hazards
 from whynan.probing.inputs import Role, _widened, observed, rebuild, tensors_in
 from whynan.probing.moves import longer, moves
-from whynan.probing.searching import RADIUS, Search
+from whynan.probing.searching import Search
 from whynan.probing.steps import SubjectStep, attempt, other_weights, step_of, values_of
 from whynan.probing.subject import subject_of
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
-from whynan.probing import examining, groups, ranges
+from whynan.probing import examining, groups, precision, ranges
 from whynan.probing.attacking import Attacks, has_safe_form
+from whynan.probing.boxes import RADIUS
 from whynan.probing.results import Finding, Group, Level, Probed, Verdict, merged
-from whynan.probing.searching import RADIUS, Broken, Search
+from whynan.probing.searching import Broken, Search
 from whynan.probing.steps import SubjectStep, Values, other_weights, step_of, values_of
 from whynan.probing.subject import Subject, subject_of
 from whynan.records import count, number
@@ -64,7 +65,7 @@ def probe_subject(
             Group.FORWARD: groups.forward,
             Group.LOSS: groups.loss,
             Group.GRADIENT: groups.gradient_flow,
-            Group.STABILITY: groups.stability,
+            Group.STABILITY: precision.stability,
             Group.EDGES: groups.edges,
             Group.SEARCH: lambda attacks: _searched(attacks, budget, run_dir, keep, say),
             Group.RANGES: ranges.verdict_of,

@@ -9,14 +9,13 @@ from dataclasses import dataclass, field
 import torch
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
+from whynan.probing.boxes import FAR, Box, input_box, is_free, like, weight_box
 from whynan.probing.hazards import Hazard, hazards
-from whynan.probing.inputs import Input, Role
+from whynan.probing.inputs import Input
 from whynan.probing.moves import Move, longer, moves
 from whynan.probing.shrinking import shrink
 from whynan.probing.steps import Outcome, Step, Values, attempt, judged, other_weights, values_of
 
-RADIUS = 0.5  # of a weight tensor's largest value: how far the search moves a weight
-FAR = 10.0  # and how far in the end
 ROUNDS = 24  # steps towards one hazard
 SIZES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.001)  # of the span of the range
 WEIGHTS = ("weights", "far weights")
@@ -40,19 +39,6 @@ class Broken:
     def inside(self) -> bool:
         """Whether inputs stayed in their ranges and weights near what they were."""
         return self.kind in ("inputs", "weights")
-
-
-@dataclass(slots=True)
-class Box:
-    """The variables of a search: a point, and how far each coordinate may go."""
-
-    low: list[torch.Tensor]
-    high: list[torch.Tensor]
-    start: list[torch.Tensor]
-
-    def project(self, point: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Move a point into the box."""
-        return [torch.minimum(torch.maximum(p, lo), hi) for p, lo, hi in zip(point, self.low, self.high, strict=True)]
 
 
 @dataclass(slots=True)
@@ -216,7 +202,7 @@ class Search:
                 return float("inf"), None
             outcome = judged(self.step, loss, values)
             if is_failure(outcome):
-                plain = [_like(v.detach(), i.value) for v, i in zip(values, self.step.inputs, strict=True)]
+                plain = [like(v.detach(), i.value) for v, i in zip(values, self.step.inputs, strict=True)]
                 weights = point if kind in WEIGHTS else None
                 again = self._try(plain, weights)
                 if self._wanted(again, plain, weights):
@@ -275,47 +261,6 @@ class _At:
         self._weights.__exit__(None, None, None)
 
 
-def is_free(given: Input) -> bool:
-    """Whether an input is moved by gradient."""
-    return given.role is Role.FLOATS
-
-
-def _like(value: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
-    return value.requires_grad_() if old.requires_grad and value.is_floating_point() else value
-
-
-def input_box(inputs: Sequence[Input], factor: float) -> Box | None:
-    """Make the box of the float inputs; a factor above 1 leaves their ranges."""
-    free = [i for i in inputs if is_free(i)]
-    if not free:
-        return None
-    edges = [_wider(i.low, i.high, factor) for i in free]
-    start = [i.value.detach().clone() for i in free]
-    low, high = ([_full(s, edge[side]) for s, edge in zip(start, edges, strict=True)] for side in (0, 1))
-    return Box(low, high, start)
-
-
-def _full(like: torch.Tensor, value: float) -> torch.Tensor:
-    most = torch.finfo(like.dtype).max
-    return torch.full_like(like, min(max(value, -most), most))
-
-
-def _wider(low: float, high: float, factor: float) -> tuple[float, float]:
-    if factor == 1.0:
-        return low, high
-    size = factor * max(abs(low), abs(high), 1e-3)
-    return -size, size
-
-
-def weight_box(weights: Sequence[tuple[str, torch.Tensor]], radius: float = RADIUS) -> Box | None:
-    """Make the box of the weights within some share of their tensor's largest value."""
-    usable = [w.detach() for _, w in weights]
-    if not usable or any(not w.is_floating_point() or w.layout is not torch.strided for w in usable):
-        return None
-    reach = [radius * w.abs().amax() if w.numel() else w.sum() for w in usable]
-    return Box([w - r for w, r in zip(usable, reach, strict=True)], [w + r for w, r in zip(usable, reach, strict=True)], [w.clone() for w in usable])
-
-
 def _gradient(aim: torch.Tensor, leaves: list[torch.Tensor]) -> list[torch.Tensor | None]:
     try:
         return list(torch.autograd.grad(aim, leaves, allow_unused=True, retain_graph=True))
@@ -359,5 +304,5 @@ def _scaled(inputs: Sequence[Input], factor: float) -> Iterator[Move]:
                     new = new * factor
                 else:
                     new[0] = new[0] * factor
-                made[number] = _like(new, old)
+                made[number] = like(new, old)
             yield Move(f"{word}{' and '.join(inputs[n].name for n in chosen)} times {factor:g}", tuple(made), False)
