@@ -107,6 +107,13 @@ def test_the_ignored_label_counts_only_where_the_batch_uses_it_or_it_is_stated()
     assert _step(model, loss_fn, (torch.randn(3, 2), y.clamp(0, 2)), ignore_index=-100).inputs[1].ignore == -100
 
 
+def test_a_stated_vocabulary_and_padding_are_taken_for_ids() -> None:
+    model = nn.Sequential(nn.Embedding(50, 4), nn.Linear(4, 9))
+    step = _step(model, lambda out, b: out.square().mean(), torch.randint(3, 10, (2, 5)), vocabulary=20, padding=2)
+    assert (step.inputs[0].high, step.inputs[0].padding) == (19, 2)
+    assert "only padding in batch" in {m.name for m in moves(step.inputs) if m.inside}
+
+
 def test_masks_and_lengths_are_known_by_their_use() -> None:
     def loss_fn(model: nn.Module, batch: Any) -> torch.Tensor:
         x, keep, lengths = batch

@@ -12,7 +12,6 @@ import torch
 
 from whynan.probing import examining, groups, precision, ranges
 from whynan.probing.attacking import Attacks, has_safe_form
-from whynan.probing.boxes import RADIUS
 from whynan.probing.results import Finding, Group, Level, Probed, Verdict, merged
 from whynan.probing.searching import Broken, Search
 from whynan.probing.steps import SubjectStep, Values, other_weights, step_of, values_of
@@ -112,29 +111,28 @@ def _searched(attacks: Attacks, budget: float, home: Path | None, keep: bool, sa
         found = search.run()
         if found is None:
             break
+        place = home / f"failure-{len(marks) + 1}" if home is not None and marks else home  # one capsule in each directory
+        change = describe(attacks.step, found)
         with other_weights(attacks.step, found.weights):
             marks.add(examining.fingerprint(attacks.step, found.values))
-            attacks.found.append(_finding(attacks.step, found, home, keep))
+            incident, capsule = examining.diagnose(attacks.step, found.values, place, keep)
+        level = Level.FINDING if found.inside or has_safe_form(incident) else Level.NOTE
+        what = f"the {found.outcome.place or 'step'} is not finite"
+        attacks.found.append(Finding(level, Group.SEARCH, found.how, what, incident, change, str(capsule) if capsule else ""))
     if not marks:
         return Verdict(Group.SEARCH, "ok", f"{search.attempts} steps in {budget - max(search.left, 0):.1f} s broke nothing")
     return groups.verdict(attacks, Group.SEARCH, f"{search.attempts} steps in {budget - max(search.left, 0):.1f} s")
-
-
-def _finding(step: SubjectStep, found: Broken, home: Path | None, keep: bool) -> Finding:
-    incident, capsule = examining.diagnose(step, found.values, home, keep)
-    level = Level.FINDING if found.inside or has_safe_form(incident) else Level.NOTE
-    what = f"the {found.outcome.place or 'step'} is not finite"
-    return Finding(level, Group.SEARCH, found.how, what, incident, describe(step, found), str(capsule) if capsule else "")
 
 
 def describe(step: SubjectStep, found: Broken) -> str:
     """Say in one sentence what was changed, and by how much."""
     words = []
     if found.weights is not None:
-        share = max(
-            float((a - b.detach()).abs().max() / b.detach().abs().max().clamp_min(1e-30)) for a, (_, b) in zip(found.weights, step.weights, strict=True)
-        )
-        return f"weights moved by at most {number(share)} of the largest of their tensor (searched within {RADIUS})"
+        shares = [
+            float((new - old.detach()).abs().max() / old.detach().abs().max().clamp_min(1e-30))
+            for new, (_, old) in zip(found.weights, step.weights, strict=True)
+        ]
+        return f"weights moved by at most {number(max(shares))} of the largest of their tensor"
     for value, given in zip(found.values, values_of(step), strict=True):
         name = next(i.name for i in step.inputs if i.value is given)
         if value.shape != given.shape:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from whynan.capsule.state import Stasis, put_rng, take_rng
-from whynan.probing.inputs import Input, observed, rebuild, tensors_in
+from whynan.probing.inputs import Input, Role, observed, rebuild, tensors_in
 from whynan.probing.roles import Uses, informed
 from whynan.probing.subject import Call, Subject, calling
 from whynan.tripwire.values import damage_of
@@ -143,21 +143,24 @@ def step_of(subject: Subject) -> SubjectStep:
     uses = Uses(values)
     with step.still(), uses:
         step.call = calling(subject)
-    step.inputs = [informed(_declared(i, n, t, subject), uses.found.get(i)) for i, (n, t) in enumerate(given)]
+    step.inputs = [_settled(informed(_bounded(i, n, t, subject), uses.found.get(i)), subject) for i, (n, t) in enumerate(given)]
     return step
 
 
-def _declared(number: int, name: str, value: torch.Tensor, subject: Subject) -> Input:
+def _bounded(number: int, name: str, value: torch.Tensor, subject: Subject) -> Input:
     short = name.removeprefix("batch").strip("[].'\"")
     bounds = next((subject.bounds[k] for k in (name, short, str(number), "*") if k in subject.bounds), None)
-    made = observed(name, value.detach(), bounds if bounds is not None and value.dtype is not torch.bool else None)
-    made = replace(made, value=value)
-    whole = not value.is_floating_point() and value.dtype is not torch.bool and not value.is_complex()
-    if whole and subject.ignore_index is not None:
-        made = replace(made, ignore=subject.ignore_index)
-    if whole and subject.padding is not None and bool((value == subject.padding).any()):
-        made = replace(made, padding=subject.padding)
-    return made
+    return replace(observed(name, value.detach(), bounds), value=value)
+
+
+def _settled(given: Input, subject: Subject) -> Input:
+    """Add what the factory says of ids and labels to what was found out."""
+    if given.role is Role.IDS:
+        padding = given.padding if subject.padding is None else subject.padding
+        return replace(given, padding=padding, high=given.high if subject.vocabulary is None else subject.vocabulary - 1.0)
+    if given.role in (Role.LABELS, Role.INTEGERS) and subject.ignore_index is not None:
+        return replace(given, ignore=subject.ignore_index)
+    return given
 
 
 def values_of(step: Step) -> list[torch.Tensor]:
