@@ -319,6 +319,27 @@ def test_an_absurdly_large_gradient_on_the_sample_is_a_finding() -> None:
     assert any(f.group == "gradient flow" and "times the weight" in f.text for f in report.findings)
 
 
+def test_a_quotient_that_is_finite_and_absurd_is_noted() -> None:
+    """An epsilon only moves the blow-up: identical rows give a gradient of 1e12 times the usual one."""
+
+    def loss_fn(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return (model(x) - x).square().sum() / ((x - x.mean(0)).square().sum() + 1e-12)
+
+    torch.manual_seed(0)
+    report = whynan.probe(nn.Linear(4, 4), loss_fn, torch.randn(8, 4), budget=0)
+    assert report.ok
+    assert any(n.group == "edge cases" and "finite and absurd" in n.text for n in report.notes), repr(report)
+
+
+def test_extreme_outputs_are_tried_also_where_the_loss_calls_the_model() -> None:
+    def loss_fn(model: nn.Module, batch: Any) -> torch.Tensor:
+        return F.nll_loss(torch.log(torch.softmax(model(batch[0]), dim=-1)), batch[1])
+
+    torch.manual_seed(0)
+    report = whynan.probe(nn.Linear(4, 3), loss_fn, (torch.randn(6, 4), torch.randint(0, 3, (6,))), budget=0)
+    assert [f.code for f in report.findings] == ["WN101"]
+
+
 def test_nan_in_one_sample_that_stays_in_running_statistics_is_noted() -> None:
     report = whynan.probe(*cnn_with_batchnorm(), budget=0)
     assert any("it stays in the buffer 1.running_mean" in n.text for n in report.notes)

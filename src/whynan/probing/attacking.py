@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
@@ -10,8 +11,11 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 from whynan.probing import examining
 from whynan.probing.results import Finding, Group, Level
 from whynan.probing.steps import Outcome, SubjectStep, Values, attempt, other_weights
-from whynan.records import Incident
+from whynan.records import Incident, number
+from whynan.tripwire.checks import total_norm
+from whynan.tripwire.values import parts
 
+ABSURD = 1e6  # a gradient this many times the sample's, or its own weight
 DIAGNOSES = 40  # of one probe; later failures at places not met before are counted only
 
 
@@ -22,7 +26,9 @@ class Attacks:
     step: SubjectStep
     found: list[Finding] = field(default_factory=list)
     tried: dict[Group, int] = field(default_factory=dict)
+    usual: float | None = None  # the gradient norm of the sample
     _known: dict[tuple[str, str, int], Incident | None] = field(default_factory=dict)
+    _absurd: set[Group] = field(default_factory=set)
 
     def run(
         self,
@@ -41,7 +47,17 @@ class Attacks:
             outcome = attempt(step, values)
             if not outcome.fine:
                 self._judge(group, name, step, values, outcome, inside)
+            elif inside:
+                self._weigh(group, name, norm_of(outcome))
         return outcome
+
+    def _weigh(self, group: Group, name: str, norm: float) -> None:
+        """Note, once in a group, a gradient that is finite and absurd: it goes into an optimizer's moments all the same."""
+        if self.usual is None:
+            self.usual = norm
+        elif norm > ABSURD * max(self.usual, 1.0) and group not in self._absurd:
+            self._absurd.add(group)
+            self.note(group, name, f"finite and absurd: the gradient norm is {number(norm)}, on the sample it is {number(self.usual)}")
 
     def _judge(self, group: Group, name: str, step: SubjectStep, values: Values, outcome: Outcome, inside: bool) -> None:
         error = outcome.error
@@ -69,6 +85,11 @@ class Attacks:
     def of(self, group: Group, level: Level = Level.FINDING) -> list[Finding]:
         """Return what a group found."""
         return [f for f in self.found if f.group is group and f.level is level]
+
+
+def norm_of(outcome: Outcome) -> float:
+    """Return the norm of all gradients."""
+    return math.sqrt(sum(float(total_norm(parts(g)) or 0.0) ** 2 for g in outcome.gradients if g is not None))
 
 
 def has_safe_form(incident: Incident | None) -> bool:

@@ -10,15 +10,13 @@ from typing import Any
 import torch
 
 from whynan.capsule.tape import tensors_of
-from whynan.probing.attacking import Attacks
+from whynan.probing.attacking import ABSURD, Attacks, norm_of
 from whynan.probing.inputs import Role
 from whynan.probing.moves import moves, rows_of
 from whynan.probing.results import Group, Level, Verdict
 from whynan.probing.steps import attempt, values_of
 from whynan.records import number
 from whynan.tripwire.values import damage_of
-
-ABSURD = 1e6  # a gradient this many times its weight, and this large, is not a step but an explosion
 
 
 def verdict(attacks: Attacks, group: Group, text: str) -> Verdict:
@@ -80,12 +78,11 @@ def loss(attacks: Attacks) -> Verdict:
     with step.still():
         try:
             value = step.loss(values_of(step))
-            output = step.output
         except Exception as error:
             return Verdict(Group.LOSS, "not run", f"{type(error).__name__} on the sample")
     if not value.requires_grad:
         attacks.note(Group.LOSS, "the sample batch", "the loss does not depend on any weight: backward() would raise", Level.FINDING)
-    tried = _extreme_outputs(attacks) if isinstance(output, torch.Tensor) and output.is_floating_point() else 0
+    tried = _extreme_outputs(attacks) if step.subject.model is not None else 0
     words = f"{number(float(value.detach()))} on the sample" + (f", {tried} extreme outputs tried" if tried else "")
     return verdict(attacks, Group.LOSS, words)
 
@@ -97,7 +94,12 @@ class _Replaced:
         self.model, self.size = model, size
 
     def __enter__(self) -> None:
-        self.handle = self.model.register_forward_hook(lambda module, args, output: output + (self.size * torch.sign(output) - output).detach())
+        self.handle = self.model.register_forward_hook(self._replace)
+
+    def _replace(self, module: torch.nn.Module, args: Any, output: Any) -> Any:
+        if not isinstance(output, torch.Tensor) or not output.is_floating_point():
+            return output
+        return output + (self.size * torch.sign(output) - output).detach()
 
     def __exit__(self, *reason: object) -> None:
         self.handle.remove()
@@ -128,8 +130,7 @@ def gradient_flow(attacks: Attacks) -> Verdict:
     _tell(attacks, zero, len(named), "get a gradient of exactly zero")
     for name, size, times in _absurd(named):
         attacks.note(Group.GRADIENT, name, f"its gradient has norm {number(size)}, {number(times)} times the weight", Level.FINDING)
-    norm = math.sqrt(sum(float(g.double().square().sum()) for _, _, g in named if g is not None))
-    return verdict(attacks, Group.GRADIENT, f"{len(named) - len(missing) - len(zero)} of {len(named)} parameters get one, norm {number(norm)}")
+    return verdict(attacks, Group.GRADIENT, f"{len(named) - len(missing) - len(zero)} of {len(named)} parameters get one, norm {number(norm_of(outcome))}")
 
 
 def _tell(attacks: Attacks, names: list[str], total: int, what: str) -> None:
@@ -142,7 +143,7 @@ def _absurd(named: list[tuple[str, torch.Tensor, torch.Tensor | None]]) -> Itera
     for name, weight, grad in named:
         size = float(grad.double().norm()) if grad is not None else 0.0
         times = size / max(float(weight.detach().double().norm()), 1e-3)
-        if size > ABSURD and times > ABSURD:
+        if size > ABSURD and times > ABSURD:  # not a step but an explosion
             yield name, size, times
 
 
