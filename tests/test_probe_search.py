@@ -297,11 +297,12 @@ def test_weights_stay_within_their_radius() -> None:
     assert torch.equal(step.weights[0][1].detach(), torch.tensor([1.0, 0.4]))
 
 
-def test_a_search_ends_with_its_budget() -> None:
-    model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1))
-    search = Search(_step(model, lambda out, b: out.square().mean(), torch.randn(64, 8)), 0.2)
-    search.run()
-    assert search.left <= 0.2
+def test_a_search_without_time_tries_nothing() -> None:
+    step = step_of(subject_of(HAZARDS["unexplained_variance"]()))
+    search = Search(step, 0.0)
+    assert search.run() is None
+    assert search.attempts == 0
+    assert Search(step, 3.0).run() is not None
 
 
 def test_a_failure_that_is_known_is_passed_over() -> None:

@@ -233,7 +233,7 @@ _KEEPING = (
     "contiguous", "flatten", "unflatten", "gather", "index_select", "index", "repeat", "flip", "roll", "narrow", "split", "chunk", "unbind", "to",
     "_to_copy", "type_as", "getitem", "max_pool2d", "max_pool1d", "avg_pool2d", "adaptive_avg_pool2d", "mean", "amax", "amin", "max", "min", "median",
     "dropout", "diagonal", "as_strided", "sort", "topk", "movedim", "lift_fresh_copy", "unfold", "logical_not", "view_as", "expand_as", "float",
-    "upsample_nearest2d", "scatter", "tril", "triu", "masked_select", "squeeze_", "repeat_interleave", "numpy_T", "broadcast_tensors", "rename",
+    "upsample_nearest2d", "scatter", "tril", "triu", "masked_select", "squeeze_", "repeat_interleave", "numpy_T", "rename",
 )  # fmt: skip
 _TRUTHS = ("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isfinite", "isinf", "logical_and", "logical_or", "any", "all", "bitwise_not", "bitwise_and")
 
@@ -288,6 +288,7 @@ OPERATIONS: dict[str, Rule] = {
     "masked_fill_": _masked_fill,
     "cat": _cat,
     "stack": _cat,
+    "broadcast_tensors": _cat,
     "sum": _sum,
     "cumsum": _sum,
     "logsumexp": lambda seen: iv.made(seen.at(0).low, seen.at(0).high + math.log(max(seen.reduced(), 1))),
@@ -297,7 +298,7 @@ OPERATIONS: dict[str, Rule] = {
     "linear": _linear,
     "addmm": _addmm,
     **dict.fromkeys(("matmul", "mm", "bmm", "mv", "dot"), _matmul),
-    **dict.fromkeys(("conv1d", "conv2d", "conv3d", "convolution"), _convolution),
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d", "convolution"), _convolution),  # of a transposed one several taps meet: not bounded by these sums
     "layer_norm": _layer_norm,
     "native_layer_norm": _layer_norm,
     "group_norm": _group_norm,

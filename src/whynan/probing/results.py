@@ -131,16 +131,18 @@ class Probed:
 
 
 def merged(found: list[Finding]) -> list[Finding]:
-    """Join what is born at the same line: the strongest first, the others by name."""
+    """Join what is born at the same line: the strongest and most specific first, the others by name."""
     order = {Level.FINDING: 0, Level.NOTE: 1, Level.REFUSED: 2}
+    vague = ("WN503", "WN901")
     kept: dict[tuple[object, ...], Finding] = {}
-    for item in sorted(found, key=lambda f: (order[f.level], f.level is Level.FINDING and not f.change)):
+    for item in sorted(found, key=lambda f: (order[f.level], f.code in vague, f.level is Level.FINDING and not f.change)):
         key: tuple[object, ...] = (*item.origin,) if item.origin[1] else (item.code, item.where) if item.code else (item.group, item.attack, item.text)
         first = kept.get(key)
         if first is None:
             kept[key] = item
         elif item.attack != first.attack and item.attack not in first.also:
-            kept[key] = replace(first, also=(*first.also, item.attack))
+            also = (*first.also, item.attack)
+            kept[key] = replace(first, also=also, change=first.change or item.change, capsule=first.capsule or item.capsule)
     return list(kept.values())
 
 
