@@ -228,7 +228,7 @@ def _elu(seen: Seen) -> Interval:
     return seen.at(0).through(lambda v: v if v > 0 else (1.0 if alpha is None else alpha) * math.expm1(v))
 
 
-_KEEPING = (
+KEEPING = (
     "view", "reshape", "_unsafe_view", "transpose", "permute", "t", "unsqueeze", "squeeze", "expand", "slice", "select", "clone", "detach", "alias",
     "contiguous", "flatten", "unflatten", "gather", "index_select", "index", "repeat", "flip", "roll", "narrow", "split", "chunk", "unbind", "to",
     "_to_copy", "type_as", "getitem", "max_pool2d", "max_pool1d", "avg_pool2d", "adaptive_avg_pool2d", "mean", "amax", "amin", "max", "min", "median",
@@ -238,7 +238,7 @@ _KEEPING = (
 _TRUTHS = ("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isfinite", "isinf", "logical_and", "logical_or", "any", "all", "bitwise_not", "bitwise_and")
 
 OPERATIONS: dict[str, Rule] = {
-    **dict.fromkeys(_KEEPING, _first),
+    **dict.fromkeys(KEEPING, _first),
     **dict.fromkeys(_TRUTHS, _between(0.0, 1.0)),
     **dict.fromkeys(("sigmoid", "rand", "rand_like"), _rising(_sigmoid)),
     **dict.fromkeys(("sin", "cos", "sign", "cosine_similarity", "erf"), _between(-1.0, 1.0)),
@@ -314,4 +314,6 @@ OPERATIONS: dict[str, Rule] = {
     "binary_cross_entropy_with_logits": lambda seen: Interval(0.0, seen.at(0).size + 1.0),
     "arange": lambda seen: Interval(0.0, max(seen.number(i) or 0.0 for i in range(len(seen.args)))),
     "one_hot": _between(0.0, 1.0),
+    "argsort": lambda seen: Interval(0.0, float(max(seen.shape(0), default=1))),
+    "argmax": lambda seen: Interval(0.0, float(math.prod(seen.shape(0)))),
 }

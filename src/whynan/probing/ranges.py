@@ -21,7 +21,7 @@ from whynan.capsule.sites import live_site, positions, shorten
 from whynan.probing.attacking import Attacks
 from whynan.probing.inputs import Input
 from whynan.probing.intervals import ANY, Interval
-from whynan.probing.operations import OPERATIONS, Seen, same
+from whynan.probing.operations import KEEPING, OPERATIONS, Seen, same
 from whynan.probing.results import Group, Verdict
 from whynan.probing.steps import SubjectStep, values_of
 
@@ -123,7 +123,7 @@ class _Walk:
     def run(self) -> Ranges:
         self._begin()
         for node in self.program.graph.nodes:
-            if node.op == "call_function":
+            if node.op == "call_function" and not _name(node).startswith("_assert"):
                 self.count += 1
                 self.known[node] = self._apply(node)
         return Ranges(tuple(self.found), self.count, self.unknown)
@@ -184,7 +184,7 @@ class _Walk:
         words: list[str] = []
         while len(words) < 8 and isinstance(node, torch.fx.Node):
             words.append(f"{_name(node) if node.op == 'call_function' else self._given(node)} {self.known.get(node, ANY)}")
-            before = [a for a in node.all_input_nodes if a in self.known]
+            before = [a for a in node.all_input_nodes if a in self.known][: 1 if _name(node) in KEEPING else None]
             node = max(before, key=lambda n: (n not in self.tensors, self.known[n].size)) if before else None
         return words
 
