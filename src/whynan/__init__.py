@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["TrainingStopped", "WhynanError", "__version__", "check", "explain", "save", "watch"]
+__all__ = ["TrainingStopped", "WhynanError", "__version__", "check", "explain", "probe", "save", "watch"]
 
 if TYPE_CHECKING:
     from whynan.errors import TrainingStopped, WhynanError
     from whynan.explaining import explain
     from whynan.forensics.checking import check
+    from whynan.probing.api import probe
     from whynan.recovery.keeper import save
     from whynan.watching import watch
 
@@ -19,6 +20,7 @@ _HOMES = {
     "WhynanError": "errors",
     "check": "forensics.checking",
     "explain": "explaining",
+    "probe": "probing.api",
     "save": "recovery.keeper",
     "watch": "watching",
 }

@@ -10,6 +10,8 @@ from whynan import __version__
 from whynan.commands.check import check
 from whynan.commands.explain import explain
 from whynan.commands.lint import lint
+from whynan.commands.doctor import doctor
+from whynan.commands.probe import probe
 from whynan.commands.replay import replay
 from whynan.commands.run import run
 from whynan.errors import UsageError
@@ -26,6 +28,8 @@ cli.add_command(explain)
 cli.add_command(replay)
 cli.add_command(check)
 cli.add_command(lint)
+cli.add_command(probe)
+cli.add_command(doctor)
 
 
 def main(argv: list[str] | None = None) -> int:
