@@ -8,9 +8,9 @@ import click
 
 from whynan import __version__
 from whynan.commands.check import check
+from whynan.commands.doctor import doctor
 from whynan.commands.explain import explain
 from whynan.commands.lint import lint
-from whynan.commands.doctor import doctor
 from whynan.commands.probe import probe
 from whynan.commands.replay import replay
 from whynan.commands.run import run
