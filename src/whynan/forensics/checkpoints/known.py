@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from whynan.forensics.addresses import Unreadable
 from whynan.forensics.checkpoints.dtypes import FORMATS
@@ -10,6 +10,7 @@ from whynan.forensics.checkpoints.stubs import Array, Global, NamedType, NumpyTy
 
 MOST = 1 << 63  # no size, stride or offset reaches this; beyond it numbers could not even be printed
 MOST_DIMENSIONS = 64
+_HANDED = 1000  # things handed to one call that are looked through for names
 
 _STORAGES = {
     "DoubleStorage": "float64",
@@ -34,9 +35,9 @@ _STORAGES = {
 _OTHER_NAMES = {"double": "float64", "float": "float32", "half": "float16", "long": "int64", "int": "int32", "short": "int16", "cfloat": "complex64"}
 
 _MODULES_THAT_ACT = """
-    os posix nt subprocess sys importlib runpy shutil socket pty commands ctypes _ctypes code codeop pickle _pickle marshal timeit pdb bdb cProfile profile
-    webbrowser urllib requests httplib http ftplib smtplib telnetlib aiohttp multiprocessing threading _thread asyncio signal tempfile platform pip ensurepip
-    venv pydoc doctest idlelib distutils setuptools zipimport imp gc inspect trace linecache fileinput glob
+    os posix nt subprocess sys importlib runpy shutil pty ctypes _ctypes codeop pickle _pickle marshal timeit pdb bdb cProfile
+    webbrowser requests httplib ftplib smtplib telnetlib aiohttp multiprocessing threading _thread asyncio pip ensurepip
+    venv pydoc doctest idlelib distutils setuptools zipimport imp linecache fileinput
 """
 _DANGEROUS_MODULES = frozenset(_MODULES_THAT_ACT.split())
 _HARMLESS = frozenset({"os.stat_result", "os.terminal_size", "threading.Lock", "_thread.RLock"})
@@ -50,6 +51,7 @@ _DANGEROUS = frozenset(
         ("types", "FunctionType CodeType LambdaType"),
         ("operator _operator", "attrgetter methodcaller"),
         ("torch", "load compile"),
+        ("torch.serialization", "load _load _legacy_load"),
         ("torch.hub", "load load_state_dict_from_url download_url_to_file"),
         ("torch.jit", "load"),
         ("torch.utils._config_module", "load_config"),
@@ -59,6 +61,18 @@ _DANGEROUS = frozenset(
         ("numpy.f2py.crackfortran", "getlincoef myeval"),
         ("io _io", "open FileIO open_code"),
         ("pathlib", "Path.write_bytes Path.write_text Path.unlink"),
+        ("socket _socket", "socket SocketType create_connection create_server fromfd socketpair"),
+        ("urllib urllib.request urllib2", "urlopen urlretrieve URLopener FancyURLopener build_opener install_opener OpenerDirector"),
+        ("http.client", "HTTPConnection HTTPSConnection"),
+        ("http.server", "HTTPServer ThreadingHTTPServer test"),
+        ("signal _signal", "signal alarm raise_signal pthread_kill setitimer set_wakeup_fd"),
+        ("tempfile", "mkstemp mkdtemp mktemp NamedTemporaryFile TemporaryFile SpooledTemporaryFile TemporaryDirectory"),
+        ("glob", "glob iglob"),
+        ("gc", "get_objects get_referrers get_referents"),
+        ("platform", "popen"),
+        ("commands", "getoutput getstatusoutput getstatus"),
+        ("code", "interact InteractiveInterpreter InteractiveConsole"),
+        ("profile trace", "run runctx Profile Trace"),
         ("cloudpickle.cloudpickle", "_make_function _builtin_type _make_skel_func subimport"),
         ("dill._dill", "_create_function _create_code _import_module _eval_repr"),
     )
@@ -69,8 +83,25 @@ _DANGEROUS = frozenset(
 
 def is_dangerous(named: Global) -> bool:
     """Whether a name runs code, starts programs, or reaches for files and the network."""
-    whole = str(named)
-    return whole in _DANGEROUS or (named.module.split(".")[0] in _DANGEROUS_MODULES and whole not in _HARMLESS and named.module != "multiprocessing.context")
+    whole, parts = str(named), named.name.split(".")
+    if named.module.split(".")[0] in _DANGEROUS_MODULES:
+        return whole not in _HARMLESS and named.module != "multiprocessing.context"
+    if f"{named.module}.{parts[0]}" in _DANGEROUS or whole in _DANGEROUS:
+        return True
+    return any(p in _DANGEROUS_MODULES for p in parts[:-1]) or ".".join(parts[-2:]) in _DANGEROUS  # modules hold others: glob's os.system
+
+
+def dangers_in(*things: object) -> Iterator[Global]:
+    """Yield the dangerous names in what is called and in what is handed to it, where `functools.partial` and `map` find theirs."""
+    waiting, seen = list(things), 0
+    while waiting and seen < _HANDED:
+        thing, seen = waiting.pop(), seen + 1
+        if isinstance(thing, Global) and is_dangerous(thing):
+            yield thing
+        elif isinstance(thing, tuple | list):
+            waiting += thing[:_HANDED]
+        elif isinstance(thing, Thing):
+            waiting += [thing.kind, thing.arguments, *thing.states[:_HANDED]]
 
 
 def call(kind: object, arguments: object) -> object:

@@ -114,7 +114,7 @@ def may_be_constant(name: str) -> bool:
 def is_meant(tensor: TensorStats, role: Role) -> bool:
     """Whether the infinities of a tensor were put there on purpose, by its name and its statistics.
 
-    A mask is `-inf` beside one other value. A bound that was never updated is infinite throughout.
+    A mask is `-inf` beside one other value, in a matrix or under a name for it. A bound that was never updated is infinite throughout.
 
     >>> is_meant(TensorStats("attn.mask", "float32", (4, 4), neginf=6, zeros=10, min=0.0, max=0.0), Role.BUFFER)
     True
@@ -124,6 +124,7 @@ def is_meant(tensor: TensorStats, role: Role) -> bool:
         return False
     if last == "bias" and not (len(tensor.shape) > 1 or "logit" in tensor.name.lower()):
         return False
-    mask = not tensor.posinf and tensor.min == tensor.max
+    named = role is Role.BUFFER or len(tensor.shape) > 1 or bool(re.search(r"mask|bias", tensor.name.lower()))
+    mask = named and not tensor.posinf and tensor.min == tensor.max
     bound = tensor.min is None and not (tensor.posinf and tensor.neginf) and bool(re.search(r"min|max|best|bound|limit|low|high|threshold", last))
     return (mask and (tensor.min is not None or role is Role.BUFFER)) or bound
