@@ -15,9 +15,14 @@ import pytest
 import torch
 from conftest import ENVIRONMENT, PYTHON
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
+
+from checkpoint_files import write_trainer
+
 import whynan
 from whynan.commands.main import main
 from whynan.errors import UsageError
+from whynan.forensics.checkpoints import quarantine
 from whynan.report.lines import WIDTH, wrap
 
 COMMAND = [str(PYTHON), "-m", "whynan", "check"]
@@ -161,6 +166,20 @@ def test_ctrl_c_is_one_line(tmp_path: Path) -> None:
         assert (told.wait(60), told.communicate()[1]) == (130, "whynan: interrupted\n")
 
 
+def test_ctrl_c_while_moving_says_what_was_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    run, move = series(tmp_path / "run"), quarantine.move
+
+    def stopped(source: Path, folder: Path) -> Path:
+        if source.name == "step5.pt":
+            raise KeyboardInterrupt
+        return move(source, folder)
+
+    monkeypatch.setattr(quarantine, "move", stopped)
+    assert main(["check", str(run), "--quarantine", str(tmp_path / "aside")]) == 130
+    assert capfd.readouterr().err == f"whynan: interrupted\nwhynan: {run / 'step4.pt'} was moved to {tmp_path / 'aside' / 'step4.pt'}\n"
+    assert names(run) == ["step1.pt", "step2.pt", "step3.pt", "step5.pt"]
+
+
 @pytest.mark.parametrize(
     ("option", "said"),
     [(["--range", "x=5:1"], "--range 'x=5:1'"), (["--range", "x=nan:1"], "--range 'x=nan:1'"), (["--expect", "lr=nan"], "--expect 'lr=nan'")],
@@ -217,3 +236,58 @@ def test_a_chain_of_checkpoints_says_why_a_pair_was_not_compared(tmp_path: Path)
     save(tmp_path / "step3.pt", 2.0)
     said = repr(whynan.check(tmp_path, against=tmp_path))
     assert "step2.pt to step3.pt  fc.weight  shape [1, 2] to [1, 3]" in said
+
+
+def trainer_folder(folder: Path, weights: str = "model.safetensors") -> Path:
+    """The files of a Trainer checkpoint."""
+    folder.parent.mkdir(exist_ok=True)
+    write_trainer(folder)
+    (folder / "model.safetensors").rename(folder / weights)
+    return folder
+
+
+@pytest.mark.parametrize("weights", ["model.safetensors", "adapter_model.safetensors", "my_own_weights.safetensors"])
+def test_a_trainer_checkpoint_with_weights_is_healthy(tmp_path: Path, weights: str) -> None:
+    assert whynan.check(trainer_folder(tmp_path / "checkpoint-500", weights)).ok
+
+
+def test_a_trainer_checkpoint_that_lost_its_weights_is_not_the_last_healthy_one(tmp_path: Path) -> None:
+    """Everything in it can be read; nobody can start from it."""
+    trainer_folder(tmp_path / "checkpoint-100")
+    (trainer_folder(tmp_path / "checkpoint-200") / "model.safetensors").unlink()
+    report = whynan.check(tmp_path)
+    assert Path(report.histories[0].last_healthy).name == "checkpoint-100"
+    assert [str(f) for f in report.findings] == ["bad: no weights beside the trainer's state"]
+
+
+def test_an_optimizer_alone_is_not_the_last_healthy_one(tmp_path: Path) -> None:
+    """What a Trainer that was killed while it saved leaves behind; a folder of nothing but optimizers has a last one all the same."""
+    trainer_folder(tmp_path / "run" / "checkpoint-100")
+    whole = trainer_folder(tmp_path / "checkpoint-200")
+    (tmp_path / "run" / "tmp-checkpoint-200").mkdir()
+    shutil.copy(whole / "optimizer.pt", tmp_path / "run" / "tmp-checkpoint-200")
+    assert Path(whynan.check(tmp_path / "run").histories[0].last_healthy).name == "checkpoint-100"
+    for step in (1, 2):
+        (tmp_path / "alone").mkdir(exist_ok=True)
+        shutil.copy(whole / "optimizer.pt", tmp_path / "alone" / f"optimizer_{step}.pt")
+    assert Path(whynan.check(tmp_path / "alone").histories[0].last_healthy).name == "optimizer_2.pt"
+
+
+def test_a_pointer_of_git_lfs_says_what_to_do(tmp_path: Path) -> None:
+    """What a clone without LFS leaves in the place of every weight."""
+    (tmp_path / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 1342\n")
+    assert whynan.check(tmp_path / "model.safetensors").checked[0].unreadable == "a Git LFS pointer, not the file itself; fetch it with git lfs pull"
+
+
+def test_weights_that_were_saved_with_numpy_may_be_all_zero(tmp_path: Path) -> None:
+    """A column of data may not."""
+    numpy = pytest.importorskip("numpy", reason="numpy is not installed")
+    draw = numpy.random.default_rng(0)
+    numpy.savez(tmp_path / "weights.npz", **{"layer1.weight": draw.normal(size=(16, 8)), "layer1.bias": numpy.zeros(16), "norm.weight": numpy.ones(16)})
+    numpy.savez(tmp_path / "data.npz", x=draw.normal(size=(16, 8)), weight=numpy.zeros(16))
+    assert whynan.check(tmp_path / "weights.npz").ok
+    assert [f.place for f in whynan.check(tmp_path / "data.npz").findings] == ["weight"]
+
+
+def test_the_suffix_of_old_lua_files_is_no_step(tmp_path: Path) -> None:
+    assert whynan.check(save(tmp_path / "ckpt.t7", epoch=5)).checked[0].step == 5

@@ -107,8 +107,8 @@ def _check(paths: tuple[str, ...], deeds: Deeds, wishes: dict[str, Any], form: s
         _print(report, form, everything)
         if plot:
             _plot(report, Path(plot), wishes["allow"])
-    except KeyboardInterrupt:
-        print("whynan: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        print("whynan: interrupted", *getattr(stop, "__notes__", ()), sep="\nwhynan: ", file=sys.stderr)
         return _INTERRUPTED
     return report.status
 

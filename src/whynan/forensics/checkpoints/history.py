@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -43,15 +43,20 @@ def tell_history(folder: Folder, wishes: Wishes) -> History:
     kept = _without_copies(ordered, notes)
     notes += _tell_series(kept)
     bad = next((i for i, c in enumerate(kept) if c.bad), None)
-    healthy = [c for c in kept if c.healthy]
     return History(
         str(folder.place),
         tuple(kept),
-        healthy[-1].path if healthy else "",
+        _last_healthy(kept, {str(m.place) for m in folder.members if m.beside}),
         kept[bad].path if bad is not None else "",
         story=tuple(_story(kept)),
         notes=tuple(notes),
     )
+
+
+def _last_healthy(members: Sequence[Checked], beside: Container[str]) -> str:
+    """The last one to start from; an optimizer whose weights are not there is none, unless there is nothing else."""
+    healthy = sorted((c for c in members if c.healthy), key=lambda c: c.path not in beside)
+    return healthy[-1].path if healthy else ""
 
 
 def _place(member: Member, wishes: Wishes) -> _Placed:

@@ -38,6 +38,11 @@ class Member:
     parts: tuple[Place, ...]
 
     @property
+    def beside(self) -> bool:
+        """Whether it holds only what is kept beside weights: an optimizer, a scheduler, a scaler."""
+        return all(_COMPANION.search(p.name) for p in self.parts)
+
+    @property
     def modified(self) -> float:
         """When it was last written, where that is known."""
         try:

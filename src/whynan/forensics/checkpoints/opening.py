@@ -68,10 +68,10 @@ def _open_file(place: Place) -> Contents:
     head = source.read(0, min(source.size, 4096))
     if not head:
         raise Unreadable("empty")
+    if head.startswith(LFS):
+        raise NotLookedAt("a Git LFS pointer, not the file itself; fetch it with git lfs pull")
     if not any(head):
         raise Unreadable("begins with zeros: it was never written to the end")
-    if head.startswith(LFS):
-        raise NotLookedAt("a pointer of Git LFS: the file itself was not fetched (git lfs pull)")
     raise NotLookedAt("not a checkpoint that is known")
 
 

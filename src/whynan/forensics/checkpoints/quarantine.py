@@ -31,14 +31,22 @@ def quarantine_history(history: History, folder: Path, dry_run: bool, taken: set
     """
     moved: list[tuple[str, str]] = []
     notes: list[str] = []
-    for checked in history.members:
-        if not checked.bad:
-            continue
-        if any(m.path.startswith(checked.path.rstrip("/") + "/") for m in history.members):
-            notes.append(f"{checked.path} was not moved: other checkpoints lie in it")
-        else:
-            _move_one(checked, folder, dry_run, moved, notes, taken)
+    try:
+        for checked in history.members:
+            if checked.bad:
+                _move_or_say(checked, history, folder, dry_run, moved, notes, taken)
+    except KeyboardInterrupt as stop:
+        for source, target in () if dry_run else moved:
+            stop.add_note(f"{source} was moved to {target}")
+        raise
     return replace(history, moved=(*history.moved, *moved), notes=(*history.notes, *notes))
+
+
+def _move_or_say(checked: Checked, history: History, folder: Path, dry_run: bool, moved: list[tuple[str, str]], notes: list[str], taken: set[str]) -> None:
+    if any(m.path.startswith(checked.path.rstrip("/") + "/") for m in history.members):
+        notes.append(f"{checked.path} was not moved: other checkpoints lie in it")
+    else:
+        _move_one(checked, folder, dry_run, moved, notes, taken)
 
 
 def _move_one(checked: Checked, folder: Path, dry_run: bool, moved: list[tuple[str, str]], notes: list[str], taken: set[str]) -> None:

@@ -26,9 +26,9 @@ _SQUARES = frozenset(
 _MOMENTS = _SQUARES | {"exp_avg", "grad_avg", "momentum_buffer"}
 _SQUARES_IN_OPTIMIZER = frozenset({"sum", "variance"})  # names too common to say anything elsewhere
 _SQUARES_BESIDE = {"v": "m", "nu": "mu", "vt": "mt"}  # alone, `v` may as well be a velocity
-_COUNTERS = frozenset(
-    {"step", "steps", "global_step", "global_steps", "epoch", "num_batches_tracked", "n_averaged", "iteration", "num_updates", "_step_count", "last_epoch"}
-)
+STEP_NAMES = ("global_step", "global_steps", "step", "steps", "num_updates", "iteration", "iter", "it", "iter_num", "n_iter", "current_step", "step_num")
+EPOCH_NAMES = ("epoch", "current_epoch", "epochs", "last_epoch")
+_COUNTERS = frozenset({*STEP_NAMES, *EPOCH_NAMES, "num_batches_tracked", "n_averaged", "_step_count"})
 _BUFFER = re.compile(
     r"running_(mean|var)|(^|_)mask|inv_freq|_cached$|position_ids|min_vals?$|max_vals?$|cluster_size|embed_avg|zero_point|^(pixel_)?(mean|std)$|^filt"
 )

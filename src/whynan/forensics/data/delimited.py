@@ -106,6 +106,8 @@ def find_shape(place: Place) -> Shape:
         raise Unreadable("no rows" if not head.strip() else "no text in it")
     delimiter = _delimiter(lines[:50])
     rows = [row for row in _parse(lines[:2000], delimiter) if row]
+    if not rows:
+        raise Unreadable(f"no rows: its first cell is longer than {csv.field_size_limit()} characters")
     comma = delimiter == ";" and any(_comma_number(c) for row in rows[1:20] for c in row)
     header = _has_header(rows, comma)
     names = _unique(rows[0]) if header else tuple(str(i) for i in range(len(rows[0])))
