@@ -959,7 +959,7 @@ def ordinary() -> dict[str, Any]:
 
 @pytest.mark.parametrize("key", list(ordinary()))
 def test_ordinary_things_of_modules_that_can_act_are_not_dangerous(key: str, tmp_path: Path) -> None:
-    torch.save({"w": torch.ones(2), key: ordinary()[key]}, tmp_path / "a.pt")
+    torch.save({"w": torch.ones(2), key: ordinary()[key]}, tmp_path / "a.pt", pickle_protocol=4)
     assert not any("runs code" in note or note.startswith("dangerous") for note in opened(tmp_path / "a.pt").notes)
 
 
@@ -996,3 +996,13 @@ def test_a_function_handed_to_something_that_is_called_is_dangerous(opcodes: byt
     path = hostile.torch_zip(tmp_path / "a.pt", hostile.named(x=opcodes))
     assert opened(path).notes[0] == "dangerous: loading this file hands os.system to what it calls"
     assert whynan.check(path).findings[0].what == "dangerous-pickle"
+
+
+def test_a_name_cannot_hide_behind_many_things_that_are_handed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither beside a long list nor after so many calls that the rest is not looked through."""
+    many = b"](" + b"K\x01" * 5000 + b"e"
+    after = b"cbuiltins\nmap\n(cbuiltins\nint\n" + many + b"tR0" + b"cos\nsystem\n0" + b"cbuiltins\nmap\n(cbuiltins\nint\n" + many + b"tR"
+    monkeypatch.setattr(pickles, "MOST_HANDED", 1000)
+    for opcodes in (b"cbuiltins\nmap\n(cos\nsystem\n" + many + b"tR", b"cbuiltins\nmap\n(" + many + b"cos\nsystem\ntR", after):
+        path = hostile.torch_zip(tmp_path / "a.pt", hostile.named(x=opcodes))
+        assert opened(path).notes[0] == "dangerous: loading this file hands os.system to what it calls"

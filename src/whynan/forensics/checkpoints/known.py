@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from whynan.forensics.addresses import Unreadable
 from whynan.forensics.checkpoints.dtypes import FORMATS
@@ -10,7 +10,6 @@ from whynan.forensics.checkpoints.stubs import Array, Global, NamedType, NumpyTy
 
 MOST = 1 << 63  # no size, stride or offset reaches this; beyond it numbers could not even be printed
 MOST_DIMENSIONS = 64
-_HANDED = 1000  # things handed to one call that are looked through for names
 
 _STORAGES = {
     "DoubleStorage": "float64",
@@ -91,17 +90,18 @@ def is_dangerous(named: Global) -> bool:
     return any(p in _DANGEROUS_MODULES for p in parts[:-1]) or ".".join(parts[-2:]) in _DANGEROUS  # modules hold others: glob's os.system
 
 
-def dangers_in(*things: object) -> Iterator[Global]:
-    """Yield the dangerous names in what is called and in what is handed to it, where `functools.partial` and `map` find theirs."""
-    waiting, seen = list(things), 0
-    while waiting and seen < _HANDED:
-        thing, seen = waiting.pop(), seen + 1
+def dangers_in(things: list[object], most: int) -> tuple[list[Global], int]:
+    """Return the dangerous names in what is called and handed to it, where `partial` and `map` find theirs; and how many things were looked at."""
+    found, seen = [], 0
+    while seen < min(most, len(things)):
+        thing, seen = things[seen], seen + 1
         if isinstance(thing, Global) and is_dangerous(thing):
-            yield thing
+            found.append(thing)
         elif isinstance(thing, tuple | list):
-            waiting += thing[:_HANDED]
+            things += thing[:most]
         elif isinstance(thing, Thing):
-            waiting += [thing.kind, thing.arguments, *thing.states[:_HANDED]]
+            things += [thing.kind, thing.arguments, *thing.states[:most]]
+    return found, seen
 
 
 def call(kind: object, arguments: object) -> object:

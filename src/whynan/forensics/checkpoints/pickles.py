@@ -19,6 +19,7 @@ from whynan.forensics.checkpoints.stubs import Array, Global, NumpyType, Pairs, 
 MOST_OPCODES = 5_000_000
 MOST_OBJECTS = 1_000_000  # containers and instances: each takes some hundred bytes
 MOST_MEMOS = 2_000_000
+MOST_HANDED = 1_000_000
 LONGEST = 1 << 27  # bytes of one string
 _LONGEST_INTEGER = 1024
 _TOO_MANY = "the pickle holds too many objects to be looked at"
@@ -56,6 +57,7 @@ class Machine:
     dangers: dict[str, Danger] = field(default_factory=dict)
     opcodes: int = 0
     objects: int = 0
+    handed: int = 0  # things handed to calls that were looked through for names
     copied: int = 0  # bytes of strings and lists made from others
     stack: list[Any] = field(default_factory=list)
     marks: list[int] = field(default_factory=list)
@@ -141,9 +143,8 @@ class Machine:
 
     def make(self, kind: object, arguments: object) -> None:
         """Do what stands for calling something."""
-        for found in dangers_in(kind, arguments) if self.dangers else ():
-            how = Danger.CALLS if found is kind else Danger.HANDS_ON
-            self.dangers[str(found)] = max(how, self.dangers.get(str(found), how))
+        if self.dangers:
+            self.mark_dangers(kind, arguments)
         made = call(kind, arguments)
         if isinstance(made, bytes):
             self.spend(len(made))
@@ -152,6 +153,16 @@ class Machine:
         elif isinstance(made, Pairs):
             self.spend(8 * len(made.items))
         self.push(made)
+
+    def mark_dangers(self, kind: object, arguments: object) -> None:
+        """Take note of the names that are called or handed on; where too much is handed on to be looked at, all of them may be."""
+        found, looked = dangers_in([kind, arguments], MOST_HANDED - self.handed)
+        self.handed += looked
+        handed = self.dangers if self.handed >= MOST_HANDED else map(str, found)
+        for name in list(handed):
+            self.dangers[name] = max(Danger.HANDS_ON, self.dangers.get(name, Danger.NAMES))
+        if isinstance(kind, Global) and is_dangerous(kind):
+            self.dangers[str(kind)] = Danger.CALLS
 
     def spend(self, size: int) -> None:
         """Bound what copies of strings may take: a text that is encoded is not needed as a text."""
