@@ -18,7 +18,7 @@ def net() -> Iterator[None]:
     >>> with net():
     ...     {}["shape"]
     Traceback (most recent call last):
-    whynan.forensics.addresses.Unreadable: internal error: KeyError: 'shape'; please report it
+    whynan.forensics.addresses.NotLookedAt: internal error: KeyError: 'shape'; please report it
     """
     try:
         yield
