@@ -35,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 import checkpoint_files as files
 import hostile
 
+import whynan
 from whynan.forensics.addresses import Place, Unreadable
 from whynan.forensics.checkpoints import pickles, walking
 from whynan.forensics.checkpoints.contents import Contents, Entry
@@ -937,3 +938,71 @@ def test_a_source_knows_its_size(tmp_path: Path) -> None:
     for start, size in itertools.product((-1, 8), (3,)):
         with pytest.raises(Unreadable):
             source.read(start, size)
+
+
+def ordinary() -> dict[str, Any]:
+    """What people keep in checkpoints, from modules of which other functions act."""
+    import http
+    import inspect
+    import platform
+    import signal
+    import urllib.parse
+
+    return {
+        "machine": platform.uname(),
+        "default": inspect.Parameter.empty,
+        "url": urllib.parse.urlparse("https://x.org/a"),
+        "signal": signal.SIGTERM,
+        "status": http.HTTPStatus.OK,
+    }
+
+
+@pytest.mark.parametrize("key", list(ordinary()))
+def test_ordinary_things_of_modules_that_can_act_are_not_dangerous(key: str, tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(2), key: ordinary()[key]}, tmp_path / "a.pt", pickle_protocol=4)
+    assert not any("runs code" in note or note.startswith("dangerous") for note in opened(tmp_path / "a.pt").notes)
+
+
+@pytest.mark.parametrize("named", ["code.models\nNet", "trace.layers\nBlock", "profile.nets\nUNet"])
+def test_a_package_of_ones_own_may_have_any_name(named: str, tmp_path: Path) -> None:
+    path = hostile.torch_zip(tmp_path / "a.pt", hostile.named(x=b"c" + named.encode() + b"\n)R"))
+    assert not any(note.startswith("dangerous") for note in opened(path).notes)
+
+
+@pytest.mark.parametrize("named", ["glob\nos.system", "torch\nos.system", "inspect\nbuiltins.eval", "urllib.request\nurlopen", "code\nInteractiveInterpreter"])
+def test_functions_that_act_are_dangerous_wherever_they_are_reached_from(named: str, tmp_path: Path) -> None:
+    opcodes = b"c" + named.encode() + b"\n(" + hostile.text("1") + b"tR"
+    assert (
+        opened(hostile.torch_zip(tmp_path / "a.pt", hostile.named(x=opcodes))).notes[0] == f"dangerous: loading this file calls {named.replace(chr(10), '.')}"
+    )
+
+
+def test_a_name_that_is_only_kept_is_a_note_and_the_file_is_healthy(tmp_path: Path) -> None:
+    torch.save({"fc.weight": torch.randn(2, 2), "opener": open, "loader": torch.load}, tmp_path / "a.pt")
+    report = whynan.check(tmp_path / "a.pt")
+    assert report.ok and [f.severity for f in report.checked[0].findings] == ["note", "note"]
+
+
+@pytest.mark.parametrize(
+    "opcodes",
+    [
+        b"cfunctools\npartial\n(cos\nsystem\n" + hostile.text("id") + b"tR",
+        b"cbuiltins\nmap\n(cos\nsystem\n](" + hostile.text("id") + b"etR",
+        b"cfunctools\npartial\n(cbuiltins\nint\ntR(cos\nsystem\n(" + hostile.text("id") + b"t}Ntb)R",
+        b"ctorch._tensor\n_rebuild_from_type_v2\n(cos\nsystem\nctorch\nTensor\n(" + hostile.text("id") + b"t}tR",
+    ],
+)
+def test_a_function_handed_to_something_that_is_called_is_dangerous(opcodes: bytes, tmp_path: Path) -> None:
+    path = hostile.torch_zip(tmp_path / "a.pt", hostile.named(x=opcodes))
+    assert opened(path).notes[0] == "dangerous: loading this file hands os.system to what it calls"
+    assert whynan.check(path).findings[0].what == "dangerous-pickle"
+
+
+def test_a_name_cannot_hide_behind_many_things_that_are_handed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither beside a long list nor after so many calls that the rest is not looked through."""
+    many = b"](" + b"K\x01" * 5000 + b"e"
+    after = b"cbuiltins\nmap\n(cbuiltins\nint\n" + many + b"tR0" + b"cos\nsystem\n0" + b"cbuiltins\nmap\n(cbuiltins\nint\n" + many + b"tR"
+    monkeypatch.setattr(pickles, "MOST_HANDED", 1000)
+    for opcodes in (b"cbuiltins\nmap\n(cos\nsystem\n" + many + b"tR", b"cbuiltins\nmap\n(" + many + b"cos\nsystem\ntR", after):
+        path = hostile.torch_zip(tmp_path / "a.pt", hostile.named(x=opcodes))
+        assert opened(path).notes[0] == "dangerous: loading this file hands os.system to what it calls"

@@ -385,3 +385,83 @@ def test_an_expectation_that_nothing_could_meet_is_said(folder: Path) -> None:
     """A misspelt name does not pass for one that was met."""
     report = whynan.check(folder, expect={"lrr": 1.0, "lr": 1e-3})
     assert report.notes == ("--expect lrr: not stored in any checkpoint",)
+
+
+def log_of(path: Path, bad: bool = False) -> Path:
+    lines = [json.dumps({"step": i, "loss": 1.0 / (i + 1) if i < 6 or not bad else float("nan"), "grad_norm": 1.0}) for i in range(10)]
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_a_plot_that_cannot_be_written_costs_no_report(folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Misuse is told before anything is moved; what fails later comes after the report."""
+    assert main(["check", str(folder), "--quarantine", str(tmp_path / "aside"), "--plot", str(tmp_path / "x.pdf")]) == 2
+    assert capfd.readouterr() == ("", f"whynan: --plot {tmp_path / 'x.pdf'}: a curve is written as .svg or .png\n")
+    assert not (tmp_path / "aside").exists()
+    assert main(["check", str(folder), "--quarantine", str(tmp_path / "aside"), "--plot", str(tmp_path / "x.svg")]) == 2
+    out, err = capfd.readouterr()
+    assert "moved:" in out and "no log among what was checked" in err
+
+
+def test_quarantine_is_a_local_folder(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """An address would become a folder called `s3:`."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["check", str(folder), "--quarantine", "s3://bucket/bad"]) == 2
+    assert "--quarantine s3://bucket/bad: a local folder" in capfd.readouterr().err and not (tmp_path / "s3:").exists()
+
+
+def test_one_that_cannot_be_read_in_a_folder_is_a_finding(tmp_path: Path) -> None:
+    """Alone in it or beside others; named itself it is a failure to do what was asked."""
+    cut(save_series(tmp_path / "run", 1) / "step-00001.pt")
+    report = whynan.check(tmp_path / "run")
+    assert report.checked[0].unreadable and (report.status, report.ok) == (1, False)
+    assert whynan.check([tmp_path / "run", tmp_path / "run" / "step-00001.pt"]).status == 2
+    save_series(tmp_path / "more", 1)
+    cut(tmp_path / "more" / "step-00001.pt")
+    (tmp_path / "more" / "x.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{")
+    assert whynan.check(tmp_path / "more").status == 1
+    (tmp_path / "none").mkdir()
+    assert whynan.check(tmp_path / "none").status == 2
+
+
+def test_no_line_is_wider_than_80_columns(tmp_path: Path) -> None:
+    """Long reasons, many notes, every tensor, and names that would steer the terminal."""
+    long = "model.encoder.layers.11.attention.self.query.weight"
+    stats = TensorStats(f"{long}\x1b\x1b\x1b\x1b", "float32", (4096, 4096, 3), nan=12, posinf=345, neginf=6789, zeros=123456, min=-1.2345e-12, max=1.2345e12)
+    member = Checked("run/" + "\x07" * 12 + "a.pt", Kind.CHECKPOINT, tensors=(stats,), unreadable="a reason that goes on and on " * 5)
+    change = Change(long, 0.123456, 12345.678, "12345 values that are not finite left out, dtype float32 to bfloat16")
+    other = Change(long, note="not compared: one of the two is a view that repeats its values, shape [1] to [2]")
+    pairs = (Comparison("b.pt", "a.pt", (change, other)), Comparison("c.pt", "b.pt", (), unreadable="the reason is a long one, longer than a line " * 3))
+    report = Report((member,), (History("run", (member, member)),), pairs[:1])
+    for shown in (report, Report((), (), pairs[1:]), Report((), (), pairs)):
+        assert max(len(line) for line in checks.text(shown, everything=True).splitlines()) <= 80
+
+
+def test_a_state_is_neither_moved_nor_compared(tmp_path: Path) -> None:
+    """What cannot be done is not passed over in silence."""
+    for options in ({"against": "x.pt"}, {"quarantine": tmp_path}, {"dry_run": True}):
+        with pytest.raises(whynan.WhynanError, match="go with paths"):
+            whynan.check({"a.weight": torch.ones(2, 2)}, **options)
+    with pytest.raises(whynan.WhynanError, match="nothing to check in a int"):
+        whynan.check(123)
+
+
+def test_a_comparison_that_fails_is_an_annotation(tmp_path: Path) -> None:
+    """The exit status 2 of a job has its reason beside it."""
+    for name in ("a.pt", "b.pt"):
+        torch.save({"a.weight": torch.randn(2, 2)}, tmp_path / name)
+    cut(tmp_path / "b.pt")
+    said = annotations.github(whynan.check(tmp_path / "a.pt", against=tmp_path / "b.pt"))
+    assert said.startswith(f"::error file={tmp_path / 'a.pt'},title=cannot be compared::cut short")
+
+
+def test_several_plots_overwrite_nothing_that_was_not_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """And --allow holds for them too."""
+    one, two = log_of(tmp_path / "one.jsonl"), log_of(tmp_path / "two.jsonl")
+    (tmp_path / "curve-2.svg").write_text("mine")
+    assert main(["check", str(one), str(two), "--plot", str(tmp_path / "curve.svg"), "--allow", "grad_norm"]) == 0
+    assert (tmp_path / "curve-2.svg").read_text() == "mine"
+    assert capfd.readouterr().err.splitlines()[1] == f"whynan: {two} is drawn in {tmp_path / 'curve-3.svg'}"
+    plain, allowed = tmp_path / "plain.svg", tmp_path / "curve.svg"
+    assert main(["check", str(one), "--plot", str(plain)]) == 0
+    assert "grad_norm" in plain.read_text() and "grad_norm" not in allowed.read_text()

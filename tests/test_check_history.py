@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import shutil
@@ -87,7 +88,7 @@ def test_forty_checkpoints_with_other_damage(tmp_path: Path) -> None:
     folder = save_series(tmp_path / "run", 40, {20: collapsed_scaler, 21: nan_mean, 38: nan_weight, 39: nan_weight})
     (folder / "step-00022.pt").write_bytes(b"")
     (folder / "step-00023.pt").write_bytes(bytes(5000))
-    (folder / "step-00040.pt").write_bytes(b"this is not a checkpoint at all")
+    (folder / "step-00040.pt").write_bytes(b"\x00\x01 this is not a checkpoint at all")
     told = history(folder)
     assert Path(told.last_healthy).name == "step-00037.pt"
     assert bad(told) == [f"step-000{n}.pt" for n in (20, 21, 22, 23, 38, 39, 40)]
@@ -609,3 +610,214 @@ def test_a_tensor_that_lies_otherwise_in_memory_is_not_compared_wrongly(tmp_path
     assert told["e.weight"].note == "not compared: one of the two is a view that repeats its values"
     torch.save({"c.weight": turned * 2}, tmp_path / "other.pt")
     assert whynan.check(tmp_path / "other.pt", against=tmp_path / "turned.pt").comparisons[0].changes[0].ratio == pytest.approx(1.0)
+
+
+def test_a_file_written_while_its_copy_is_compared_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two file systems the comparison may take minutes, and the training goes on."""
+    another_file_system(monkeypatch)
+    trainer_folder(tmp_path / "checkpoint-3", 3)
+    compare = quarantine._compare
+
+    def slowly(source: Path, copy: Path) -> None:
+        compare(source, copy)
+        (source / "late.pt").write_bytes(b"never copied")
+
+    monkeypatch.setattr(quarantine, "_compare", slowly)
+    with pytest.raises(whynan.WhynanError, match="changed while"):
+        quarantine.move(tmp_path / "checkpoint-3", tmp_path / "aside")
+    assert (tmp_path / "checkpoint-3" / "late.pt").exists() and listing(tmp_path / "aside") == []
+
+
+def test_a_file_written_after_the_last_look_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what was copied and compared is taken away."""
+    another_file_system(monkeypatch)
+    trainer_folder(tmp_path / "checkpoint-3", 3)
+    (tmp_path / "checkpoint-3" / "deep").mkdir()
+    (tmp_path / "checkpoint-3" / "deep" / "a.txt").write_text("a")
+    take_name = quarantine._take_name
+
+    def slowly(stand_in: Path, target: Path) -> None:
+        take_name(stand_in, target)
+        (tmp_path / "checkpoint-3" / "late.pt").write_bytes(b"never copied")
+        (tmp_path / "checkpoint-3" / "config.json").write_text("changed")
+
+    monkeypatch.setattr(quarantine, "_take_name", slowly)
+    with pytest.raises(whynan.WhynanError, match="that stays"):
+        quarantine.move(tmp_path / "checkpoint-3", tmp_path / "aside")
+    assert listing(tmp_path / "checkpoint-3") == ["config.json", "late.pt"]
+    assert (tmp_path / "aside" / "checkpoint-3" / "deep" / "a.txt").read_text() == "a"
+
+
+def test_text_called_like_a_checkpoint_is_none(tmp_path: Path) -> None:
+    """train.pt beside train.en is Portuguese: it is no bad checkpoint, and is never moved."""
+    for name in ("train.en", "train.pt", "valid.pt"):
+        (tmp_path / "corpus" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "corpus" / name).write_text("bom dia, mundo\n")
+    save(tmp_path / "corpus" / "step_1.pt", 1)
+    report = whynan.check(tmp_path / "corpus", quarantine=tmp_path / "aside")
+    assert report.status == 0 and not (tmp_path / "aside").exists()
+    assert len(listing(tmp_path / "corpus")) == 4
+
+
+def test_a_file_beyond_our_own_limits_is_neither_healthy_nor_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be whole: it is told, it is not the last healthy one, and it stays where it is."""
+    from whynan.forensics.checkpoints import pickles
+
+    save(tmp_path / "run" / "step_1.pt", 1)
+    save(tmp_path / "run" / "step_2.pt", 2, names=[[str(i)] for i in range(3000)])
+    monkeypatch.setattr(pickles, "MOST_OBJECTS", 2000)
+    told = history(tmp_path / "run", quarantine=tmp_path / "aside")
+    assert [(m.healthy, m.bad) for m in told.members] == [(True, False), (False, False)]
+    assert Path(told.last_healthy).name == "step_1.pt" and told.first_bad == "" and told.moved == ()
+    said = repr(whynan.check(tmp_path / "run"))
+    assert "checkpoints, 0 bad, 1 not read" in said and "unread" in said and "the newest" not in said
+
+
+@pytest.mark.parametrize("failure", [errno.EACCES, errno.EIO])
+def test_a_file_that_the_system_does_not_give_is_not_moved(failure: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Permissions and failing disks say nothing of what is in it."""
+    for step in (1, 2):
+        save(tmp_path / "run" / f"step_{step}.pt", step)
+    there = io.open
+
+    def failing(path: Any, *rest: Any, **options: Any) -> Any:
+        if str(path).endswith("step_2.pt"):
+            raise OSError(failure, os.strerror(failure))
+        return there(path, *rest, **options)
+
+    monkeypatch.setattr("whynan.forensics.addresses.io.open", failing)
+    told = history(tmp_path / "run", quarantine=tmp_path / "aside")
+    assert told.moved == () and told.members[1].unreadable == os.strerror(failure).lower() and not told.members[1].bad
+
+
+def test_a_pointer_of_git_lfs_is_told_and_not_moved(tmp_path: Path) -> None:
+    """A clone without its files is no damage."""
+    for step in (1, 2):
+        save(tmp_path / "run" / f"step_{step}.pt", step)
+    (tmp_path / "run" / "step_3.pt").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12\n")
+    told = history(tmp_path / "run", quarantine=tmp_path / "aside")
+    assert "git lfs pull" in told.members[2].unreadable and told.moved == ()
+
+
+def test_a_shard_that_is_missing_is_damage(tmp_path: Path) -> None:
+    """What an index names in vain was lost: the checkpoint is bad."""
+    import torch.distributed.checkpoint as dcp
+
+    for step in (1, 2):
+        dcp.save({"w.weight": torch.randn(4, 4)}, checkpoint_id=tmp_path / f"step_{step}", no_dist=True)
+    next((tmp_path / "step_2").glob("*.distcp")).unlink()
+    assert [m.bad for m in history(tmp_path).members] == [False, True]
+
+
+def test_steps_that_start_again_each_epoch_are_ordered_by_the_epoch_first(tmp_path: Path) -> None:
+    """{epoch: 1, step: 500} comes after {epoch: 0, step: 1000}."""
+    for epoch in (0, 1):
+        for step in (500, 1000):
+            weight = torch.full((4, 4), float("nan")) if (epoch, step) == (1, 500) else torch.randn(4, 4)
+            save(tmp_path / f"e{epoch}_s{step}.pt", step, epoch=epoch, model={"fc.weight": weight})
+    told = history(tmp_path)
+    assert names(told) == ["e0_s500.pt", "e0_s1000.pt", "e1_s500.pt", "e1_s1000.pt"]
+    assert Path(told.first_bad).name == "e1_s500.pt" and "healthy until e0_s1000.pt" in told.story[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("weights.04-0.30.pt", 4),
+        ("vit16-300.pt", 300),
+        ("unit8_12.pt", 12),
+        ("it_40.pt", 40),
+        ("ep12.pt", 12),
+        ("epoch=3-val_loss=0.42.ckpt", 3),
+        ("sd1.5.ckpt", None),
+    ],
+)
+def test_what_looks_like_a_step_and_is_none(name: str, step: int | None) -> None:
+    """Losses and versions, and words that end in `it`."""
+    assert step_in_name(name) == step
+
+
+def test_a_log_in_a_step_folder_is_looked_at(tmp_path: Path) -> None:
+    """And what is none of ours there is passed over and counted."""
+    for step in (1, 2):
+        save(tmp_path / f"step-{step}" / "weights.pt", step)
+        lines = [json.dumps({"step": i, "loss": 1.0 / (i + 1) if i < 6 else float("nan")}) for i in range(10)]
+        (tmp_path / f"step-{step}" / "metrics.jsonl").write_text("\n".join(lines))
+        (tmp_path / f"step-{step}" / "note.xyz").write_bytes(b"\0\1")
+    report = whynan.check(tmp_path)
+    assert names(report.histories[0]) == ["step-1", "step-2"]
+    assert [(c.name, c.bad) for c in report.checked] == [("metrics.jsonl", True)] * 2
+    assert any("passed over 2 other files" in note for note in report.notes)
+
+
+def test_the_losses_in_a_trainer_state_are_looked_at_through_the_folder(tmp_path: Path) -> None:
+    """Named itself, or among others: there the newest holds what the older ones do."""
+    for step in (100, 200, 300):
+        trainer_folder(tmp_path / f"checkpoint-{step}", step)
+        told = [{"step": s, "epoch": s / 100, "loss": 2.0 - s / 200 if s < 250 else float("nan")} for s in range(10, step + 1, 10)]
+        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text(json.dumps({"global_step": step, "log_history": told}))
+    report = whynan.check(tmp_path)
+    assert [c.path for c in report.checked] == [str(tmp_path / "checkpoint-300" / "trainer_state.json")] and report.status == 1
+    assert [c.name for c in whynan.check(tmp_path / "checkpoint-300").checked] == ["checkpoint-300", "trainer_state.json"]
+    assert whynan.check(tmp_path / "checkpoint-200").ok
+    assert whynan.check(tmp_path, kind="checkpoint").ok
+
+
+def test_a_companion_without_a_number_is_not_joined_beside_a_series(tmp_path: Path) -> None:
+    """optimizer.pt beside step_100.pt and best.pt may belong to any of them: bad state in it does not make best.pt bad."""
+    for name in ("best.pt", "step_100.pt", "step_200.pt"):
+        save(tmp_path / name, 1)
+    torch.save({"state": {0: {"exp_avg": torch.tensor([[float("nan")]])}}, "param_groups": [{"lr": 0.1}]}, tmp_path / "optimizer.pt")
+    assert bad(history(tmp_path)) == ["optimizer.pt"]
+    for name in ("step_100.pt", "step_200.pt"):
+        (tmp_path / name).unlink()
+    assert [c.name for c in whynan.check(tmp_path).checked] == ["best.pt"]
+
+
+def test_a_dry_run_names_no_target_twice(tmp_path: Path) -> None:
+    """Two runs with the same names."""
+    for run in ("a", "b"):
+        save_series(tmp_path / run, 2, {2: nan_weight})
+    said = [b for h in whynan.check(tmp_path, quarantine=tmp_path / "aside", dry_run=True).histories for _, b in h.moved]
+    done = [b for h in whynan.check(tmp_path, quarantine=tmp_path / "aside").histories for _, b in h.moved]
+    assert [Path(b).name for b in said] == ["step-00002.pt", "step-00002.2.pt"] and said == done
+
+
+def test_a_link_reached_through_a_link_still_leads_to_its_file(tmp_path: Path) -> None:
+    """`..` in it is taken from where it really lies."""
+    target = save_series(tmp_path / "deep" / "store", 1, {1: nan_weight}) / "step-00001.pt"
+    save(tmp_path / "deep" / "run" / "b.pt", 2)
+    (tmp_path / "deep" / "run" / "a.pt").symlink_to("../store/step-00001.pt")
+    (tmp_path / "short").symlink_to("deep/run")
+    history(tmp_path / "short", quarantine=tmp_path / "aside")
+    assert (tmp_path / "aside" / "a.pt").resolve() == target.resolve()
+
+
+def test_a_remote_system_that_does_not_answer_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One path that fails in the middle ends neither the folder nor the run, and is no fault of ours."""
+    fsspec = pytest.importorskip("fsspec", reason="addresses need fsspec")
+    system = fsspec.filesystem("memory")
+    remote_series(system, "/whynan-flaky", tmp_path)
+    there = type(system).isdir
+
+    def flaky(self: Any, path: str) -> bool:
+        if path.endswith("step-00002.pt"):
+            raise TimeoutError("the bucket does not answer")
+        return bool(there(self, path))
+
+    monkeypatch.setattr(type(system), "isdir", flaky)
+    told = history("memory://whynan-flaky")
+    assert names(told) == ["step-00001.pt", "step-00003.pt"] and "step-00002.pt: the bucket does not answer" in told.notes
+    report = whynan.check("memory://whynan-flaky/step-00002.pt")
+    assert report.checked[0].unreadable == "the bucket does not answer" and report.status == 2
+
+
+def test_where_updates_grew_is_in_the_report_itself(tmp_path: Path) -> None:
+    """Also for programs that read the JSON."""
+    weight = torch.ones(4, 4)
+    for step in range(1, 6):
+        weight = weight + (0.01 if step < 4 else 5.0)
+        torch.save({"a.weight": weight, "step": step}, tmp_path / f"step-{step}.pt")
+    report = whynan.check(tmp_path, against=tmp_path)
+    assert report.growth and report.growth[0].startswith("a.weight: updates grew from step-4.pt on")
+    assert report.to_json()["growth"] == list(report.growth) and report.growth[0].split(":")[0] in repr(report)

@@ -457,3 +457,26 @@ def test_whatever_is_stored_is_judged_and_can_be_printed(tensors: list[TensorSta
     assert all(str(f) for f in findings)
     hurt = [t for t in tensors if t.nan and t.name == "layers.3.mlp.weight" and t.dtype.startswith("float")]
     assert not hurt or any(f.severity is Severity.BAD and f.place == "layers.3.mlp.weight" for f in findings)
+
+
+@pytest.mark.parametrize("name", ["quant.step", "optimizer.state.0.step"])
+def test_a_tensor_of_several_values_is_no_counter_whatever_its_name(name: str) -> None:
+    """A step size per channel is called `step` too."""
+    found = judge({}, [TensorStats(name, "float32", (2,), nan=1, min=1.0, max=1.0)], (), Wishes())
+    assert [(f.what, f.code) for f in found] == [("not-finite", "WN603" if "optimizer" in name else "WN601")]
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "meant"),
+    [("norm.gamma", (4,), False), ("scale", (4,), False), ("attn.mask", (4,), True), ("logit_bias", (4,), True), ("attn.causal", (4, 4), True)],
+)
+def test_minus_infinity_beside_one_value_is_meant_only_where_a_mask_can_be(name: str, shape: tuple[int, ...], meant: bool) -> None:
+    """A gain of [1, 1, -inf, 1] is damage."""
+    found = judge({}, [TensorStats(name, "float32", shape, neginf=1, min=1.0, max=1.0)], (), Wishes())
+    assert (found == ()) is meant
+
+
+def test_a_number_beyond_every_float_is_judged_not_fatal() -> None:
+    """Pickles and JSON hold integers of any length."""
+    found = judge({"step": 10**400, "epoch": -(10**400)}, [], (), Wishes())
+    assert [(f.what, f.message) for f in found] == [("bad-counter", "the counter is inf"), ("bad-counter", "the counter is -inf")]

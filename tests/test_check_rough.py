@@ -69,7 +69,7 @@ def test_a_fault_of_our_own_in_one_file_of_a_folder_leaves_the_rest(folder: Path
     monkeypatch.setattr(checking, "kind_of", lambda place: raise_it() if place.name == "c.npy" else kind_of(place))
     report = whynan.check(folder)
     assert {Path(c.path).name: c.unreadable for c in report.checked} == {"c.npy": TOLD, "d.log": ""}
-    assert Path(report.histories[0].last_healthy).name == "a.pt" and report.status == 2
+    assert Path(report.histories[0].last_healthy).name == "a.pt" and report.status == 1
 
 
 def test_a_fault_of_our_own_in_one_checkpoint_of_a_history_leaves_the_rest(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import math
 import os
 import sys
 from collections.abc import Callable
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +89,8 @@ def check(
     """
     if dry_run and not quarantine:
         raise UsageError("--dry-run goes with --quarantine DIR")
+    if plot and not plot.lower().endswith((".svg", ".png")):
+        raise UsageError(f"--plot {plot}: a curve is written as .svg or .png")
     from whynan.forensics.checking import Deeds
 
     deeds = Deeds(against, quarantine, dry_run)
@@ -101,9 +104,9 @@ def _check(paths: tuple[str, ...], deeds: Deeds, wishes: dict[str, Any], form: s
     try:
         with Bar(paths, progress) as bar:
             report = look(paths, wishes_of({**wishes, "tick": bar.tick}), deeds)
-        if plot:
-            _plot(report, Path(plot))
         _print(report, form, everything)
+        if plot:
+            _plot(report, Path(plot), wishes["allow"])
     except KeyboardInterrupt as stop:
         print("whynan: interrupted", *getattr(stop, "__notes__", ()), sep="\nwhynan: ", file=sys.stderr)
         return _INTERRUPTED
@@ -121,8 +124,8 @@ def _print(report: Report, form: str, everything: bool) -> None:
             raise UsageError(f"the report cannot be written: {error.strerror}") from None
 
 
-def _plot(report: Report, target: Path) -> None:
-    """Draw the curves of every log; the second and later ones get a number."""
+def _plot(report: Report, target: Path, allow: tuple[str, ...]) -> None:
+    """Draw the curves of every log; the second and later ones get a number, and never the name of a file that is there."""
     from whynan.forensics import logs
     from whynan.forensics.addresses import Place
     from whynan.forensics.findings import Kind
@@ -131,8 +134,11 @@ def _plot(report: Report, target: Path) -> None:
     curves = [c for c in report.checked if c.kind is Kind.LOG and not c.unreadable]
     if not curves:
         raise UsageError(f"--plot {target}: there is no log among what was checked")
-    for number, curve in enumerate(curves, 1):
-        logs.plot(Place.of(curve.path), target if number == 1 else target.with_stem(f"{target.stem}-{number}"), Wishes(kind=Kind.LOG))
+    free = (p for n in count(2) if not os.path.lexists(p := target.with_stem(f"{target.stem}-{n}")))
+    for curve, file in zip(curves, chain([target], free), strict=False):
+        logs.plot(Place.of(curve.path), file, Wishes(kind=Kind.LOG, allow=allow))
+        if len(curves) > 1:
+            print(f"whynan: {curve.path} is drawn in {file}", file=sys.stderr)
 
 
 def _show(report: Report, form: str, everything: bool) -> None:

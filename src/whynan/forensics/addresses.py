@@ -19,6 +19,14 @@ from whynan.errors import UsageError
 class Unreadable(Exception):
     """Why a file cannot be read, in one line without its path."""
 
+    damaged = True
+
+
+class NotLookedAt(Unreadable):
+    """Why a file was not read that may be whole: a limit of ours, a permission, a failing disk, a file still being written."""
+
+    damaged = False
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -67,7 +75,11 @@ class Place:
         return Place(f"{self.address.rstrip('/')}/{name}", self.system)
 
     def is_dir(self) -> bool:
-        return bool(self.system.isdir(self.address)) if self.remote else os.path.isdir(self.address)
+        """Whether it is a folder; raises `Unreadable` where a remote system does not answer."""
+        try:
+            return bool(self.system.isdir(self.address)) if self.remote else os.path.isdir(self.address)
+        except Exception as error:
+            raise _failed(error) from None
 
     def exists(self) -> bool:
         """Whether it is there; raises what the system says where that cannot be known."""
@@ -84,7 +96,7 @@ class Place:
         try:
             return int(self.system.size(self.address)) if self.remote else os.stat(self.address).st_size
         except Exception as error:
-            raise Unreadable(_one_line(error)) from None
+            raise _failed(error) from None
 
     def open(self) -> IO[bytes]:
         """Open a regular file for reading; raises `Unreadable`. Devices and pipes are refused: they never end."""
@@ -93,21 +105,26 @@ class Place:
                 opened: IO[bytes] = self.system.open(self.address, "rb")
                 return opened
             if not stat.S_ISREG(os.stat(self.address).st_mode):
-                raise Unreadable("not a regular file")
+                raise NotLookedAt("not a regular file")
             return io.open(self.address, "rb")  # noqa: UP020 - `open` is this method
         except Unreadable:
             raise
         except Exception as error:
-            raise Unreadable(_one_line(error)) from None
+            raise _failed(error) from None
 
     def children(self) -> Iterator[Place]:
         """Yield what lies in a folder, sorted by name; symbolic links to folders are yielded and not followed further."""
         try:
             names = [e.rstrip("/").rsplit("/", 1)[-1] for e in self.system.ls(self.address, detail=False)] if self.remote else os.listdir(self.address)
         except Exception as error:
-            raise Unreadable(_one_line(error)) from None
+            raise _failed(error) from None
         for name in sorted(names):
             yield self / name
+
+
+def _failed(error: Exception) -> Unreadable:
+    """What is not there is damage to what names it; any other failure says nothing of the file."""
+    return (Unreadable if isinstance(error, FileNotFoundError) else NotLookedAt)(_one_line(error))
 
 
 def _one_line(error: Exception) -> str:

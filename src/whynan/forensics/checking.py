@@ -12,7 +12,7 @@ from pathlib import Path
 from whynan.errors import UsageError
 from whynan.forensics import data, logs
 from whynan.forensics.addresses import Place, Unreadable
-from whynan.forensics.checkpoints.comparing import compare
+from whynan.forensics.checkpoints.comparing import compare, where_growth_began
 from whynan.forensics.checkpoints.examining import examine, examine_contents, joined
 from whynan.forensics.checkpoints.history import tell_history
 from whynan.forensics.checkpoints.members import Folder, Takes, holds_more, survey
@@ -22,6 +22,8 @@ from whynan.forensics.kinds import kind_of, may_be_member, may_be_read
 from whynan.forensics.nets import net
 from whynan.forensics.wishes import Wishes
 
+_STATE = "trainer_state.json"
+_LOGS = (".jsonl", ".csv", ".log", ".txt")
 _OBJECT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
@@ -48,10 +50,11 @@ def check(what: object, /, *, against: str | os.PathLike[str] = "", quarantine: 
     Cost: every file is read once; memory does not grow with its size.
     """
     wanted = wishes_of(wishes)
-    if isinstance(what, str | os.PathLike):
-        return look([what], wanted, Deeds(os.fspath(against), os.fspath(quarantine), dry_run))
-    if isinstance(what, list | tuple) and what and all(isinstance(p, str | os.PathLike) for p in what):
-        return look(what, wanted, Deeds(os.fspath(against), os.fspath(quarantine), dry_run))
+    paths = [what] if isinstance(what, str | os.PathLike) else what
+    if isinstance(paths, list | tuple) and paths and all(isinstance(p, str | os.PathLike) for p in paths):
+        return look(paths, wanted, Deeds(os.fspath(against), os.fspath(quarantine), dry_run))
+    if against or quarantine or dry_run:
+        raise UsageError("whynan.check: against, quarantine and dry_run go with paths, not with a state in memory")
     return Report((_look_at_state(what, wanted),))
 
 
@@ -75,6 +78,8 @@ def _look_at_state(state: object, wishes: Wishes) -> Checked:
 
 def look(paths: Iterable[str | os.PathLike[str]], wishes: Wishes = Wishes(), deeds: Deeds = Deeds()) -> Report:  # noqa: B008 - frozen
     """Check every path. What cannot be read is said; the others are checked all the same."""
+    if "://" in deeds.quarantine:
+        raise UsageError(f"--quarantine {deeds.quarantine}: a local folder, files are not moved elsewhere")
     if deeds.quarantine and os.path.lexists(deeds.quarantine) and not os.path.isdir(deeds.quarantine):
         raise UsageError(f"--quarantine {deeds.quarantine}: not a folder")
     answers = _Answers()
@@ -83,7 +88,8 @@ def look(paths: Iterable[str | os.PathLike[str]], wishes: Wishes = Wishes(), dee
     answers.notes += _not_found(wishes, answers)
     if deeds.quarantine:
         _quarantine(deeds, answers)
-    return Report(tuple(answers.checked), tuple(answers.histories), tuple(answers.comparisons), tuple(answers.notes), deeds.dry_run)
+    growth = tuple(where_growth_began(answers.comparisons))
+    return Report(tuple(answers.checked), tuple(answers.histories), tuple(answers.comparisons), tuple(answers.notes), deeds.dry_run, growth)
 
 
 @dataclass(slots=True)
@@ -135,6 +141,8 @@ def _look_into(place: Place, wishes: Wishes, deeds: Deeds, answers: _Answers) ->
         raise Unreadable("not a checkpoint, data set or log that whynan knows")
     else:
         _look_at_one(place, kind, wishes, answers)
+        if kind is Kind.CHECKPOINT and place.is_dir():
+            _look_beside([place], wishes, answers)
 
 
 def _is_folder_of_them(place: Place) -> bool:
@@ -160,7 +168,7 @@ def _safely(takes: Takes) -> Takes:
 
 
 def _look_through(root: Folder, wishes: Wishes, answers: _Answers) -> None:
-    before = len(answers.checked) + len(answers.histories)
+    before = len(answers.checked), len(answers.histories)
     passed: list[Place] = []
     for folder in root.walk():
         _look_at_members(folder, wishes, answers)
@@ -168,17 +176,40 @@ def _look_through(root: Folder, wishes: Wishes, answers: _Answers) -> None:
     if passed:
         names = ", ".join(p.name for p in passed[:3]) + (", …" if len(passed) > 3 else "")
         answers.notes.append(f"{root.place}: passed over {len(passed)} other file{'s' * (len(passed) > 1)} ({names})")
-    if len(answers.checked) + len(answers.histories) == before:
+    answers.checked[before[0] :] = [replace(c, in_folder=True) for c in answers.checked[before[0] :]]
+    if (len(answers.checked), len(answers.histories)) == before:
         raise Unreadable("; ".join(n for f in root.walk() for n in f.notes) or "no checkpoint, data set or log in it")
 
 
 def _look_at_members(folder: Folder, wishes: Wishes, answers: _Answers) -> None:
     if len(folder.members) > 1:
-        answers.histories.append(tell_history(folder, wishes))
+        told = tell_history(folder, wishes)
+        answers.histories.append(told)
+        whole = {str(m.place): m.place for m in folder.members if m.place in m.parts}  # of the others, the files beside are known
+        _look_beside([whole[c.path] for c in told.members if c.path in whole], wishes, answers)
         return
     answers.notes += folder.notes
     for member in folder.members:
         answers.checked.append(joined(str(member.place), [examine(p, wishes).checked for p in member.parts]))
+        _look_beside(member.parts, wishes, answers)
+
+
+def _look_beside(checkpoints: Iterable[Place], wishes: Wishes, answers: _Answers) -> None:
+    """Look at the logs in folders that are checkpoints; each `trainer_state.json` goes on from the one before, so the newest is enough."""
+    if wishes.kind not in (None, Kind.LOG):
+        return
+    found = {file.name if file.name == _STATE else str(file): file for place in checkpoints for file in _logs_in(place)}
+    for file in found.values():
+        _look_at_one(file, Kind.LOG, wishes, answers)
+
+
+def _logs_in(place: Place) -> list[Place]:
+    try:
+        with net():
+            files = [c for c in place.children() if c.name == _STATE or c.suffix in _LOGS] if place.is_dir() else []
+            return [f for f in files if logs.recognise(f) is not None]
+    except Unreadable:
+        return []  # the checkpoint itself was read: what is wrong with the place was said there
 
 
 def _look_at_other(place: Place, wishes: Wishes, answers: _Answers) -> bool:
@@ -220,11 +251,11 @@ def _not_found(wishes: Wishes, answers: _Answers) -> list[str]:
 
 def _quarantine(deeds: Deeds, answers: _Answers) -> None:
     """Move bad checkpoints aside: those of histories, and those that were named."""
-    into = Path(deeds.quarantine)
-    answers.histories = [quarantine_history(h, into, deeds.dry_run) for h in answers.histories]
+    into, taken = Path(deeds.quarantine), set[str]()
+    answers.histories = [quarantine_history(h, into, deeds.dry_run, taken) for h in answers.histories]
     for checked in answers.checked:
-        if checked.kind is Kind.CHECKPOINT and not checked.healthy:
-            moved = quarantine_history(History(checked.path, (checked,)), into, deeds.dry_run)
+        if checked.kind is Kind.CHECKPOINT and checked.bad:
+            moved = quarantine_history(History(checked.path, (checked,)), into, deeds.dry_run, taken)
             answers.notes += [*(f"{a} {'would be moved' if deeds.dry_run else 'moved'} to {b}" for a, b in moved.moved), *moved.notes]
 
 

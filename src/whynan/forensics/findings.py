@@ -7,7 +7,7 @@ Finding, TensorStats ─► Checked (one path) ─┬─────────
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 
@@ -53,6 +53,21 @@ class Finding:
         return f"{self.severity}: {where}{self.message}" + (f" ({self.code})" if self.code else "")
 
 
+def worst_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Sort findings by severity; those of one severity stay as they are."""
+    order = list(Severity)
+    return tuple(sorted(findings, key=lambda f: order.index(f.severity)))
+
+
+def last_part(path: str) -> str:
+    """Return the last part of a path or address.
+
+    >>> last_part("s3://bucket/run/")
+    'run'
+    """
+    return path.rstrip("/").rsplit("/", 1)[-1]
+
+
 @dataclass(frozen=True, slots=True)
 class Checked:
     """What is known of one path."""
@@ -67,6 +82,13 @@ class Checked:
     facts: Mapping[str, Json] = field(default_factory=dict)  # counters, learning rates, rows, columns
     unreadable: str = ""  # why it could not be read; the rest is then what was seen before that
     plot: str = ""  # a curve for the terminal
+    damaged: bool = False  # whether it could not be read because it is broken; else it may be whole
+    in_folder: bool = False  # whether it was found in a folder, not named itself
+
+    @property
+    def name(self) -> str:
+        """The last part of its path."""
+        return last_part(self.path)
 
     @property
     def worst(self) -> Severity | None:
@@ -76,8 +98,13 @@ class Checked:
 
     @property
     def healthy(self) -> bool:
-        """Whether it can be used."""
+        """Whether it can be used, as far as was seen."""
         return not self.unreadable and self.worst is not Severity.BAD
+
+    @property
+    def bad(self) -> bool:
+        """Whether it must not be used: one that was only not looked at is neither healthy nor bad."""
+        return self.damaged or self.worst is Severity.BAD
 
     def at(self, path: str) -> Checked:
         """The same under another name."""
@@ -133,6 +160,7 @@ class Report:
     comparisons: tuple[Comparison, ...] = ()
     notes: tuple[str, ...] = ()  # what was passed over
     dry_run: bool = False
+    growth: tuple[str, ...] = ()  # from which comparison on the updates of a tensor grew
 
     @property
     def ok(self) -> bool:
@@ -147,10 +175,11 @@ class Report:
 
     @property
     def status(self) -> int:
-        """The exit status: 2 where a path that was named could not be read; inside a history, one that cannot be read is a finding."""
-        if any(c.unreadable for c in self.checked) or any(c.unreadable for c in self.comparisons):
+        """The exit status: 2 where a path that was named could not be read; inside a folder, one that cannot be read is a finding."""
+        if any(c.unreadable and not c.in_folder for c in self.checked) or any(c.unreadable for c in self.comparisons):
             return 2
-        return int(bool(self.findings) or any(m.unreadable for h in self.histories for m in h.members))
+        members = (m for h in self.histories for m in h.members)
+        return int(bool(self.findings) or any(c.unreadable for c in (*self.checked, *members)))
 
     def to_json(self) -> dict[str, Json]:
         """Return the report as JSON without a bare NaN."""

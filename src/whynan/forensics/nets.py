@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from whynan.errors import UsageError
-from whynan.forensics.addresses import Unreadable
+from whynan.forensics.addresses import NotLookedAt, Unreadable
 
 INTERNAL = "internal error"
 
@@ -18,7 +18,7 @@ def net() -> Iterator[None]:
     >>> with net():
     ...     {}["shape"]
     Traceback (most recent call last):
-    whynan.forensics.addresses.Unreadable: internal error: KeyError: 'shape'; please report it
+    whynan.forensics.addresses.NotLookedAt: internal error: KeyError: 'shape'; please report it
     """
     try:
         yield
@@ -27,4 +27,4 @@ def net() -> Iterator[None]:
     except Exception as error:
         said = str(error).strip().splitlines()
         what = ": ".join([type(error).__name__, *(line[:120] for line in said[:1])])
-        raise Unreadable(f"{INTERNAL}: {what}; please report it") from error
+        raise NotLookedAt(f"{INTERNAL}: {what}; please report it") from error

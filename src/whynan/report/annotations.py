@@ -18,7 +18,8 @@ def github(report: Report) -> str:
     ::error file=a%2Cb.pt,title=WN601 not-finite::w: 100%25 nan
     """
     everything = (*report.checked, *(m for h in report.histories for m in h.members))
-    return "\n".join(line for checked in everything for line in _annotations(checked))
+    pairs = (_annotation("error", c.path, "cannot be compared", c.unreadable, 0) for c in report.comparisons if c.unreadable)
+    return "\n".join([*(line for checked in everything for line in _annotations(checked)), *pairs])
 
 
 def _annotations(checked: Checked) -> Iterator[str]:

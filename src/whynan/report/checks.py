@@ -20,7 +20,7 @@ def text(report: Report, everything: bool = False) -> str:
     blocks = [
         *(_checked(c, everything) for c in sorted(report.checked, key=_badness, reverse=True)),
         *(_history(h, report.dry_run, everything) for h in report.histories),
-        *compared(report.comparisons),
+        *compared(report.comparisons, report.growth),
         [line for note in report.notes for line in wrap(f"note: {note}")],
         list(_verdict(report)),
     ]
@@ -79,10 +79,14 @@ def _checked(checked: Checked, everything: bool) -> list[str]:
     if not checked.findings and not checked.unreadable:
         lines.append("  nothing found")
     if everything:
-        lines += [f"  {t.name}  {t.line()}" for t in checked.tensors]
+        lines += _listed(checked)
     if checked.plot:
         lines += checked.plot.splitlines()
     return lines
+
+
+def _listed(checked: Checked) -> list[str]:
+    return [line for t in checked.tensors for line in wrap(f"  {t.name}  {t.line()}", "    ")]
 
 
 def _tensors(checked: Checked) -> str:
@@ -108,8 +112,8 @@ def _said(finding: Finding) -> str:
 
 
 def _history(history: History, dry_run: bool, everything: bool) -> list[str]:
-    bad = [m for m in history.members if not m.healthy]
-    lines = wrap(f"{history.folder}  {len(history.members)} checkpoints, {len(bad)} bad")
+    bad, unread = sum(m.bad for m in history.members), sum(not m.bad and not m.healthy for m in history.members)
+    lines = wrap(f"{history.folder}  {len(history.members)} checkpoints, {bad} bad" + (f", {unread} not read" if unread else ""))
     wide = min(max((len(name_of(m.path)) for m in history.members), default=0), 36)
     digits = max((len(str(m.step)) for m in history.members if m.step is not None), default=1)
     rows = [(m, _row(m, wide, digits)) for m in history.members]
@@ -130,7 +134,7 @@ def _details(member: Checked, everything: bool) -> list[str]:
     lines = [f"{name_of(member.path)}:", *_findings(member.findings if everything else _counted(member), everything)]
     if member.unreadable:
         lines += wrap(f"  {member.unreadable}", "  ")
-    return lines + ([f"  {t.name}  {t.line()}" for t in member.tensors] if everything else [])
+    return lines + (_listed(member) if everything else [])
 
 
 def _counted(member: Checked) -> list[Finding]:
@@ -139,7 +143,7 @@ def _counted(member: Checked) -> list[Finding]:
 
 def _row(member: Checked, wide: int, digits: int) -> str:
     step = "" if member.step is None else str(member.step)
-    worst = "bad" if not member.healthy else str(member.worst or "ok")
+    worst = "bad" if member.bad else "unread" if member.unreadable else str(member.worst or "ok")
     counted = _counted(member)
     why = member.unreadable or (_said(counted[0]) + (f" (+{len(counted) - 1})" if len(counted) > 1 else "") if counted else "")
     return f"  {step:>{digits}}  {name_of(member.path):<{wide}}  {worst:7}  {why}".rstrip()
@@ -171,11 +175,12 @@ def _called(checked: Checked) -> str:
 
 def _history_verdict(history: History) -> Iterator[str]:
     """The command stands on a line of its own, never wrapped: it is there to be copied."""
-    bad = sum(not m.healthy for m in history.members)
+    bad = sum(m.bad for m in history.members)
+    newest = ", the newest" if history.members and history.members[-1].path == history.last_healthy else ""
     if not history.last_healthy:
         yield from wrap(f"whynan: none of the {len(history.members)} checkpoints in {history.folder} is healthy")
     elif not bad:
-        yield from wrap(f"whynan: last healthy: {name_of(history.last_healthy)}, the newest")
+        yield from wrap(f"whynan: last healthy: {name_of(history.last_healthy)}{newest}")
     elif history.moved:
         yield from wrap(f"whynan: last healthy: {name_of(history.last_healthy)}; resume from it")
     else:

@@ -12,27 +12,25 @@ from whynan.report.lines import name_of, short, wrap
 _CHANGES = 8
 
 
-def compared(comparisons: Sequence[Comparison]) -> Iterator[list[str]]:
-    """Yield one pair tensor by tensor, several pairs in a line each."""
+def compared(comparisons: Sequence[Comparison], growth: Sequence[str]) -> Iterator[list[str]]:
+    """Yield one pair tensor by tensor, several pairs in a line each, and from where on updates grew."""
     if len(comparisons) == 1:
         yield list(_comparison(comparisons[0]))
     elif comparisons:
-        from whynan.forensics.checkpoints.comparing import where_growth_began
-
         lines = ["update ratios: norm of the change over the norm before it"]
         lines += [short(_pair(c)) for c in comparisons]
-        yield lines + [line for told in where_growth_began(comparisons) for line in wrap(told)]
+        yield lines + [line for told in growth for line in wrap(told)]
 
 
 def _comparison(comparison: Comparison) -> Iterator[str]:
     yield from wrap(f"{comparison.path} against {comparison.against}")
     if comparison.unreadable:
-        yield f"  unreadable  {comparison.unreadable}"
+        yield from wrap(f"  unreadable  {comparison.unreadable}", " " * 14)
         return
     own = [c for c in comparison.changes if role_of(c.name) in (Role.WEIGHT, Role.BUFFER)] or list(comparison.changes)
     moved, still = [c for c in own if not c.unchanged], [c for c in own if c.unchanged]
     shown = sorted(moved, key=lambda c: (_rank(c), -(c.ratio or 0.0)))
-    yield from (_change(c) for c in shown[:_CHANGES])
+    yield from (line for c in shown[:_CHANGES] for line in wrap(_change(c), " " * 14))
     if len(moved) > _CHANGES:
         yield f"  and {len(moved) - _CHANGES} more"
     for label, names in (("unchanged", [c.name for c in still]), ("appeared", comparison.appeared), ("vanished", comparison.vanished)):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import textwrap
 
+from whynan.forensics.findings import last_part
+
 WIDTH = 80
 _GROUPED = "\u2009"  # stands between the digits of a number while its line is broken
 
@@ -26,9 +28,10 @@ def wrap(line: str, indent: str = "  ") -> list[str]:
 
 def short(line: str) -> str:
     """Cut a line that is too wide."""
+    line = printable(line)
     return line if len(line) <= WIDTH else line[: WIDTH - 1] + "…"
 
 
 def name_of(path: str) -> str:
     """Return the last part of a path or address, as it is printed."""
-    return printable(path.rstrip("/").rsplit("/", 1)[-1])
+    return printable(last_part(path))

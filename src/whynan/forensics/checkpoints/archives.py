@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import IO
 
-from whynan.forensics.addresses import Unreadable
+from whynan.forensics.addresses import NotLookedAt, Unreadable
 from whynan.forensics.checkpoints.sources import Deflated, Source, Span
 
 _LONGEST_TABLE = 64 << 20
@@ -40,7 +40,7 @@ class Archive:
         """Read the table of contents; raises `Unreadable`."""
         start, size, count = _find_table(source)
         if size > _LONGEST_TABLE or count > _MOST_ENTRIES:
-            raise Unreadable(f"a zip archive that declares {count} entries")
+            raise NotLookedAt(f"a zip archive that declares {count} entries")
         try:
             entries = _read_table(source.read(start, size), count)
         except (struct.error, UnicodeError):
@@ -63,16 +63,16 @@ class Archive:
                 raise Unreadable(f"a damaged zip archive: {name[:100]} has two sizes")
             return span
         if entry.method != 8:
-            raise Unreadable(f"{name[:100]} is compressed in a way that is not known")
+            raise NotLookedAt(f"{name[:100]} is compressed in a way that is not known")
         if entry.size > entry.packed * _MOST_RATIO:
-            raise Unreadable(f"{name[:100]} declares {entry.size} bytes out of {entry.packed}: a zip bomb")
+            raise NotLookedAt(f"{name[:100]} declares {entry.size} bytes out of {entry.packed}: a zip bomb")
         return Deflated(span, entry.size)
 
     def read(self, name: str, limit: int) -> bytes:
         """The bytes of a small entry."""
         content = self.content(name)
         if content.size > limit:
-            raise Unreadable(f"{name[:100]} declares {content.size} bytes, more than is looked at")
+            raise NotLookedAt(f"{name[:100]} declares {content.size} bytes, more than is looked at")
         return b"".join(bytes(piece) for piece in content())
 
 

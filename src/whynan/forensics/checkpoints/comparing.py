@@ -12,7 +12,8 @@ from whynan.forensics.addresses import Place, Unreadable
 from whynan.forensics.checkpoints.contents import Contents, Entry, Stream
 from whynan.forensics.checkpoints.roles import Role, role_of
 from whynan.forensics.data.tables import need
-from whynan.forensics.findings import Change, Comparison
+from whynan.forensics.findings import Change, Comparison, last_part
+from whynan.forensics.nets import net
 from whynan.forensics.wishes import Wishes
 from whynan.records import number
 
@@ -34,7 +35,8 @@ def compare(newer: Place, older: Place, wishes: Wishes) -> Comparison:
 
     try:
         need("torch", "comparing checkpoints")
-        return compare_contents(str(newer), open_checkpoint(newer), str(older), open_checkpoint(older), wishes)
+        with net():
+            return compare_contents(str(newer), open_checkpoint(newer), str(older), open_checkpoint(older), wishes)
     except Unreadable as why:
         return Comparison(str(newer), str(older), (), unreadable=str(why))
 
@@ -170,7 +172,7 @@ def where_growth_began(comparisons: Sequence[Comparison]) -> list[str]:
     order = {id(pair): i for i, pair in enumerate(comparisons)}
     jumps.sort(key=lambda item: (order[id(item[0][0])], -item[0][1]))
     return [
-        f"{name}: updates grew from {pair.path.rstrip('/').rsplit('/', 1)[-1]} on: {number(ratio)} of its norm, {number(usual)} before"
+        f"{name}: updates grew from {last_part(pair.path)} on: {number(ratio)} of its norm, {number(usual)} before"
         for (pair, ratio, usual), name in jumps[:_SHOWN]
     ]
 

@@ -20,7 +20,12 @@ _RATES = ("lr", "initial_lr", "weight_decay", "momentum", "eps")
 
 def as_number(value: Scalar) -> float | None:
     """Return a number that is not a truth value, or None."""
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.copysign(math.inf, value > 0 or -1)
 
 
 def trained_steps(numbers: Mapping[str, Scalar]) -> float:

@@ -6,7 +6,7 @@ import io
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from whynan.forensics.addresses import Place, Unreadable
+from whynan.forensics.addresses import NotLookedAt, Place, Unreadable
 from whynan.forensics.checkpoints.contents import Contents, Entry, Scalar, Stream
 from whynan.forensics.checkpoints.known import MOST
 from whynan.forensics.checkpoints.pickles import Machine
@@ -28,13 +28,13 @@ def open_distributed(folder: Place) -> Contents:
     """Open a folder that `torch.distributed.checkpoint.save` wrote."""
     source = Source.of(folder / ".metadata")
     if source.size > LONGEST_PICKLE:
-        raise Unreadable(f".metadata has {source.size} bytes, more than is looked at")
+        raise NotLookedAt(f".metadata has {source.size} bytes, more than is looked at")
     data = source.read(0, source.size)
     machine = Machine(io.BytesIO(data), len(data))
     try:
         root = machine.load()
     except Unreadable as why:
-        raise Unreadable(f".metadata: {why}") from None
+        raise type(why)(f".metadata: {why}") from None
     pieces = _pieces(root)
     files = {name: _file(folder, name) for name in sorted({p.file for p in pieces})}
     shapes = _shapes(root)
@@ -65,14 +65,14 @@ def _file(folder: Place, name: str) -> Source:
     try:
         return Source.of(folder / name)
     except Unreadable as why:
-        raise Unreadable(f"{name[:100]}: {why}") from None
+        raise type(why)(f"{name[:100]}: {why}") from None
 
 
 def _open_piece(piece: _Piece, source: Source) -> Contents:
     try:
         return open_zip(source.part(piece.start, piece.size))
     except Unreadable as why:
-        raise Unreadable(f"{piece.file[:100]}, {piece.name[:100]}: {why}") from None
+        raise type(why)(f"{piece.file[:100]}, {piece.name[:100]}: {why}") from None
 
 
 def _merged(name: str, found: list[Entry], shape: tuple[int, ...] | None) -> Entry:

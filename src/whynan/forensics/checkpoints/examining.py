@@ -10,7 +10,7 @@ from whynan.forensics.checkpoints.contents import Contents, Scalar
 from whynan.forensics.checkpoints.counters import as_number
 from whynan.forensics.checkpoints.judging import judge, single_numbers
 from whynan.forensics.checkpoints.steps import epoch_inside, step_in_name, step_inside
-from whynan.forensics.findings import Checked, Finding, Kind, Severity
+from whynan.forensics.findings import Checked, Finding, Kind, Severity, last_part, worst_first
 from whynan.forensics.nets import net
 from whynan.forensics.wishes import Wishes
 from whynan.records import Json
@@ -39,12 +39,12 @@ def examine(place: Place, wishes: Wishes) -> Examined:
         with net():
             contents = open_checkpoint(place)
     except Unreadable as why:
-        return Examined(Checked(str(place), Kind.CHECKPOINT, size=_size(place), step=step_in_name(place.name), unreadable=str(why)))
+        return Examined(Checked(str(place), Kind.CHECKPOINT, size=_size(place), step=step_in_name(place.name), unreadable=str(why), damaged=why.damaged))
     try:
         with net():
             return examine_contents(str(place), contents, wishes)
     except Unreadable as why:
-        checked = Checked(str(place), Kind.CHECKPOINT, contents.form, contents.size, step_in_name(place.name), unreadable=str(why))
+        checked = Checked(str(place), Kind.CHECKPOINT, contents.form, contents.size, step_in_name(place.name), unreadable=str(why), damaged=why.damaged)
         return _with_step(checked, contents.values)
 
 
@@ -57,7 +57,7 @@ def examine_contents(path: str, contents: Contents, wishes: Wishes) -> Examined:
     if not tensors and not contents.values:
         findings = (*findings, Finding(Severity.SUSPECT, "empty", "holds no tensor and no value"))
     numbers = {**contents.values, **single_numbers(tensors)}
-    checked = Checked(path, Kind.CHECKPOINT, contents.form, contents.size, step_in_name(_short(path)), findings, tensors, _facts(numbers))
+    checked = Checked(path, Kind.CHECKPOINT, contents.form, contents.size, step_in_name(last_part(path)), findings, tensors, _facts(numbers))
     return _with_step(checked, numbers)
 
 
@@ -76,25 +76,21 @@ def joined(path: str, pieces: Sequence[Checked], step: int | None = None) -> Che
     """
     if len(pieces) == 1:
         return pieces[0].at(path)
-    named = [tuple(replace(f, place=f"{_short(p.path)}: {f.place}".rstrip(": ")) for f in p.findings) for p in pieces]
-    order = list(Severity)
-    unreadable = "; ".join(f"{_short(p.path)}: {p.unreadable}" for p in pieces if p.unreadable)
-    named_step = step_in_name(_short(path))
+    named = [tuple(replace(f, place=f"{p.name}: {f.place}".rstrip(": ")) for f in p.findings) for p in pieces]
+    unreadable = "; ".join(f"{p.name}: {p.unreadable}" for p in pieces if p.unreadable)
+    named_step = step_in_name(last_part(path))
     return Checked(
         path,
         Kind.CHECKPOINT,
         f"{pieces[0].form}, {len(pieces)} files",
         sum(p.size for p in pieces),
         step if step is not None else named_step if named_step is not None else pieces[0].step,
-        tuple(sorted((f for found in named for f in found), key=lambda f: order.index(f.severity))),
+        worst_first(f for found in named for f in found),
         tuple(t for p in pieces for t in p.tensors),
         {**{k: v for p in reversed(pieces) for k, v in p.facts.items()}, "files": [p.path for p in pieces]},
         unreadable,
+        damaged=any(p.damaged for p in pieces),
     )
-
-
-def _short(path: str) -> str:
-    return path.rstrip("/").rsplit("/", 1)[-1]
 
 
 def _size(place: Place) -> int:

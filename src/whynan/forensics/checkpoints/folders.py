@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from whynan.forensics.addresses import Place, Unreadable
+from whynan.forensics.addresses import NotLookedAt, Place, Unreadable
 from whynan.forensics.checkpoints.contents import Contents, Scalar
 from whynan.forensics.checkpoints.texts import read_json
 
@@ -79,7 +79,7 @@ def _open_named(place: Place, open_file: OpenFile) -> Contents:
     try:
         return open_file(place)
     except Unreadable as why:
-        raise Unreadable(f"{place.name[:100]}: {why}") from None
+        raise type(why)(f"{place.name[:100]}: {why}") from None
 
 
 def _absent(file: str, wanted: list[str], shard: Contents) -> list[str]:
@@ -112,7 +112,7 @@ def open_parts(folder: Place, kind: str, open_file: OpenFile, open_folder: OpenF
     if tagged is not None:
         found.append(("", _open_named(tagged, open_folder)))
     if not found:
-        raise Unreadable("a checkpoint folder without any weights or state in it")
+        raise NotLookedAt("a checkpoint folder without any weights or state in it")
     notes = [] if kind != "Trainer folder" or _has_weights(children) or tagged is not None else ["missing: no weights beside the trainer's state"]
     contents = _joined(f"{kind}, {len(found)} file{'s' * (len(found) != 1)}", found, notes)
     return replace(contents, values=values | dict(contents.values))

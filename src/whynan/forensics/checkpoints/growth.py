@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from whynan.forensics.checkpoints.judging import largest_of
 from whynan.forensics.checkpoints.roles import Role, role_of
 from whynan.forensics.findings import Checked
-from whynan.records import TensorStats, number
+from whynan.records import number
 
 _SHOWN = 3
 _FACTOR = 1.5  # a checkpoint; training as it should be grows slower, and not for long
@@ -23,15 +24,11 @@ def growth_before(members: Sequence[Checked], bad: int | None) -> list[str]:
     for checked in before:
         for tensor in checked.tensors:
             if not tensor.nonfinite and tensor.max is not None and role_of(tensor.name) in (Role.WEIGHT, Role.MOMENT, Role.BUFFER):
-                series.setdefault(tensor.name, []).append((checked, _size(tensor)))
+                series.setdefault(tensor.name, []).append((checked, largest_of(tensor)))
     runs = [(name, run) for name, points in series.items() if (run := _run(points, before))]
     runs.sort(key=lambda item: item[1][-1][1] / item[1][0][1], reverse=True)
     more = [f"and {len(runs) - _SHOWN} more grew as well"] if len(runs) > _SHOWN else []
     return [_said(name, run) for name, run in runs[:_SHOWN]] + more
-
-
-def _size(tensor: TensorStats) -> float:
-    return max(abs(tensor.min or 0.0), abs(tensor.max or 0.0))
 
 
 def _run(points: Sequence[tuple[Checked, float]], before: Sequence[Checked]) -> list[tuple[Checked, float]]:
@@ -48,5 +45,5 @@ def _run(points: Sequence[tuple[Checked, float]], before: Sequence[Checked]) -> 
 def _said(name: str, run: Sequence[tuple[Checked, float]]) -> str:
     (first, low), (_, high) = run[0], run[-1]
     each = (high / low) ** (1 / (len(run) - 1))
-    since = f"step {first.step}" if first.step is not None else first.path.rsplit("/", 1)[-1]
+    since = f"step {first.step}" if first.step is not None else first.name
     return f"{name} grew {number(float(f'{each:.2g}'))}x a checkpoint since {since} ({number(low)} to {number(high)})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from whynan.forensics.checkpoints.examining import examine, joined
 from whynan.forensics.checkpoints.growth import growth_before
@@ -41,7 +42,7 @@ def tell_history(folder: Folder, wishes: Wishes) -> History:
     ordered = [p.checked for p in in_order(placed)]
     kept = _without_copies(ordered, notes)
     notes += _tell_series(kept)
-    bad = next((i for i, c in enumerate(kept) if not c.healthy), None)
+    bad = next((i for i, c in enumerate(kept) if c.bad), None)
     return History(
         str(folder.place),
         tuple(kept),
@@ -72,12 +73,19 @@ def in_order(placed: Sequence[_Placed]) -> list[_Placed]:
     sources: list[Callable[[_Placed], int | None]] = [lambda p: p.inside, lambda p: p.epoch, lambda p: p.number]
     chosen = next((s for s in sources if readable and all(s(p) is not None for p in readable)), None)
     chosen = chosen or next((s for s in sources if any(s(p) is not None for p in readable)), None)
+    epochs = _steps_restart(readable)
     known = [p for p in readable if chosen is not None and chosen(p) is not None]
-    known.sort(key=lambda p: (chosen(p) or 0 if chosen else 0, p.number is None, p.number or 0, p.modified, p.checked.path))
+    known.sort(key=lambda p: ((p.epoch or 0) * epochs, chosen(p) or 0 if chosen else 0, p.number is None, p.number or 0, p.modified, p.checked.path))
     there = set(map(id, known))
     for late in sorted((p for p in placed if id(p) not in there), key=lambda p: (p.number or 0, p.modified, p.checked.path)):
         known.insert(_position(late, known), late)
     return known
+
+
+def _steps_restart(placed: Sequence[_Placed]) -> bool:
+    """Whether the step counts within an epoch: some later epoch has a lower one."""
+    said = sorted((p.epoch, p.inside) for p in placed if p.epoch is not None and p.inside is not None)
+    return len(said) == len(placed) and any(b[0] > a[0] and b[1] < a[1] for a, b in pairwise(said))
 
 
 def _position(late: _Placed, known: Sequence[_Placed]) -> int:
@@ -94,15 +102,15 @@ def _without_copies(ordered: list[Checked], notes: list[str]) -> list[Checked]:
 
     A bad one stays in: it must be moved aside like the other, or the next start would load it.
     """
-    nameless = [c for c in ordered if step_in_name(_name(c)) is None and c.tensors and not c.unreadable]
+    nameless = [c for c in ordered if step_in_name(c.name) is None and c.tensors and not c.unreadable]
     kept = list(ordered)
     for copy in nameless:
         twins = [c for c in kept if c is not copy and copy.step in (None, c.step) and c.tensors == copy.tensors and c.facts == copy.facts]
         if twins:
-            twin = min(twins, key=lambda c: step_in_name(_name(c)) is None)
+            twin = min(twins, key=lambda c: step_in_name(c.name) is None)
             if copy.healthy:
                 kept.remove(copy)
-            notes.append(f"{_name(copy)} holds the same as {_name(twin)}")
+            notes.append(f"{copy.name} holds the same as {twin.name}")
     return kept
 
 
@@ -110,17 +118,17 @@ def _tell_series(members: Sequence[Checked]) -> Iterator[str]:
     """Name the last healthy one of each series where several lie in one folder: two runs, or two networks."""
     series: dict[str, list[Checked]] = {}
     for member in members:
-        series.setdefault(series_of(_name(member)), []).append(member)
+        series.setdefault(series_of(member.name), []).append(member)
     several = {name: found for name, found in series.items() if len(found) > 1}
     if len(several) > 1 and not all(m.healthy for m in members):
         for name, found in several.items():
-            last = next((_name(m) for m in reversed(found) if m.healthy), "none")
+            last = next((m.name for m in reversed(found) if m.healthy), "none")
             yield f"several series in one folder; last healthy of {name}: {last}"
 
 
 def _story(members: Sequence[Checked]) -> list[str]:
     """Say what went bad first, where values first did, and from where on nothing is healthy any more."""
-    bad = [i for i, c in enumerate(members) if not c.healthy]
+    bad = [i for i, c in enumerate(members) if c.bad]
     if not bad:
         return []
     values = next((i for i in bad if _value_findings(members[i])), None)
@@ -137,21 +145,17 @@ def _value_findings(checked: Checked) -> list[Finding]:
 def _went_bad(members: Sequence[Checked], index: int) -> list[str]:
     checked = members[index]
     earlier = [c for c in reversed(members[:index]) if c.healthy]
-    own = (c for c in earlier if series_of(_name(c)) == series_of(_name(checked)))
+    own = (c for c in earlier if series_of(c.name) == series_of(checked.name))
     before = next(own, next(iter(earlier), None))
-    since = f"healthy until {_name(before)}" if before is not None else "no healthy one before it"
+    since = f"healthy until {before.name}" if before is not None else "no healthy one before it"
     if checked.unreadable:
-        return [f"{_name(checked)}: {checked.unreadable} ({since})"]
+        return [f"{checked.name}: {checked.unreadable} ({since})"]
     worst = [f for f in checked.findings if f.severity is Severity.BAD]
     already = {(f.place, f.what) for c in members[:index] for f in c.findings if f.severity is Severity.BAD}
     fresh = [f for f in worst if (f.place, f.what) not in already] or worst
     said = "; ".join(f"{f.place}: {f.message}" if f.place else f.message for f in fresh[:_SHOWN])
     more = f"; and {len(fresh) - _SHOWN} more" if len(fresh) > _SHOWN else ""
-    lines = [f"{_name(checked)}: {said}{more} ({since})"]
+    lines = [f"{checked.name}: {said}{more} ({since})"]
     if all(f.code in ("WN603", "WN606") for f in worst):
-        lines.append(f"{_name(checked)}: the weights in it are finite; what is bad is kept beside them")
+        lines.append(f"{checked.name}: the weights in it are finite; what is bad is kept beside them")
     return lines
-
-
-def _name(checked: Checked) -> str:
-    return checked.path.rstrip("/").rsplit("/", 1)[-1]

@@ -16,8 +16,8 @@ from fnmatch import fnmatchcase
 from whynan.forensics.checkpoints.contents import Scalar
 from whynan.forensics.checkpoints.counters import judge_counters, judge_scaler, trained_steps
 from whynan.forensics.checkpoints.expecting import judge_expectations
-from whynan.forensics.checkpoints.roles import Role, is_first_moment, is_meant, is_second_moment, may_be_constant, may_be_zero, role_of
-from whynan.forensics.findings import Finding, Severity
+from whynan.forensics.checkpoints.roles import Role, in_optimizer, is_first_moment, is_meant, is_second_moment, may_be_constant, may_be_zero, role_of
+from whynan.forensics.findings import Finding, Severity, worst_first
 from whynan.forensics.wishes import Wishes
 from whynan.records import TensorStats, count, number
 
@@ -58,8 +58,7 @@ def judge(values: Mapping[str, Scalar], tensors: Sequence[TensorStats], notes: S
         *judge_scaler(numbers),
         *judge_expectations(numbers, wishes.expect),
     ]
-    order = list(Severity)
-    return tuple(sorted(found, key=lambda f: order.index(f.severity)))
+    return worst_first(found)
 
 
 def single_numbers(tensors: Sequence[TensorStats]) -> dict[str, Scalar]:
@@ -98,14 +97,18 @@ def _judge_tensor(tensor: TensorStats, trained: bool, beside: Set[str]) -> Itera
 
 
 def _judge_nonfinite(tensor: TensorStats, role: Role, trained: bool) -> Iterator[Finding]:
-    if role is Role.COUNTER or is_meant(tensor, role):  # counters are judged as numbers
+    if role is Role.COUNTER:
+        if math.prod(tensor.shape) == 1:  # judged as a number
+            return
+        role = Role.MOMENT if in_optimizer(tensor.name) else Role.WEIGHT
+    if is_meant(tensor, role):
         return
     damage = [f"{count(n)} {word}" for n, word in ((tensor.nan, "nan"), (tensor.posinf, "inf"), (tensor.neginf, "-inf")) if n]
     message = f"{', '.join(damage)} of {count(_values(tensor))} values"
     if role is Role.ASIDE:
         yield Finding(Severity.NOTE, "not-finite", message, tensor.name)
-    elif role is Role.WEIGHT and not trained and _largest(tensor) > _GARBAGE:
-        more = f"; the finite ones reach {number(_largest(tensor))}, as memory does that was never written"
+    elif role is Role.WEIGHT and not trained and largest_of(tensor) > _GARBAGE:
+        more = f"; the finite ones reach {number(largest_of(tensor))}, as memory does that was never written"
         yield Finding(Severity.BAD, "never-initialised", message + more, tensor.name, "WN608")
     else:
         yield Finding(Severity.BAD, "not-finite", message, tensor.name, _CODES[role])
@@ -115,7 +118,8 @@ def _values(tensor: TensorStats) -> int:
     return math.prod(tensor.shape) * (2 if tensor.dtype.startswith("complex") else 1)
 
 
-def _largest(tensor: TensorStats) -> float:
+def largest_of(tensor: TensorStats) -> float:
+    """The largest finite magnitude in a tensor."""
     return max(abs(tensor.min or 0.0), abs(tensor.max or 0.0))
 
 
@@ -130,7 +134,7 @@ def _judge_sign(tensor: TensorStats, beside: Set[str]) -> Iterator[Finding]:
 
 
 def _judge_size(tensor: TensorStats, role: Role, trained: bool) -> Iterator[Finding]:
-    largest, end = _largest(tensor), _ENDS.get(tensor.dtype, math.inf)
+    largest, end = largest_of(tensor), _ENDS.get(tensor.dtype, math.inf)
     if _is_mask(tensor, end):
         return
     if largest > end / 4:
@@ -148,7 +152,7 @@ def _judge_size(tensor: TensorStats, role: Role, trained: bool) -> Iterator[Find
 
 def _is_mask(tensor: TensorStats, end: float) -> bool:
     """Whether large values are signs: a bound never updated, or "do not look here" beside zeros, as -1e9 and the end of the range are."""
-    if tensor.min is None or tensor.max is None or (tensor.min == tensor.max and _largest(tensor) > 0.99 * end):
+    if tensor.min is None or tensor.max is None or (tensor.min == tensor.max and largest_of(tensor) > 0.99 * end):
         return tensor.min is not None
     return "mask" in tensor.name.lower() or (tensor.max in (0.0, 1.0) and tensor.min < -_NARROW and tensor.zeros > 0 and not tensor.name.endswith("weight"))
 

@@ -34,9 +34,9 @@ _STORAGES = {
 _OTHER_NAMES = {"double": "float64", "float": "float32", "half": "float16", "long": "int64", "int": "int32", "short": "int16", "cfloat": "complex64"}
 
 _MODULES_THAT_ACT = """
-    os posix nt subprocess sys importlib runpy shutil socket pty commands ctypes _ctypes code codeop pickle _pickle marshal timeit pdb bdb cProfile profile
-    webbrowser urllib requests httplib http ftplib smtplib telnetlib aiohttp multiprocessing threading _thread asyncio signal tempfile platform pip ensurepip
-    venv pydoc doctest idlelib distutils setuptools zipimport imp gc inspect trace linecache fileinput glob
+    os posix nt subprocess sys importlib runpy shutil pty ctypes _ctypes codeop pickle _pickle marshal timeit pdb bdb cProfile
+    webbrowser requests httplib ftplib smtplib telnetlib aiohttp multiprocessing threading _thread asyncio pip ensurepip
+    venv pydoc doctest idlelib distutils setuptools zipimport imp linecache fileinput
 """
 _DANGEROUS_MODULES = frozenset(_MODULES_THAT_ACT.split())
 _HARMLESS = frozenset({"os.stat_result", "os.terminal_size", "threading.Lock", "_thread.RLock"})
@@ -50,6 +50,7 @@ _DANGEROUS = frozenset(
         ("types", "FunctionType CodeType LambdaType"),
         ("operator _operator", "attrgetter methodcaller"),
         ("torch", "load compile"),
+        ("torch.serialization", "load _load _legacy_load"),
         ("torch.hub", "load load_state_dict_from_url download_url_to_file"),
         ("torch.jit", "load"),
         ("torch.utils._config_module", "load_config"),
@@ -59,6 +60,18 @@ _DANGEROUS = frozenset(
         ("numpy.f2py.crackfortran", "getlincoef myeval"),
         ("io _io", "open FileIO open_code"),
         ("pathlib", "Path.write_bytes Path.write_text Path.unlink"),
+        ("socket _socket", "socket SocketType create_connection create_server fromfd socketpair"),
+        ("urllib urllib.request urllib2", "urlopen urlretrieve URLopener FancyURLopener build_opener install_opener OpenerDirector"),
+        ("http.client", "HTTPConnection HTTPSConnection"),
+        ("http.server", "HTTPServer ThreadingHTTPServer test"),
+        ("signal _signal", "signal alarm raise_signal pthread_kill setitimer set_wakeup_fd"),
+        ("tempfile", "mkstemp mkdtemp mktemp NamedTemporaryFile TemporaryFile SpooledTemporaryFile TemporaryDirectory"),
+        ("glob", "glob iglob"),
+        ("gc", "get_objects get_referrers get_referents"),
+        ("platform", "popen"),
+        ("commands", "getoutput getstatusoutput getstatus"),
+        ("code", "interact InteractiveInterpreter InteractiveConsole"),
+        ("profile trace", "run runctx Profile Trace"),
         ("cloudpickle.cloudpickle", "_make_function _builtin_type _make_skel_func subimport"),
         ("dill._dill", "_create_function _create_code _import_module _eval_repr"),
     )
@@ -69,8 +82,26 @@ _DANGEROUS = frozenset(
 
 def is_dangerous(named: Global) -> bool:
     """Whether a name runs code, starts programs, or reaches for files and the network."""
-    whole = str(named)
-    return whole in _DANGEROUS or (named.module.split(".")[0] in _DANGEROUS_MODULES and whole not in _HARMLESS and named.module != "multiprocessing.context")
+    whole, parts = str(named), named.name.split(".")
+    if named.module.split(".")[0] in _DANGEROUS_MODULES:
+        return whole not in _HARMLESS and named.module != "multiprocessing.context"
+    if f"{named.module}.{parts[0]}" in _DANGEROUS or whole in _DANGEROUS:
+        return True
+    return any(p in _DANGEROUS_MODULES for p in parts[:-1]) or ".".join(parts[-2:]) in _DANGEROUS  # modules hold others: glob's os.system
+
+
+def dangers_in(things: list[object], most: int) -> tuple[list[Global], int]:
+    """Return the dangerous names in what is called and handed to it, where `partial` and `map` find theirs; and how many things were looked at."""
+    found, seen = [], 0
+    while seen < min(most, len(things)):
+        thing, seen = things[seen], seen + 1
+        if isinstance(thing, Global) and is_dangerous(thing):
+            found.append(thing)
+        elif isinstance(thing, tuple | list):
+            things += thing[:most]
+        elif isinstance(thing, Thing):
+            things += [thing.kind, thing.arguments, *thing.states[:most]]
+    return found, seen
 
 
 def call(kind: object, arguments: object) -> object:

@@ -25,6 +25,7 @@ _COMPANION = re.compile(
 _STEP_FOLDER = re.compile(r"^\d+$|(step|checkpoint|ckpt|epoch|iter|global|save)[a-z]*[-_=.]?\d+", re.IGNORECASE)
 _SHARD = re.compile(r"(.*?)[-_.]?\d+-of-(\d+)(.*)")
 _DEEPEST = 12
+LFS = b"version https://git-lfs"  # how a file begins that Git was told to fetch later
 
 Takes = Callable[[Place], bool]
 
@@ -96,7 +97,10 @@ class _Survey:
             return found
         inside = {_real(c) for c in children if not _is_link(c)}
         for child in children:
-            self._child(found, child, inside, depth, above | {real})
+            try:
+                self._child(found, child, inside, depth, above | {real})
+            except Unreadable as why:
+                found.notes.append(f"{child.name}: {why}")
         _join_shards(found)
         _join_companions(found)
         return found
@@ -127,6 +131,7 @@ class _Survey:
         below = self.folder(child, depth + 1, above)
         if _STEP_FOLDER.search(child.name) and below.members and not below.folders and not _is_series(below.members):
             found.members.append(Member(child, tuple(p for m in below.members for p in m.parts)))
+            found.others += below.others
             found.notes += below.notes
         elif below.members or below.others or below.folders or below.notes:
             found.folders.append(below)
@@ -141,8 +146,17 @@ def holds_more(place: Place, takes: Takes) -> bool:
 
 
 def is_candidate(place: Place) -> bool:
-    """Whether a file's name alone says that it should be a checkpoint."""
-    return place.suffix in _SUFFIXES
+    """Whether a file's name says that it should be a checkpoint, and it is not plain text: `train.pt` may be Portuguese."""
+    return place.suffix in _SUFFIXES and not _is_text(place)
+
+
+def _is_text(place: Place) -> bool:
+    try:
+        with place.open() as file:
+            head = file.read(512)
+    except (Unreadable, OSError):
+        return False
+    return bool(head) and not head.startswith(LFS) and not any(byte < 32 and byte not in b"\t\n\f\r" for byte in head)
 
 
 def _is_series(members: list[Member]) -> bool:
@@ -166,6 +180,8 @@ def _join_companions(folder: Folder) -> None:
     for companion in alone:
         number = step_in_name(companion.place.name)
         fits = [m for m in main if step_in_name(m.place.name) == number and not m.place.is_dir()]
+        if number is None and len(fits) < len(main):
+            fits = []  # beside a series it may belong to any of it
         if len(fits) == 1:
             main[main.index(fits[0])] = Member(fits[0].place, (*fits[0].parts, *companion.parts))
         elif companion.place.name != "training_args.bin":

@@ -5,11 +5,12 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 
-from whynan.forensics.addresses import Place, Unreadable
+from whynan.forensics.addresses import NotLookedAt, Place, Unreadable
 from whynan.forensics.checkpoints.archives import Archive
 from whynan.forensics.checkpoints.contents import Contents
 from whynan.forensics.checkpoints.distributed import open_distributed
 from whynan.forensics.checkpoints.folders import kind_of_folder, open_parts, open_shards
+from whynan.forensics.checkpoints.members import LFS
 from whynan.forensics.checkpoints.pickles import Machine
 from whynan.forensics.checkpoints.safetensors import LONGEST_HEADER, open_safetensors
 from whynan.forensics.checkpoints.sources import Bytes, Source
@@ -43,15 +44,15 @@ def open_checkpoint(place: Place) -> Contents:
     try:
         return _open_folder(place) if place.is_dir() else _open_file(place)
     except OSError as error:
-        raise Unreadable((error.strerror or "cannot be read").lower()) from None
+        raise NotLookedAt((error.strerror or "cannot be read").lower()) from None
     except (MemoryError, RecursionError):
-        raise Unreadable("too large or too deeply nested to be looked at") from None
+        raise NotLookedAt("too large or too deeply nested to be looked at") from None
 
 
 def _open_folder(folder: Place) -> Contents:
     kind = kind_of_folder(folder)
     if kind is None:
-        raise Unreadable("a folder that is not a checkpoint")
+        raise NotLookedAt("a folder that is not a checkpoint")
     if kind == "distributed checkpoint":
         return open_distributed(folder)
     if kind == "shards":
@@ -67,11 +68,11 @@ def _open_file(place: Place) -> Contents:
     head = source.read(0, min(source.size, 4096))
     if not head:
         raise Unreadable("empty")
-    if head.startswith(b"version https://git-lfs"):
-        raise Unreadable("a Git LFS pointer, not the file itself; fetch it with git lfs pull")
+    if head.startswith(LFS):
+        raise NotLookedAt("a Git LFS pointer, not the file itself; fetch it with git lfs pull")
     if not any(head):
         raise Unreadable("begins with zeros: it was never written to the end")
-    raise Unreadable("not a checkpoint that is known")
+    raise NotLookedAt("not a checkpoint that is known")
 
 
 def _kind_of_file(source: Source) -> str | None:
@@ -101,21 +102,21 @@ def _kind_of_zip(source: Source, head: bytes) -> str | None:
 def _open_pickle(source: Source) -> Contents:
     """Open a pickle that torch did not write: only where it holds plain values and numpy arrays."""
     if source.size > LONGEST_PICKLE:
-        raise Unreadable(f"a bare pickle of {source.size} bytes: only torch.save and safetensors files can be looked at without running them")
+        raise NotLookedAt(f"a bare pickle of {source.size} bytes: only torch.save and safetensors files can be looked at without running them")
     data = source.read(0, source.size)
     machine = Machine(io.BytesIO(data), len(data))
     gathered = Gathered(_no_storage)
     gathered.walk(machine.load())
     notes = danger_notes(machine)
     if gathered.classes and not notes:
-        raise Unreadable(
+        raise NotLookedAt(
             f"a bare pickle that holds {next(iter(gathered.classes))[:100]}: only torch.save and safetensors files can be looked at without running them"
         )
     return Contents("pickle", source.size, tuple(gathered.entries), gathered.values, notes + gathered.finish())
 
 
 def _no_storage(storage: Storage) -> Bytes:
-    raise Unreadable("a pickle that refers to something outside itself")
+    raise NotLookedAt("a pickle that refers to something outside itself")
 
 
 _READERS: dict[str, Callable[[Source], Contents]] = {

@@ -9,15 +9,17 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any, Protocol
 
-from whynan.forensics.addresses import Unreadable
-from whynan.forensics.checkpoints.known import call, integers, is_dangerous
+from whynan.forensics.addresses import NotLookedAt, Unreadable
+from whynan.forensics.checkpoints.known import call, dangers_in, integers, is_dangerous
 from whynan.forensics.checkpoints.stubs import Array, Global, NumpyType, Pairs, TensorStub, Thing
 
 MOST_OPCODES = 5_000_000
 MOST_OBJECTS = 1_000_000  # containers and instances: each takes some hundred bytes
 MOST_MEMOS = 2_000_000
+MOST_HANDED = 1_000_000
 LONGEST = 1 << 27  # bytes of one string
 _LONGEST_INTEGER = 1024
 _TOO_MANY = "the pickle holds too many objects to be looked at"
@@ -34,7 +36,15 @@ class Reader(Protocol):
 
 
 def _refuse(identity: object) -> object:
-    raise Unreadable("a pickle that refers to something outside itself")
+    raise NotLookedAt("a pickle that refers to something outside itself")
+
+
+class Danger(IntEnum):
+    """What a pickle does with a name that runs code."""
+
+    NAMES = 0
+    HANDS_ON = 1  # to something that is called
+    CALLS = 2
 
 
 @dataclass(slots=True)
@@ -44,9 +54,10 @@ class Machine:
     reader: Reader
     left: int  # bytes that can still come: no declared size may be larger
     persistent: Persistent = _refuse
-    dangers: dict[str, None] = field(default_factory=dict)
+    dangers: dict[str, Danger] = field(default_factory=dict)
     opcodes: int = 0
     objects: int = 0
+    handed: int = 0  # things handed to calls that were looked through for names
     copied: int = 0  # bytes of strings and lists made from others
     stack: list[Any] = field(default_factory=list)
     marks: list[int] = field(default_factory=list)
@@ -72,14 +83,16 @@ class Machine:
                 raise Unreadable(f"pickle opcode {opcode!r} is not allowed" if opcode else "cut short: the pickle has no end")
             self.opcodes += 1
             if self.opcodes > MOST_OPCODES:
-                raise Unreadable(_TOO_MANY)
+                raise NotLookedAt(_TOO_MANY)
             action(self)
         return self.pop()
 
     def take(self, size: int) -> bytes:
         """Read so many bytes."""
-        if size > min(self.left, LONGEST):
+        if size > self.left:
             raise Unreadable(f"a pickle declares a string of {size} bytes")
+        if size > LONGEST:
+            raise NotLookedAt(f"a pickle holds a string of {size} bytes, more than is looked at")
         data = self.reader.read(size)
         if len(data) != size:
             raise Unreadable("cut short in the middle of a pickle")
@@ -110,7 +123,7 @@ class Machine:
     def push(self, thing: object) -> None:
         self.objects += 1
         if self.objects > MOST_OBJECTS:
-            raise Unreadable(_TOO_MANY)
+            raise NotLookedAt(_TOO_MANY)
         self.stack.append(thing)
 
     def put(self, index: int) -> None:
@@ -118,21 +131,20 @@ class Machine:
             raise Unreadable("a damaged pickle")
         self.memo[index] = self.stack[-1]
         if len(self.memo) > MOST_MEMOS:
-            raise Unreadable(_TOO_MANY)
+            raise NotLookedAt(_TOO_MANY)
 
     def name(self, module: object, name: object) -> None:
         if not isinstance(module, str) or not isinstance(name, str):
             raise Unreadable("a damaged pickle: a class has no name")
         found = Global(module[:200], name[:200])
         if is_dangerous(found):
-            self.dangers.setdefault(f"names {found}")
+            self.dangers.setdefault(str(found), Danger.NAMES)
         self.push(found)
 
     def make(self, kind: object, arguments: object) -> None:
         """Do what stands for calling something."""
-        if isinstance(kind, Global) and is_dangerous(kind):
-            self.dangers.pop(f"names {kind}", None)
-            self.dangers.setdefault(f"calls {kind}")
+        if self.dangers:
+            self.mark_dangers(kind, arguments)
         made = call(kind, arguments)
         if isinstance(made, bytes):
             self.spend(len(made))
@@ -142,11 +154,21 @@ class Machine:
             self.spend(8 * len(made.items))
         self.push(made)
 
+    def mark_dangers(self, kind: object, arguments: object) -> None:
+        """Take note of the names that are called or handed on; where too much is handed on to be looked at, all of them may be."""
+        found, looked = dangers_in([kind, arguments], MOST_HANDED - self.handed)
+        self.handed += looked
+        handed = self.dangers if self.handed >= MOST_HANDED else map(str, found)
+        for name in list(handed):
+            self.dangers[name] = max(Danger.HANDS_ON, self.dangers.get(name, Danger.NAMES))
+        if isinstance(kind, Global) and is_dangerous(kind):
+            self.dangers[str(kind)] = Danger.CALLS
+
     def spend(self, size: int) -> None:
         """Bound what copies of strings may take: a text that is encoded is not needed as a text."""
         self.copied += size
         if self.copied > min(self.left, LONGEST) + (1 << 20):
-            raise Unreadable("the pickle holds too much text to be looked at")
+            raise NotLookedAt("the pickle holds too much text to be looked at")
 
     def build(self) -> None:
         state, target = self.pop(), self.stack[-1]
@@ -216,7 +238,7 @@ def _old_text(data: bytes) -> str:
 
 def _integer(data: bytes) -> int:
     if len(data) > _LONGEST_INTEGER:
-        raise Unreadable(f"a pickle holds an integer of {len(data)} bytes")
+        raise NotLookedAt(f"a pickle holds an integer of {len(data)} bytes")
     return int.from_bytes(data, "little", signed=True)
 
 

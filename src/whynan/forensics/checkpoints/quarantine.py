@@ -12,7 +12,7 @@ import filecmp
 import os
 import secrets
 import shutil
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,17 +23,18 @@ _TALKS = (".json", "", ".txt", ".yaml", ".yml")  # files that may name a checkpo
 _LONGEST = 1 << 22
 
 
-def quarantine_history(history: History, folder: Path, dry_run: bool) -> History:
+def quarantine_history(history: History, folder: Path, dry_run: bool, taken: set[str]) -> History:
     """Move the bad members of a history into a folder; returns the history with what was moved, or would be.
 
-    One member of several files moves with all of them. What still names a moved one is said.
+    One member of several files moves with all of them. What still names a moved one is said. `taken` are the names already
+    given away; those given here join them.
     """
     moved: list[tuple[str, str]] = []
     notes: list[str] = []
     try:
         for checked in history.members:
-            if not checked.healthy:
-                _move_or_say(checked, history, folder, dry_run, moved, notes)
+            if checked.bad:
+                _move_or_say(checked, history, folder, dry_run, moved, notes, taken)
     except KeyboardInterrupt as stop:
         for source, target in () if dry_run else moved:
             stop.add_note(f"{source} was moved to {target}")
@@ -41,14 +42,14 @@ def quarantine_history(history: History, folder: Path, dry_run: bool) -> History
     return replace(history, moved=(*history.moved, *moved), notes=(*history.notes, *notes))
 
 
-def _move_or_say(checked: Checked, history: History, folder: Path, dry_run: bool, moved: list[tuple[str, str]], notes: list[str]) -> None:
+def _move_or_say(checked: Checked, history: History, folder: Path, dry_run: bool, moved: list[tuple[str, str]], notes: list[str], taken: set[str]) -> None:
     if any(m.path.startswith(checked.path.rstrip("/") + "/") for m in history.members):
         notes.append(f"{checked.path} was not moved: other checkpoints lie in it")
     else:
-        _move_one(checked, folder, dry_run, moved, notes)
+        _move_one(checked, folder, dry_run, moved, notes, taken)
 
 
-def _move_one(checked: Checked, folder: Path, dry_run: bool, moved: list[tuple[str, str]], notes: list[str]) -> None:
+def _move_one(checked: Checked, folder: Path, dry_run: bool, moved: list[tuple[str, str]], notes: list[str], taken: set[str]) -> None:
     parts = checked.facts.get("files")
     if "://" in checked.path:
         notes.append(f"{checked.path} was not moved: only local files are moved")
@@ -58,7 +59,9 @@ def _move_one(checked: Checked, folder: Path, dry_run: bool, moved: list[tuple[s
         try:
             refuse(source, folder)
             notes += _mentions(source, dry_run)
-            moved.append((str(source), str(target_of(source, folder, {t for _, t in moved}) if dry_run else move(source, folder))))
+            target = str(target_of(source, folder, taken) if dry_run else move(source, folder))
+            taken.add(target)
+            moved.append((str(source), target))
         except (OSError, UsageError) as error:
             notes.append(f"{source.name} was not moved: {getattr(error, 'strerror', None) or error}")
 
@@ -134,7 +137,7 @@ def _move_to(source: Path, target: Path) -> None:
 
 def _absolute(link: Path) -> Path:
     """Where a link leads, said so that it still leads there from another folder."""
-    return Path(os.path.normpath(link.parent.absolute() / os.readlink(link)))
+    return Path(os.path.realpath(link.parent), os.readlink(link))
 
 
 def _rename(source: Path, target: Path) -> None:
@@ -162,15 +165,28 @@ def _carry(source: Path, target: Path) -> None:
         else:
             shutil.copy2(source, stand_in)
         _sync_all(stand_in)
+        _compare(source, stand_in)
         if _stamps(source) != before:
             raise UsageError("it changed while it was copied")
-        _compare(source, stand_in)
         _take_name(stand_in, target)
     except BaseException:
         _remove(stand_in)
         raise
     _sync(target.parent)
-    _remove(source)
+    _take_away(source, before)
+
+
+def _take_away(source: Path, copied: Iterable[tuple[str, int, int]]) -> None:
+    """Remove what was copied and compared; what came or changed since then stays."""
+    for stamp in copied:
+        if _stamps(Path(stamp[0])) == [stamp]:
+            os.unlink(stamp[0])
+    if source.is_dir():
+        for folder in [*sorted((p for p in source.rglob("*") if p.is_dir()), reverse=True), source]:
+            with contextlib.suppress(OSError):  # it holds what stays
+                folder.rmdir()
+    if os.path.lexists(source):
+        raise UsageError("it was copied, but something in it changed meanwhile: that stays")
 
 
 def _take_name(stand_in: Path, target: Path) -> None:

@@ -26,9 +26,9 @@ _SQUARES = frozenset(
 _MOMENTS = _SQUARES | {"exp_avg", "grad_avg", "momentum_buffer"}
 _SQUARES_IN_OPTIMIZER = frozenset({"sum", "variance"})  # names too common to say anything elsewhere
 _SQUARES_BESIDE = {"v": "m", "nu": "mu", "vt": "mt"}  # alone, `v` may as well be a velocity
-_COUNTERS = frozenset(
-    {"step", "steps", "global_step", "global_steps", "epoch", "num_batches_tracked", "n_averaged", "iteration", "num_updates", "_step_count", "last_epoch"}
-)
+STEP_NAMES = ("global_step", "global_steps", "step", "steps", "num_updates", "iteration", "iter", "it", "iter_num", "n_iter", "current_step", "step_num")
+EPOCH_NAMES = ("epoch", "current_epoch", "epochs", "last_epoch")
+_COUNTERS = frozenset({*STEP_NAMES, *EPOCH_NAMES, "num_batches_tracked", "n_averaged", "_step_count"})
 _BUFFER = re.compile(
     r"running_(mean|var)|(^|_)mask|inv_freq|_cached$|position_ids|min_vals?$|max_vals?$|cluster_size|embed_avg|zero_point|^(pixel_)?(mean|std)$|^filt"
 )
@@ -114,7 +114,7 @@ def may_be_constant(name: str) -> bool:
 def is_meant(tensor: TensorStats, role: Role) -> bool:
     """Whether the infinities of a tensor were put there on purpose, by its name and its statistics.
 
-    A mask is `-inf` beside one other value. A bound that was never updated is infinite throughout.
+    A mask is `-inf` beside one other value, in a matrix or under a name for it. A bound that was never updated is infinite throughout.
 
     >>> is_meant(TensorStats("attn.mask", "float32", (4, 4), neginf=6, zeros=10, min=0.0, max=0.0), Role.BUFFER)
     True
@@ -124,6 +124,7 @@ def is_meant(tensor: TensorStats, role: Role) -> bool:
         return False
     if last == "bias" and not (len(tensor.shape) > 1 or "logit" in tensor.name.lower()):
         return False
-    mask = not tensor.posinf and tensor.min == tensor.max
+    named = role is Role.BUFFER or len(tensor.shape) > 1 or bool(re.search(r"mask|bias", tensor.name.lower()))
+    mask = named and not tensor.posinf and tensor.min == tensor.max
     bound = tensor.min is None and not (tensor.posinf and tensor.neginf) and bool(re.search(r"min|max|best|bound|limit|low|high|threshold", last))
     return (mask and (tensor.min is not None or role is Role.BUFFER)) or bound

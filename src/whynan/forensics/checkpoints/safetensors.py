@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from json import decoder
 from typing import Any
 
-from whynan.forensics.addresses import Unreadable
+from whynan.forensics.addresses import NotLookedAt, Unreadable
 from whynan.forensics.checkpoints.contents import Contents, Entry
 from whynan.forensics.checkpoints.dtypes import FORMATS
 from whynan.forensics.checkpoints.known import MOST, MOST_DIMENSIONS
@@ -61,7 +61,7 @@ def open_safetensors(source: Source) -> Contents:
         if name in entries:
             raise Unreadable(f"damaged header: {name[:100]} is there twice")
         if len(entries) >= _MOST_TENSORS:
-            raise Unreadable(f"holds more than {_MOST_TENSORS} tensors")
+            raise NotLookedAt(f"holds more than {_MOST_TENSORS} tensors")
         entry, span = _entry(source, start, name, _description(text, at, name))
         covered.append(span)
         if entry is None:
@@ -77,7 +77,7 @@ def _header(source: Source) -> tuple[str, int]:
         raise Unreadable(f"cut short: {source.size} bytes")
     length = int.from_bytes(source.read(0, 8), "little")
     if length > LONGEST_HEADER:
-        raise Unreadable(f"declares a header of {length} bytes, more than is looked at")
+        raise (NotLookedAt if length <= source.size else Unreadable)(f"declares a header of {length} bytes, more than is looked at")
     if length + 8 > source.size:
         raise Unreadable(f"cut short: a header of {length} bytes is declared, the file has {source.size}")
     try:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import IO
 
-from whynan.forensics.addresses import Unreadable
+from whynan.forensics.addresses import NotLookedAt
 from whynan.forensics.checkpoints.contents import Contents, Entry, Stream
 from whynan.forensics.checkpoints.dtypes import FORMATS, Format
 from whynan.forensics.checkpoints.kernels import Kernel, best_kernel
@@ -44,7 +44,7 @@ def scan(contents: Contents, wishes: Wishes = Wishes()) -> tuple[TensorStats, ..
     for entry in wanted:
         tallies.setdefault((entry.dtype, _core(entry.stream)), Tally())
     if sum(cost(stream) for _, stream in tallies) > _MOST_TIMES * contents.size + _TASK:
-        raise Unreadable(f"its tensors overlap: reading them would take more than {_MOST_TIMES} times the file")
+        raise NotLookedAt(f"its tensors overlap: reading them would take more than {_MOST_TIMES} times the file")
     _run(list(_tasks(tallies)), wishes)
     return tuple(_stats(e, tallies[e.dtype, _core(e.stream)]) for e in wanted)
 
@@ -128,7 +128,7 @@ class _Worker:
                 found.add(count_piece(self.kernel, task.form, piece))
                 self.tick(len(piece))
         except OSError as error:
-            raise Unreadable((error.strerror or "cannot be read").lower()) from None
+            raise NotLookedAt((error.strerror or "cannot be read").lower()) from None
         return found
 
     def _pieces(self, stream: Stream, files: ExitStack) -> Iterator[memoryview]:

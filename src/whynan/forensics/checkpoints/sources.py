@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO, Literal
 
-from whynan.forensics.addresses import Place, Unreadable
+from whynan.forensics.addresses import NotLookedAt, Place, Unreadable
 from whynan.forensics.checkpoints.contents import Stream
 
 PIECE = 1 << 20  # stays in the second-level cache between reading and counting
@@ -61,7 +61,7 @@ class Source:
         file.seek(self.base + start)
         data = file.read(size)
         if len(data) != size:
-            raise Unreadable("ended early: it may still be being written")
+            raise NotLookedAt("ended early: it may still be being written")
         return data
 
     def open(self) -> IO[bytes]:
@@ -69,7 +69,7 @@ class Source:
         file = self.place.open()
         if _stamp(file) != self.stamp:
             file.close()
-            raise Unreadable("changed while it was read")
+            raise NotLookedAt("changed while it was read")
         return file
 
 
@@ -118,10 +118,10 @@ def fill(file: IO[bytes], piece: memoryview) -> None:
         while done < len(piece):
             got = file.readinto(piece[done:])  # type: ignore[attr-defined]
             if not got:
-                raise Unreadable("ended early: it may still be being written")
+                raise NotLookedAt("ended early: it may still be being written")
             done += got
     except OSError as error:
-        raise Unreadable((error.strerror or "cannot be read").lower()) from None
+        raise NotLookedAt((error.strerror or "cannot be read").lower()) from None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 
 from whynan.forensics.checkpoints.contents import Scalar
 from whynan.forensics.checkpoints.counters import as_number
+from whynan.forensics.checkpoints.roles import EPOCH_NAMES, STEP_NAMES
 
-_STEPS = ("global_step", "global_steps", "step", "steps", "num_updates", "iteration", "iter", "it", "iter_num", "n_iter", "current_step", "step_num")
-_EPOCHS = ("epoch", "current_epoch", "epochs", "last_epoch")
 _HOMES = ("trainer_state", "trainer_state.json", "state", "train_state", "meta", "info", "extra_state", "progress", "client_state", "app", "trainer")
-_LABELLED = re.compile(r"(?:step|iter|global|update|ckpt|checkpoint|epoch|ep|it)[a-z]*[-_=.]?(\d+)", re.IGNORECASE)
+_LABELLED = re.compile(r"(?:step|iter|global|update|ckpt|checkpoint|epoch|(?<![a-z])(?:ep|it))[a-z]*[-_=.]?(\d+)", re.IGNORECASE)
 _NUMBER = re.compile(r"\d+")
+_DECIMAL = re.compile(r"\d+\.\d+")
 _STEP_WORD = re.compile(r"(?:step|iter|update)[a-z]*[-_=.]?(\d+)", re.IGNORECASE)
 
 
@@ -25,7 +25,7 @@ def step_inside(numbers: Mapping[str, Scalar]) -> int | None:
     >>> step_inside({"optimizer.state.0.step": 40.0})
     40
     """
-    said = _outermost(numbers, _STEPS)
+    said = _outermost(numbers, STEP_NAMES)
     if said is not None:
         return said
     counted = [as_number(v) for k, v in numbers.items() if re.search(r"(^|\.)state\.(.+)\.step$", k)]
@@ -35,7 +35,7 @@ def step_inside(numbers: Mapping[str, Scalar]) -> int | None:
 
 def epoch_inside(numbers: Mapping[str, Scalar]) -> int | None:
     """Return the epoch a file says it was saved at."""
-    return _outermost(numbers, _EPOCHS)
+    return _outermost(numbers, EPOCH_NAMES)
 
 
 def _outermost(numbers: Mapping[str, Scalar], names: tuple[str, ...]) -> int | None:
@@ -53,9 +53,9 @@ def step_in_name(name: str) -> int | None:
     >>> [step_in_name(n) for n in ("epoch=3-step=2000.ckpt", "checkpoint-500", "model_00012.pt", "resnet50.pt", "last.ckpt")]
     [2000, 500, 12, 50, None]
 
-    What Lightning adds to a name that was taken is no step: `last-v1.ckpt`.
+    What Lightning adds to a name that was taken is no step: `last-v1.ckpt`. A decimal is a loss or a version: `weights.04-0.30.pt`.
     """
-    stem = re.sub(r"(-v\d+)?\.(pth?|ckpt|bin|safetensors|tar|index\.json|npz|t7|pkl)$", "", name, flags=re.IGNORECASE)
+    stem = _DECIMAL.sub("", re.sub(r"(-v\d+)?\.(pth?|ckpt|bin|safetensors|tar|index\.json|npz|t7|pkl)$", "", name, flags=re.IGNORECASE))
     for pattern in (_STEP_WORD, _LABELLED):
         found = pattern.findall(stem)
         if found:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from whynan.forensics.addresses import Place, Unreadable
+from whynan.forensics.addresses import NotLookedAt, Place, Unreadable
 from whynan.forensics.checkpoints.sources import Source
 
 _LONGEST = 64 << 20
@@ -15,10 +15,10 @@ def read_json(place: Place) -> dict[str, object]:
     """Return the object a JSON file holds; raises `Unreadable`."""
     source = Source.of(place)
     if source.size > _LONGEST:
-        raise Unreadable(f"a JSON file of {source.size} bytes is larger than is looked at")
+        raise NotLookedAt(f"a JSON file of {source.size} bytes is larger than is looked at")
     data = source.read(0, source.size)
     if data.count(b"{") + data.count(b"[") > _MOST_OBJECTS:
-        raise Unreadable("a JSON file with too many objects to be looked at")
+        raise NotLookedAt("a JSON file with too many objects to be looked at")
     try:
         found = json.loads(data)
     except (ValueError, RecursionError):

@@ -7,12 +7,12 @@ import struct
 from dataclasses import dataclass, field
 from typing import IO
 
-from whynan.forensics.addresses import Unreadable
+from whynan.forensics.addresses import NotLookedAt, Unreadable
 from whynan.forensics.checkpoints.archives import Archive
 from whynan.forensics.checkpoints.contents import Contents
 from whynan.forensics.checkpoints.dtypes import FORMATS
 from whynan.forensics.checkpoints.known import MOST, dtype_of
-from whynan.forensics.checkpoints.pickles import Machine
+from whynan.forensics.checkpoints.pickles import Danger, Machine
 from whynan.forensics.checkpoints.sources import Bytes, Deflated, Source, Span
 from whynan.forensics.checkpoints.stubs import Pairs, Storage
 from whynan.forensics.checkpoints.walking import Gathered
@@ -21,9 +21,16 @@ LONGEST_PICKLE = 128 << 20
 MAGIC = 0x1950A86A20F9469CFC6C
 
 
+_SAID = {
+    Danger.CALLS: "dangerous: loading this file calls {}",
+    Danger.HANDS_ON: "dangerous: loading this file hands {} to what it calls",
+    Danger.NAMES: "names {}, which runs code where it is called; here it is not",
+}
+
+
 def danger_notes(machine: Machine) -> tuple[str, ...]:
     """What a pickle would have done if it had been loaded; nothing of it was."""
-    return tuple(f"dangerous: loading this file {what}" for what in list(machine.dangers)[:20])
+    return tuple(_SAID[how].format(name) for name, how in sorted(machine.dangers.items(), key=lambda item: -item[1])[:20])
 
 
 def pickle_name(archive: Archive) -> str | None:
@@ -40,7 +47,7 @@ def open_zip(source: Source) -> Contents:
 def _open_archive(source: Source, archive: Archive) -> Contents:
     name = pickle_name(archive)
     if name is None:
-        raise Unreadable("a zip archive, but not one of torch")
+        raise NotLookedAt("a zip archive, but not one of torch")
     root = name.removesuffix("data.pkl")
     order = archive.read(f"{root}byteorder", 16) if f"{root}byteorder" in archive.entries else b"little"
     gathered = Gathered(_ZipStorages(archive, root), big_endian=order == b"big")
@@ -131,7 +138,7 @@ def open_legacy(source: Source) -> Contents:
         file.seek(source.base)
         machine = Machine(file, min(source.size, LONGEST_PICKLE), persistent)
         if machine.load() != MAGIC or machine.load() != 1001:
-            raise Unreadable("not a file that torch wrote")
+            raise NotLookedAt("not a file that torch wrote")
         system, root, keys = machine.load(), machine.load(), machine.load()
         for key in keys if isinstance(keys, list) else ():
             known = storages.named.get(key_of(key))

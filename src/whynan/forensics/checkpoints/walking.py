@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from whynan.forensics.addresses import Unreadable
+from whynan.forensics.addresses import NotLookedAt, Unreadable
 from whynan.forensics.checkpoints.contents import Entry, Scalar, Stream
 from whynan.forensics.checkpoints.dtypes import FORMATS
 from whynan.forensics.checkpoints.sources import Bytes, Held, swapped
@@ -108,14 +108,14 @@ class Gathered:
         """A name that is not taken yet: two keys may read the same as text."""
         self.text += len(path)
         if self.text > _MOST_TEXT:
-            raise Unreadable("its names are too long to be looked at")
+            raise NotLookedAt("its names are too long to be looked at")
         taken = self.names.get(path, 0)
         self.names[path] = taken + 1
         return f"{path}#{taken + 1}" if taken else path
 
     def _add(self, path: str, dtype: str, shape: tuple[int, ...], stream: Stream, layout: tuple[int, ...] = ()) -> None:
         if len(self.entries) >= MOST_TENSORS:
-            raise Unreadable(f"holds more than {MOST_TENSORS} tensors")
+            raise NotLookedAt(f"holds more than {MOST_TENSORS} tensors")
         self.entries.append(Entry(self._free(path or "tensor"), dtype, shape, stream, layout))
 
     def _numbers(self, path: str, item: list[object] | tuple[object, ...]) -> None:
@@ -149,7 +149,7 @@ class Gathered:
         try:
             stream = self._stream(path, item)
         except Unreadable as why:
-            raise Unreadable(f"{path[:200] or 'tensor'}: {why}") from None
+            raise type(why)(f"{path[:200] or 'tensor'}: {why}") from None
         turned = swapped(stream, form.width) if self.big_endian else stream
         self._add(path, item.dtype, item.sizes, turned, layout_of(item.sizes, item.strides))
 
