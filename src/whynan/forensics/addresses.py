@@ -6,6 +6,7 @@ Local files are read with the standard library alone. For addresses fsspec and t
 from __future__ import annotations
 
 import io
+import json
 import os
 import stat
 from collections.abc import Iterator
@@ -14,6 +15,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from whynan.errors import UsageError
+
+
+_LONGEST_JSON = 64 << 20
+_MOST_OBJECTS = 1_000_000
 
 
 class Unreadable(Exception):
@@ -44,7 +49,7 @@ class Place:
         try:
             system, _ = fsspec.core.url_to_fs(text)
         except (ImportError, ValueError) as error:
-            raise UsageError(f"{text}: {_one_line(error)}") from None
+            raise UsageError(f"{text}: {one_line(error)}") from None
         return cls(text, system)
 
     @property
@@ -66,6 +71,12 @@ class Place:
     def __truediv__(self, name: str) -> Place:
         return Place(f"{self.address.rstrip('/')}/{name}", self.system)
 
+    def inside(self, name: object) -> Place:
+        """Return what a file of this folder names; raises `Unreadable` where that lies outside it."""
+        if not isinstance(name, str) or "\\" in name or any(part in ("", ".", "..") for part in name.split("/")):
+            raise Unreadable(f"names a file outside the folder: {str(name)[:100]}")
+        return self / name
+
     def is_dir(self) -> bool:
         return bool(self.system.isdir(self.address)) if self.remote else os.path.isdir(self.address)
 
@@ -77,7 +88,7 @@ class Place:
         try:
             return int(self.system.size(self.address)) if self.remote else os.stat(self.address).st_size
         except Exception as error:
-            raise Unreadable(_one_line(error)) from None
+            raise Unreadable(one_line(error)) from None
 
     def open(self) -> IO[bytes]:
         """Open a regular file for reading; raises `Unreadable`. Devices and pipes are refused: they never end."""
@@ -91,18 +102,54 @@ class Place:
         except Unreadable:
             raise
         except Exception as error:
-            raise Unreadable(_one_line(error)) from None
+            raise Unreadable(one_line(error)) from None
 
     def children(self) -> Iterator[Place]:
         """Yield what lies in a folder, sorted by name; symbolic links to folders are yielded and not followed further."""
         try:
             names = [e.rstrip("/").rsplit("/", 1)[-1] for e in self.system.ls(self.address, detail=False)] if self.remote else os.listdir(self.address)
         except Exception as error:
-            raise Unreadable(_one_line(error)) from None
+            raise Unreadable(one_line(error)) from None
         for name in sorted(names):
             yield self / name
 
 
-def _one_line(error: Exception) -> str:
-    text = (getattr(error, "strerror", None) or str(error) or type(error).__name__).strip()
+def one_line(error: BaseException) -> str:
+    r"""Return the first line of what an error says, or its kind where it says nothing.
+
+    >>> one_line(ValueError("bad\nand more")), one_line(EOFError()), one_line(FileNotFoundError(2, "No such file"))
+    ('bad', 'EOFError', 'no such file')
+    """
+    text = (getattr(error, "strerror", None) or str(error)).strip() or type(error).__name__
     return text.splitlines()[0][:160].lower() if isinstance(error, OSError) else text.splitlines()[0][:160]
+
+
+def fill(file: IO[bytes], piece: memoryview) -> None:
+    """Read until a buffer is full; raises `Unreadable` where the file ends before."""
+    done = 0
+    while done < len(piece):
+        try:
+            got = file.readinto(piece[done:])  # type: ignore[attr-defined]
+        except Exception as error:  # also what an archive raises where it is damaged
+            raise Unreadable(f"cannot be read to its end: {one_line(error)}") from None
+        if not got:
+            raise Unreadable("truncated: it ended early; it may still be being written")
+        done += got
+
+
+def read_json(place: Place) -> dict[str, object]:
+    """Return the object a small JSON file holds; raises `Unreadable`."""
+    size = place.size()
+    if size > _LONGEST_JSON:
+        raise Unreadable(f"{place.name}: a JSON file of {size} bytes is larger than is looked at")
+    with place.open() as file:
+        data = file.read(size)
+    if data.count(b"{") + data.count(b"[") > _MOST_OBJECTS:
+        raise Unreadable(f"{place.name}: a JSON file with too many objects to be looked at")
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        raise Unreadable(f"{place.name}: not valid JSON") from None
+    if not isinstance(found, dict):
+        raise Unreadable(f"{place.name}: not a JSON object")
+    return found

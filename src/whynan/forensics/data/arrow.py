@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from whynan.forensics.addresses import Place, Unreadable
-from whynan.forensics.data.tables import BLOCK, Block, Column, Piece, Sort, Table, chained, need, one_line
+from whynan.forensics.addresses import Place, Unreadable, one_line, read_json
+from whynan.forensics.data.tables import BLOCK, Block, Column, Piece, Sort, Table, chained, need
 
 if TYPE_CHECKING:
     from whynan.forensics.data.tables import Array
@@ -79,36 +79,19 @@ def read_saved_dataset(place: Place) -> list[Table]:
     """Open a folder of `save_to_disk`: one table, or one for every split."""
     if not (place / "dataset_dict.json").exists():
         return [_read_split(place)]
-    splits = _json(place / "dataset_dict.json").get("splits")
+    splits = read_json(place / "dataset_dict.json").get("splits")
     if not isinstance(splits, list) or not splits:
         raise Unreadable("dataset_dict.json: no splits that are named")
-    return [replace(_read_split(place / _inside(name)), name=name) for name in splits]
+    return [replace(_read_split(place.inside(name)), name=name) for name in splits]
 
 
 def _read_split(place: Place) -> Table:
-    files = _json(place / "state.json").get("_data_files")
+    files = read_json(place / "state.json").get("_data_files")
     if not isinstance(files, list) or not all(isinstance(f, dict) and "filename" in f for f in files):
         raise Unreadable("state.json: no _data_files that name files")
     if not files:
         raise Unreadable("a saved data set without rows")
-    return chained("", [t for f in files for t in read_arrow(place / _inside(f["filename"]))])
-
-
-def _inside(name: object) -> str:
-    if not isinstance(name, str) or "/" in name or "\\" in name or name in ("", ".", ".."):
-        raise Unreadable(f"names a file outside its folder: {str(name)[:60]!r}")
-    return name
-
-
-def _json(place: Place) -> dict[str, Any]:
-    try:
-        with place.open() as file:
-            held = json.loads(file.read(1 << 24))
-    except (ValueError, RecursionError) as error:
-        raise Unreadable(f"{place.name} is not JSON: {str(error)[:100]}") from None
-    if not isinstance(held, dict):
-        raise Unreadable(f"{place.name} is not a JSON object")
-    return held
+    return chained("", [t for f in files for t in read_arrow(place.inside(f["filename"]))])
 
 
 def table_of(name: str, schema: Any, batches: Callable[[], Iterator[Any]]) -> Table:

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from whynan.forensics.addresses import Place, Unreadable
 from whynan.forensics.data.judging import judge_batches, judge_column, judge_duplicates, merged
 from whynan.forensics.data.keys import keys_of
-from whynan.forensics.data.recognising import READERS, form_of
+from whynan.forensics.data.recognising import READERS, recognise
 from whynan.forensics.data.roles import Role, unmet
 from whynan.forensics.data.sameness import ConstantBatches, Duplicates, KeyStore, find_duplicates
 from whynan.forensics.data.tables import Block, Sort, Table, Trouble
@@ -40,7 +40,7 @@ def check_data(place: Place, wishes: Wishes) -> Checked:
 
     Cost: one reading of the file; a second one where rows seem to repeat. Memory does not grow with the file beyond 64 MB for row keys.
     """
-    form = form_of(place)
+    form = recognise(place)
     if form is None:
         raise Unreadable("not a data set that whynan knows")
     return _check(place, form, wishes)
