@@ -175,7 +175,9 @@ def _written_once(path: Path, name: str) -> Path:
             pa.array(range(0, rows + 1, 2), pa.int32()), pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int8()), long)
         ),
         "run": lambda: pa.RunEndEncodedArray.from_arrays(pa.array([rows], pa.int64()), long),
-        "list view": lambda: pa.ListViewArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array([LONG // 8] * rows, pa.int32()), pa.array([1.5] * (LONG // 8))),
+        "list view": lambda: pa.ListViewArray.from_arrays(
+            pa.array([0] * rows, pa.int32()), pa.array([LONG // 8] * rows, pa.int32()), pa.array([1.5] * (LONG // 8))
+        ),
     }[name]()
     table = pa.table({"t": held})
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
