@@ -108,3 +108,8 @@ def test_a_saved_data_set_whose_splits_lead_back_to_itself_ends(tmp_path: Path) 
     assert "no such file" in whynan.check(tmp_path).checked[0].unreadable
     (tmp_path / "dataset_dict.json").write_text('{"splits": 7}')
     assert whynan.check(tmp_path).checked[0].unreadable == "dataset_dict.json: no splits that are named"
+
+
+def test_a_table_whose_first_cell_never_ends_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x" * 200_000)
+    assert whynan.check(tmp_path / "a.csv").checked[0].unreadable == "no rows"

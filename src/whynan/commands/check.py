@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from whynan.forensics.findings import Report
 
 
+_INTERRUPTED = 130  # as shells count it
+
+
 def _numbers(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, float]:
     """Read `NAME=NUMBER`."""
     found = {}
@@ -26,6 +30,8 @@ def _numbers(ctx: click.Context, parameter: click.Parameter, given: tuple[str, .
             if not (name.strip() and sign):
                 raise ValueError
             found[name.strip()] = float(value)
+            if math.isnan(found[name.strip()]):
+                raise ValueError
         except ValueError:
             raise UsageError(f"--expect {word!r}: write NAME=NUMBER, for example lr=1e-4") from None
     return found
@@ -41,6 +47,8 @@ def _ranges(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ..
             if not (name.strip() and sign and colon):
                 raise ValueError
             found[name.strip()] = (float(low or "-inf"), float(high or "inf"))
+            if not found[name.strip()][0] <= found[name.strip()][1]:
+                raise ValueError
         except ValueError:
             raise UsageError(f"--range {word!r}: write NAME=LOW:HIGH, for example tokens=0:151643") from None
     return found
@@ -90,12 +98,27 @@ def _check(paths: tuple[str, ...], deeds: Deeds, wishes: dict[str, Any], form: s
     from whynan.commands.progress import Bar
     from whynan.forensics.checking import look, wishes_of
 
-    with Bar(paths, progress) as bar:
-        report = look(paths, wishes_of({**wishes, "tick": bar.tick}), deeds)
-    if plot:
-        _plot(report, Path(plot))
-    _show(report, form, everything)
+    try:
+        with Bar(paths, progress) as bar:
+            report = look(paths, wishes_of({**wishes, "tick": bar.tick}), deeds)
+        if plot:
+            _plot(report, Path(plot))
+        _print(report, form, everything)
+    except KeyboardInterrupt as stop:
+        print("whynan: interrupted", *getattr(stop, "__notes__", ()), sep="\nwhynan: ", file=sys.stderr)
+        return _INTERRUPTED
     return report.status
+
+
+def _print(report: Report, form: str, everything: bool) -> None:
+    """Print the report; a reader that has seen enough, as `head` has, changes nothing of the answer."""
+    try:
+        _show(report, form, everything)
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would try again at its end
+        if not isinstance(error, BrokenPipeError):
+            raise UsageError(f"the report cannot be written: {error.strerror}") from None
 
 
 def _plot(report: Report, target: Path) -> None:

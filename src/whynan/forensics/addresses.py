@@ -16,7 +16,6 @@ from typing import IO, Any
 
 from whynan.errors import UsageError
 
-
 _LONGEST_JSON = 64 << 20
 _MOST_OBJECTS = 1_000_000
 
@@ -73,7 +72,7 @@ class Place:
 
     def inside(self, name: object) -> Place:
         """Return what a file of this folder names; raises `Unreadable` where that lies outside it."""
-        if not isinstance(name, str) or "\\" in name or any(part in ("", ".", "..") for part in name.split("/")):
+        if not isinstance(name, str) or {"\\", "\0"} & set(name) or any(part in ("", ".", "..") for part in name.split("/")):
             raise Unreadable(f"names a file outside the folder: {str(name)[:100]}")
         return self / name
 
@@ -81,7 +80,14 @@ class Place:
         return bool(self.system.isdir(self.address)) if self.remote else os.path.isdir(self.address)
 
     def exists(self) -> bool:
-        return bool(self.system.exists(self.address)) if self.remote else os.path.lexists(self.address)
+        """Whether it is there; raises what the system says where that cannot be known."""
+        if self.remote:
+            return bool(self.system.exists(self.address))
+        try:
+            os.lstat(self.address)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
 
     def size(self) -> int:
         """The length of a file in bytes."""

@@ -67,13 +67,18 @@ def wishes_of(given: Mapping[str, object]) -> Wishes:
 def _look_at_state(state: object, wishes: Wishes) -> Checked:
     from whynan.forensics.checkpoints.memory import from_state
 
-    return examine_contents("state", from_state(state), wishes).checked
+    contents = from_state(state)
+    if not (contents.entries or contents.values or contents.notes or hasattr(state, "state_dict") or isinstance(state, Mapping)):
+        raise UsageError(f"whynan.check: nothing to check in a {type(state).__name__}; give a path, a state dict, a module or an optimizer")
+    return examine_contents("state", contents, wishes).checked
 
 
 def look(paths: Iterable[str | os.PathLike[str]], wishes: Wishes = Wishes(), deeds: Deeds = Deeds()) -> Report:  # noqa: B008 - frozen
     """Check every path. What cannot be read is said; the others are checked all the same."""
+    if deeds.quarantine and os.path.lexists(deeds.quarantine) and not os.path.isdir(deeds.quarantine):
+        raise UsageError(f"--quarantine {deeds.quarantine}: not a folder")
     answers = _Answers()
-    for place in [_find(os.fspath(path)) for path in paths]:
+    for place in {_identity(path): _find(os.fspath(path)) for path in paths}.values():
         _look_at(place, wishes, deeds, answers)
     answers.notes += _not_found(wishes, answers)
     if deeds.quarantine:
@@ -89,13 +94,19 @@ class _Answers:
     notes: list[str] = field(default_factory=list)
 
 
+def _identity(path: str | os.PathLike[str]) -> str:
+    """What is named twice is looked at once."""
+    return str(path) if "://" in str(path) else os.path.abspath(path)
+
+
 def _find(path: str) -> Place | str:
     """Return the place a path names, or the path where it names an object in a module; all are found before any is read."""
     place = Place.of(path)
     try:
         there = place.exists()
     except Exception as error:  # whatever a driver raises: no network, no credentials
-        raise UsageError(f"{path}: {(str(error) or type(error).__name__).splitlines()[0]}") from None
+        said = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise UsageError(f"{path}: {said.splitlines()[0]}") from None
     if there:
         return place
     if _OBJECT.fullmatch(path):

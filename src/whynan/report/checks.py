@@ -32,7 +32,12 @@ def show(report: Report, everything: bool = False) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    console = Console(highlight=False, soft_wrap=True)
+    class Told(Console):
+        def on_broken_pipe(self) -> None:
+            """Let the caller decide: rich would end the program, with the exit status of findings."""
+            raise BrokenPipeError
+
+    console = Told(highlight=False, soft_wrap=True)
     for line in text(report, everything).splitlines():
         console.print(Text(line, style=_style(line)), soft_wrap=True)
 

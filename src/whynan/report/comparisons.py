@@ -59,5 +59,10 @@ def _pair(comparison: Comparison) -> str:
     weights = [c for c in comparison.changes if c.ratio is not None and role_of(c.name) is Role.WEIGHT]
     top = min(weights, key=lambda c: c.name.endswith("bias"), default=None)  # a bias starts from zero: its ratio says little
     if comparison.unreadable or top is None:
-        return f"{pair}  {comparison.unreadable or ('all from zero' if comparison.changes else 'nothing in common')}"
-    return f"{pair}  largest {number(top.ratio or 0.0)}  {top.name}"
+        return f"{pair}  {comparison.unreadable or _not_compared(comparison)}"
+    return f"{pair}  largest {number(top.ratio or 0.0)}  {top.name}" + (f"  ({top.note})" if top.note else "")
+
+
+def _not_compared(comparison: Comparison) -> str:
+    noted = next((f"{c.name}  {c.note}" for c in comparison.changes if c.note), "")
+    return noted or ("all from zero" if comparison.changes else "nothing in common")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 
 WIDTH = 80
+_GROUPED = "\u2009"  # stands between the digits of a number while its line is broken
 
 
 def printable(line: str) -> str:
@@ -17,8 +19,9 @@ def printable(line: str) -> str:
 
 
 def wrap(line: str, indent: str = "  ") -> list[str]:
-    """Break a line at spaces; names are never broken."""
-    return textwrap.wrap(line, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False) or [""]
+    """Break a line at spaces; names and numbers are never broken."""
+    held = re.sub(r"(?<=\d) (?=\d{3}\b)", _GROUPED, printable(line))
+    return [w.replace(_GROUPED, " ") for w in textwrap.wrap(held, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)] or [""]
 
 
 def short(line: str) -> str:
@@ -27,5 +30,5 @@ def short(line: str) -> str:
 
 
 def name_of(path: str) -> str:
-    """Return the last part of a path or address."""
-    return path.rstrip("/").rsplit("/", 1)[-1]
+    """Return the last part of a path or address, as it is printed."""
+    return printable(path.rstrip("/").rsplit("/", 1)[-1])

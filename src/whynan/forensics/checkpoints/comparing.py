@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from whynan.forensics.addresses import Place, Unreadable
 from whynan.forensics.checkpoints.contents import Contents, Entry, Stream
 from whynan.forensics.checkpoints.roles import Role, role_of
+from whynan.forensics.data.tables import need
 from whynan.forensics.findings import Change, Comparison
 from whynan.forensics.wishes import Wishes
 from whynan.records import number
@@ -32,6 +33,7 @@ def compare(newer: Place, older: Place, wishes: Wishes) -> Comparison:
     from whynan.forensics.checkpoints.opening import open_checkpoint
 
     try:
+        need("torch", "comparing checkpoints")
         return compare_contents(str(newer), open_checkpoint(newer), str(older), open_checkpoint(older), wishes)
     except Unreadable as why:
         return Comparison(str(newer), str(older), (), unreadable=str(why))

@@ -17,6 +17,7 @@ _BESIDE = re.compile(
 )
 _DEEPSPEED = re.compile(r".*_(model|optim)_states\.pt$")
 _INNER = re.compile(r"(pytorch_model|optimizer|model)(_fsdp)?_\d+$")  # what FSDP writes: a distributed checkpoint each
+_HOLDS_TENSORS = re.compile(r"\.(safetensors|bin|pth?|ckpt|h5|msgpack|gguf|index\.json)$|^(pytorch_model|model)")
 _LATER = re.compile(r"checkpoint-\d+$")
 
 
@@ -110,8 +111,14 @@ def open_parts(folder: Place, kind: str, open_file: OpenFile, open_folder: OpenF
         found.append(("", _open_named(tagged, open_folder)))
     if not found:
         raise Unreadable("a checkpoint folder without any weights or state in it")
-    contents = _joined(f"{kind}, {len(found)} file{'s' * (len(found) != 1)}", found, [])
+    notes = [] if kind != "Trainer folder" or _has_weights(children) or tagged is not None else ["missing: no weights beside the trainer's state"]
+    contents = _joined(f"{kind}, {len(found)} file{'s' * (len(found) != 1)}", found, notes)
     return replace(contents, values=values | dict(contents.values))
+
+
+def _has_weights(children: Iterable[Place]) -> bool:
+    """Whether anything may hold weights, under whatever name: what a trainer keeps beside them has names of its own."""
+    return any(_INNER.fullmatch(c.name) or _DEEPSPEED.fullmatch(c.name) or (_HOLDS_TENSORS.search(c.name) and not _BESIDE.fullmatch(c.name)) for c in children)
 
 
 def _prefix(name: str, names: set[str]) -> str:

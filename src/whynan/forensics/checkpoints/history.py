@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 
 from whynan.forensics.checkpoints.examining import examine, joined
 from whynan.forensics.checkpoints.growth import growth_before
 from whynan.forensics.checkpoints.members import Folder, Member
-from whynan.forensics.checkpoints.steps import step_in_name
+from whynan.forensics.checkpoints.steps import series_of, step_in_name
 from whynan.forensics.findings import Checked, Finding, History, Severity
 from whynan.forensics.wishes import Wishes
 
@@ -40,16 +40,22 @@ def tell_history(folder: Folder, wishes: Wishes) -> History:
     notes = list(folder.notes)
     ordered = [p.checked for p in in_order(placed)]
     kept = _without_copies(ordered, notes)
+    notes += _tell_series(kept)
     bad = next((i for i, c in enumerate(kept) if not c.healthy), None)
-    healthy = [c for c in kept if c.healthy]
     return History(
         str(folder.place),
         tuple(kept),
-        healthy[-1].path if healthy else "",
+        _last_healthy(kept, {str(m.place) for m in folder.members if m.beside}),
         kept[bad].path if bad is not None else "",
         story=tuple(_story(kept)),
         notes=tuple(notes),
     )
+
+
+def _last_healthy(members: Sequence[Checked], beside: Container[str]) -> str:
+    """The last one to start from; an optimizer whose weights are not there is none, unless there is nothing else."""
+    healthy = sorted((c for c in members if c.healthy), key=lambda c: c.path not in beside)
+    return healthy[-1].path if healthy else ""
 
 
 def _place(member: Member, wishes: Wishes) -> _Placed:
@@ -67,7 +73,7 @@ def in_order(placed: Sequence[_Placed]) -> list[_Placed]:
     chosen = next((s for s in sources if readable and all(s(p) is not None for p in readable)), None)
     chosen = chosen or next((s for s in sources if any(s(p) is not None for p in readable)), None)
     known = [p for p in readable if chosen is not None and chosen(p) is not None]
-    known.sort(key=lambda p: (chosen(p) or 0 if chosen else 0, p.number or 0, p.modified, p.checked.path))
+    known.sort(key=lambda p: (chosen(p) or 0 if chosen else 0, p.number is None, p.number or 0, p.modified, p.checked.path))
     there = set(map(id, known))
     for late in sorted((p for p in placed if id(p) not in there), key=lambda p: (p.number or 0, p.modified, p.checked.path)):
         known.insert(_position(late, known), late)
@@ -84,16 +90,32 @@ def _position(late: _Placed, known: Sequence[_Placed]) -> int:
 
 
 def _without_copies(ordered: list[Checked], notes: list[str]) -> list[Checked]:
-    """Leave out what has no number in its name and holds the same as another one, as `last.ckpt` does, and say so."""
+    """Say what has no number in its name and holds the same as another one, as `last.ckpt` does, and leave it out.
+
+    A bad one stays in: it must be moved aside like the other, or the next start would load it.
+    """
     nameless = [c for c in ordered if step_in_name(_name(c)) is None and c.tensors and not c.unreadable]
     kept = list(ordered)
     for copy in nameless:
-        twins = [c for c in kept if c is not copy and c.step == copy.step and c.tensors == copy.tensors and c.facts == copy.facts]
+        twins = [c for c in kept if c is not copy and copy.step in (None, c.step) and c.tensors == copy.tensors and c.facts == copy.facts]
         if twins:
             twin = min(twins, key=lambda c: step_in_name(_name(c)) is None)
-            kept.remove(copy)
+            if copy.healthy:
+                kept.remove(copy)
             notes.append(f"{_name(copy)} holds the same as {_name(twin)}")
     return kept
+
+
+def _tell_series(members: Sequence[Checked]) -> Iterator[str]:
+    """Name the last healthy one of each series where several lie in one folder: two runs, or two networks."""
+    series: dict[str, list[Checked]] = {}
+    for member in members:
+        series.setdefault(series_of(_name(member)), []).append(member)
+    several = {name: found for name, found in series.items() if len(found) > 1}
+    if len(several) > 1 and not all(m.healthy for m in members):
+        for name, found in several.items():
+            last = next((_name(m) for m in reversed(found) if m.healthy), "none")
+            yield f"several series in one folder; last healthy of {name}: {last}"
 
 
 def _story(members: Sequence[Checked]) -> list[str]:
@@ -114,7 +136,9 @@ def _value_findings(checked: Checked) -> list[Finding]:
 
 def _went_bad(members: Sequence[Checked], index: int) -> list[str]:
     checked = members[index]
-    before = next((c for c in reversed(members[:index]) if c.healthy), None)
+    earlier = [c for c in reversed(members[:index]) if c.healthy]
+    own = (c for c in earlier if series_of(_name(c)) == series_of(_name(checked)))
+    before = next(own, next(iter(earlier), None))
     since = f"healthy until {_name(before)}" if before is not None else "no healthy one before it"
     if checked.unreadable:
         return [f"{_name(checked)}: {checked.unreadable} ({since})"]

@@ -37,6 +37,11 @@ class Member:
     parts: tuple[Place, ...]
 
     @property
+    def beside(self) -> bool:
+        """Whether it holds only what is kept beside weights: an optimizer, a scheduler, a scaler."""
+        return all(_COMPANION.search(p.name) for p in self.parts)
+
+    @property
     def modified(self) -> float:
         """When it was last written, where that is known."""
         try:
@@ -74,13 +79,16 @@ class _Survey:
     def __init__(self, takes: Takes, without: str) -> None:
         self._takes = takes
         self._without = without
+        self._seen: set[str] = set()
 
     def folder(self, place: Place, depth: int, above: frozenset[str]) -> Folder:
         found = Folder(place)
         real = _real(place)
-        if real in above or depth > _DEEPEST:
-            found.notes.append(f"{place}: not followed: {'a link to a folder above it' if real in above else 'too deep'}")
+        refused = self._refused(real, depth, above)
+        if refused:
+            found.notes.append(f"{place}: not followed: {refused}")
             return found
+        self._seen.add(real)
         try:
             children = list(place.children())
         except Unreadable as why:
@@ -92,6 +100,11 @@ class _Survey:
         _join_shards(found)
         _join_companions(found)
         return found
+
+    def _refused(self, real: str, depth: int, above: frozenset[str]) -> str:
+        if any(a == real or a.startswith(f"{real.rstrip('/')}/") for a in above):
+            return "a link to a folder above it"
+        return "a link to a folder that was looked at" if real in self._seen else "too deep" if depth > _DEEPEST else ""
 
     def _child(self, found: Folder, child: Place, inside: set[str], depth: int, above: frozenset[str]) -> None:
         if child.name.startswith(".") or (self._without and _real(child) == self._without):

@@ -23,14 +23,18 @@ def from_state(state: object) -> Contents:
     from whynan.tripwire.values import parts
 
     entries: list[Entry] = []
-    size = 0
+    size = absent = 0
     for name, tensor in tensors_in(state):
+        if tensor.device.type == "meta":
+            absent += 1
+            continue
         dense = [tensor.detach()] if tensor.is_quantized else parts(tensor.detach())
-        for i, part in enumerate(p for p in dense if p.device.type != "meta"):
+        for i, part in enumerate(dense):
             label = name if len(dense) == 1 else f"{name}.{i}"
             entries.append(Entry(label, str(part.dtype).removeprefix("torch."), tuple(part.shape), _Tensor(part)))
             size += part.numel() * part.element_size()
-    return Contents("state in memory", size, tuple(entries), dict(_plain(state)))
+    notes = (f"{absent} tensor{'s' * (absent != 1)} on the meta device, without values: not looked at",) if absent else ()
+    return Contents("state in memory", size, tuple(entries), dict(_plain(state)), notes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

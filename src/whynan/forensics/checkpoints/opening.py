@@ -67,6 +67,8 @@ def _open_file(place: Place) -> Contents:
     head = source.read(0, min(source.size, 4096))
     if not head:
         raise Unreadable("empty")
+    if head.startswith(b"version https://git-lfs"):
+        raise Unreadable("a Git LFS pointer, not the file itself; fetch it with git lfs pull")
     if not any(head):
         raise Unreadable("begins with zeros: it was never written to the end")
     raise Unreadable("not a checkpoint that is known")

@@ -30,14 +30,22 @@ def quarantine_history(history: History, folder: Path, dry_run: bool) -> History
     """
     moved: list[tuple[str, str]] = []
     notes: list[str] = []
-    for checked in history.members:
-        if checked.healthy:
-            continue
-        if any(m.path.startswith(checked.path.rstrip("/") + "/") for m in history.members):
-            notes.append(f"{checked.path} was not moved: other checkpoints lie in it")
-        else:
-            _move_one(checked, folder, dry_run, moved, notes)
+    try:
+        for checked in history.members:
+            if not checked.healthy:
+                _move_or_say(checked, history, folder, dry_run, moved, notes)
+    except KeyboardInterrupt as stop:
+        for source, target in () if dry_run else moved:
+            stop.add_note(f"{source} was moved to {target}")
+        raise
     return replace(history, moved=(*history.moved, *moved), notes=(*history.notes, *notes))
+
+
+def _move_or_say(checked: Checked, history: History, folder: Path, dry_run: bool, moved: list[tuple[str, str]], notes: list[str]) -> None:
+    if any(m.path.startswith(checked.path.rstrip("/") + "/") for m in history.members):
+        notes.append(f"{checked.path} was not moved: other checkpoints lie in it")
+    else:
+        _move_one(checked, folder, dry_run, moved, notes)
 
 
 def _move_one(checked: Checked, folder: Path, dry_run: bool, moved: list[tuple[str, str]], notes: list[str]) -> None:

@@ -78,8 +78,20 @@ def _run(tasks: list[_Task], wishes: Wishes) -> None:
         _Worker(queue, lock, wishes.tick).work()
         return
     with ThreadPoolExecutor(jobs) as pool:
-        for done in [pool.submit(_Worker(queue, lock, wishes.tick).work) for _ in range(jobs)]:
-            done.result()
+        workers = [pool.submit(_Worker(queue, lock, wishes.tick).work) for _ in range(jobs)]
+        try:
+            for done in workers:
+                done.result()
+        except BaseException:  # Ctrl-C comes here: the pool would wait until the whole file was read
+            _drop(queue, lock)
+            raise
+
+
+def _drop(queue: Iterator[_Task], lock: threading.Lock) -> None:
+    """Take away what is left to do: the other threads need not go on."""
+    with lock:
+        for _ in queue:
+            pass
 
 
 @dataclass(slots=True)
@@ -102,9 +114,7 @@ class _Worker:
                     with self.lock:
                         task.tally.add(found)
         except BaseException:
-            with self.lock:
-                for _ in self.queue:  # the other threads need not go on
-                    pass
+            _drop(self.queue, self.lock)
             raise
 
     def _next(self) -> _Task | None:

@@ -55,7 +55,7 @@ def step_in_name(name: str) -> int | None:
 
     What Lightning adds to a name that was taken is no step: `last-v1.ckpt`.
     """
-    stem = re.sub(r"(-v\d+)?\.(pth?|ckpt|bin|safetensors|tar|index\.json|npz)$", "", name, flags=re.IGNORECASE)
+    stem = re.sub(r"(-v\d+)?\.(pth?|ckpt|bin|safetensors|tar|index\.json|npz|t7|pkl)$", "", name, flags=re.IGNORECASE)
     for pattern in (_STEP_WORD, _LABELLED):
         found = pattern.findall(stem)
         if found:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from whynan.forensics.data.labels import judge_ids, judge_labels
 from whynan.forensics.data.marks import Marks, batches_in, filled_when_shuffled
-from whynan.forensics.data.roles import Role
+from whynan.forensics.data.roles import Role, is_weight
 from whynan.forensics.data.sameness import Duplicates
 from whynan.forensics.data.saying import amount, expected, filled_text, finding, met_text, rows_text
 from whynan.forensics.data.tables import Sort
@@ -77,7 +77,8 @@ def _constant(tally: Tally, rows: int) -> Iterator[Finding]:
             yield Finding(Severity.NOTE, "constant-column", "every row is the same", tally.column.name)
     elif shape == () and not (tally.column.classes and tally.high == -1):  # how the labels of a test split are hidden
         what = number(float(constancy.value[0])) if tally.column.numeric else "the same"
-        yield Finding(Severity.SUSPECT, "constant-column", f"every value is {what}", tally.column.name, values={"value": what})
+        severity = Severity.NOTE if is_weight(tally.column) else Severity.SUSPECT
+        yield Finding(severity, "constant-column", f"every value is {what}", tally.column.name, values={"value": what})
     elif len(shape) == 1 and constancy.left is not None and tally.role is not Role.LABEL:
         yield _constant_features(tally, constancy.left.tolist(), shape[0])
 

@@ -42,6 +42,9 @@ _NUMBERING = {
 }
 
 
+_WEIGHT = re.compile(r"[./](weight|bias|kernel|scale|gamma|beta|(running_|moving_)(mean|var|variance))$")
+
+
 def role_of(column: Column) -> Role:
     """Say what a column is for.
 
@@ -60,6 +63,15 @@ def role_of(column: Column) -> Role:
     if words & _TOKENS and column.numeric and (not column.scalar or (column.sort is Sort.INTEGER and parts[-1] in _TOKENS)):
         return Role.TOKENS
     return Role.KEY if "id" in words and column.scalar and column.sort is Sort.INTEGER else Role.INPUT
+
+
+def is_weight(column: Column) -> bool:
+    """Whether an array is a part of a model that was saved with numpy: a bias that is all zero is nothing strange.
+
+    >>> [is_weight(Column(n, "float32", Sort.FLOAT)) for n in ("layer1.bias", "params/Dense_0/kernel", "weight")]
+    [True, True, False]
+    """
+    return _WEIGHT.search(column.name) is not None
 
 
 def wished_range(column: Column, ranges: Mapping[str, tuple[float, float]]) -> tuple[float, float] | None:
