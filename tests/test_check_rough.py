@@ -92,7 +92,7 @@ def test_a_scripted_model_is_read_without_a_word_from_torch(tmp_path: Path, recw
         ('{"_data_files": [{"file": "a"}]}', "state.json: no _data_files that name files"),
         ('{"_data_files": "abc"}', "state.json: no _data_files that name files"),
         ('{"_data_files": []}', "a saved data set without rows"),
-        ('{"_data_files": [{"filename": "../secret"}]}', "names a file outside its folder: '../secret'"),
+        ('{"_data_files": [{"filename": "../secret"}]}', "names a file outside the folder: ../secret"),
     ],
 )
 def test_a_saved_data_set_whose_list_of_files_is_damaged(tmp_path: Path, state: str, reason: str) -> None:

@@ -113,7 +113,7 @@ class Tally:
         if flat.dtype != np.float32 or largest > 1e12:
             flat = flat.astype(np.float32 if flat.dtype.itemsize <= 2 else np.float64)
         self.numbers += flat.size
-        self.zeros += flat.size - int(np.count_nonzero(flat))
+        self.zeros += int(np.count_nonzero(flat == 0))  # of floats themselves it counts one by one
         with np.errstate(over="ignore", invalid="ignore"):
             self.total += float(flat.sum())
             self.squares += float(np.dot(flat, flat))
