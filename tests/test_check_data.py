@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,11 @@ from datasets_on_disk import absent, counted, digits, look, only, padded_tokens,
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from whynan.forensics.addresses import Place
+from whynan.forensics.data import recognise
 from whynan.forensics.data.marks import Marks, filled_when_shuffled, met_when_shuffled
+from whynan.forensics.data.roles import Role, role_of
+from whynan.forensics.data.tables import Column, Sort
 from whynan.forensics.findings import Severity
 
 
@@ -316,3 +321,61 @@ def test_chances_are_those_of_drawing_batches() -> None:
     drawn = [draw.permutation(flags).reshape(-1, batch) for _ in range(4000)]
     assert met_when_shuffled(rows, marked, batch) == pytest.approx(np.mean([d.any(1).sum() for d in drawn]), rel=0.02)
     assert filled_when_shuffled(rows, marked, batch) == pytest.approx(np.mean([d.all(1).sum() for d in drawn]), rel=0.15)
+
+
+def test_what_shuffling_does_is_said_only_where_it_was_counted(tmp_path: Path) -> None:
+    """Rows that are equal but for their labels, or blank, are in no group that was counted: no word on them is better than a wrong one."""
+    x = np.ones((640, 8))
+    x[600:] = normal(40)[:, :8]
+    assert only(look(save(tmp_path / "x.npy", x)), "constant-batch").message.endswith("about 0.1 when shuffled")
+    np.savez(tmp_path / "d.npz", x=x, y=np.arange(640) % 64)
+    found = only(look(tmp_path / "d.npz"), "constant-batch")
+    assert "shuffled" not in found.message and found.values["shuffled"] is None
+    blank = normal(640)
+    blank[:128] = 0
+    assert "shuffled" not in only(look(save(tmp_path / "x.npy", blank)), "constant-batch").message
+
+
+def test_whole_numbers_of_a_regression_are_not_called_bad(tmp_path: Path) -> None:
+    """Temperatures: a tenth of them is below zero, so that they are no classes with a few wrong ones among them."""
+    target = rng().integers(-2, 31, 900)
+    assert only(look(save(tmp_path / "target.npy", target)), "label-out-of-range").severity is Severity.SUSPECT
+
+
+def test_long_ids_of_a_csv_are_told_apart(tmp_path: Path) -> None:
+    """Nineteen digits are more than a float holds; a cell without a value does not change that."""
+    rows = [[str(1234567890123456700 + i) if i != 200 else "", 0] for i in range(400)]
+    checked = look(write_csv(tmp_path / "ids.csv", [["tweet_id", "retweets"], *rows]))
+    absent(checked, "duplicate-rows")
+    assert only(checked, "missing", "tweet_id").rows == (200,)
+    rows[300] = rows[20]
+    assert only(look(write_csv(tmp_path / "ids.csv", [["tweet_id", "retweets"], *rows])), "duplicate-rows").rows == (300,)
+
+
+def test_numbers_beyond_64_bits_are_still_numbers(tmp_path: Path) -> None:
+    checked = look(write_csv(tmp_path / "big.csv", [["a", "b"], *[[10**30 + i, i * 0.5] for i in range(50)]]))
+    assert checked.facts["columns"]["a"]["max"] == pytest.approx(1e30)  # type: ignore[index, call-overload]
+
+
+def test_a_rate_of_tokens_is_no_token(tmp_path: Path) -> None:
+    rates = [[i, 40.25 + i, 3.5 * i] for i in range(60)]
+    checked = look(write_csv(tmp_path / "speed.csv", [["prompt", "tokens_per_second", "tokens"], *rates]))
+    absent(checked, "float-ids")
+    names = {"tokens": Sort.INTEGER, "input_ids": Sort.INTEGER, "tokens_per_second": Sort.INTEGER, "token_cost": Sort.FLOAT}
+    assert [role_of(Column(n, "", s)) is Role.TOKENS for n, s in names.items()] == [True, True, False, False]
+    assert role_of(Column("token_list", "", Sort.INTEGER, None)) is Role.TOKENS
+
+
+def test_zeros_are_counted(tmp_path: Path) -> None:
+    x = rng().integers(0, 3, (500, 7)).astype("f4")
+    x[3, 3] = np.nan
+    [stats] = look(save(tmp_path / "x.npy", x)).tensors
+    assert stats.zeros == int((x == 0).sum())
+
+
+def test_a_first_cell_longer_than_python_reads_by_itself(tmp_path: Path) -> None:
+    """A hundred and fifty thousand letters in the first cell: read as a row, and csv's own limit is put back."""
+    before = csv.field_size_limit()
+    path = write_csv(tmp_path / "wide.csv", [["a" * 150_000, 1], *[[f"b{i}", 2 + i] for i in range(20)]])
+    assert recognise(Place.of(path)) == "csv" and look(path).facts["rows"] == 21
+    assert csv.field_size_limit() == before

@@ -19,7 +19,8 @@ from datasets_on_disk import absent, arrow_table, counted, look, noise, only, pe
 
 from whynan.forensics.addresses import Place, Unreadable
 from whynan.forensics.data import check_data, recognise
-from whynan.forensics.findings import Severity
+from whynan.forensics.findings import Kind, Severity
+from whynan.forensics.kinds import kind_of
 from whynan.forensics.wishes import Wishes
 
 
@@ -82,7 +83,7 @@ def test_tensors_on_disk(tmp_path: Path, dtype: str, form: str) -> None:
         save_file(held, path)
     else:
         torch.save(held, path, _use_new_zipfile_serialization=form == "pt")
-    assert recognise(Place.of(path)) in ("torch data", "safetensors data")
+    assert kind_of(Place.of(path)) is Kind.DATA
     checked = look(path)
     assert only(checked, "not-finite", "x").rows == (7,)
     assert checked.facts["columns"]["x"]["dtype"] == dtype  # type: ignore[index, call-overload]
@@ -92,6 +93,37 @@ def test_a_single_tensor_that_is_not_contiguous(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
     torch.save(torch.from_numpy(spoiled(12, 300)).t()[:, 1::2], tmp_path / "features.pt")
     assert only(look(tmp_path / "features.pt"), "not-finite").rows == (5,)
+
+
+def test_nothing_of_torch_opens_a_file_of_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither what a file is nor what is in it is found by torch.load, which holds all of it and unpacks whatever it declares."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    torch.save({"x": torch.from_numpy(spoiled()), "labels": torch.arange(300) % 7}, tmp_path / "train.pt")
+    monkeypatch.setattr(torch, "load", lambda *args, **kwargs: pytest.fail("torch.load"))
+    assert kind_of(Place.of(tmp_path / "train.pt")) is Kind.DATA
+    assert only(look(tmp_path / "train.pt"), "not-finite", "x").rows == (7,)
+
+
+def test_rows_that_lie_in_another_order_are_read_in_their_own(tmp_path: Path) -> None:
+    """Pictures with their channels last, a turned table, and one with both: the same values as torch gives."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    x = torch.from_numpy(rng().normal(size=(50, 3, 4, 5)).astype("f4"))
+    x[13, 1, 2, 3] = float("nan")
+    for name, held in {"last": x.to(memory_format=torch.channels_last), "turned": x.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0)}.items():
+        torch.save(held, tmp_path / f"{name}.pt")
+        checked = look(tmp_path / f"{name}.pt")
+        assert only(checked, "not-finite", name).rows == (13,)
+        torch.save(torch.arange(24).reshape(2, 12).t(), tmp_path / "ids.pt")
+        assert (checked.facts["rows"], checked.facts["columns"][name]["shape"]) == (50, [3, 4, 5])  # type: ignore[index, call-overload]
+    assert look(tmp_path / "ids.pt").facts["rows"] == 12
+
+
+def test_tensors_that_show_a_number_more_than_once_are_said(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    torch.save({"x": torch.from_numpy(spoiled()), "y": torch.zeros(1).expand(300)}, tmp_path / "train.pt")
+    checked = look(tmp_path / "train.pt")
+    assert only(checked, "not-finite", "x").rows == (7,)
+    assert "y: shows its numbers more than once" in only(checked, "reading").message
 
 
 def test_tensors_that_are_no_rows_are_passed_over(tmp_path: Path) -> None:
@@ -117,12 +149,12 @@ def test_weights_are_not_taken_for_data(tmp_path: Path) -> None:
     torch.save(model.state_dict(), tmp_path / "a.pt")
     torch.save({"model": model.state_dict(), "epoch": 3}, tmp_path / "b.ckpt")
     save_file(model.state_dict(), tmp_path / "c.safetensors")
-    assert [recognise(Place.of(tmp_path / n)) for n in ("a.pt", "b.ckpt", "c.safetensors")] == [None] * 3
+    assert [kind_of(Place.of(tmp_path / n)) for n in ("a.pt", "b.ckpt", "c.safetensors")] == [Kind.CHECKPOINT] * 3
 
 
 def test_a_training_log_is_not_taken_for_data(tmp_path: Path) -> None:
     write_csv(tmp_path / "metrics.csv", [["epoch", "step", "train_loss"], [0, 10, 0.5], [0, 20, 0.4]])
-    assert recognise(Place.of(tmp_path / "metrics.csv")) is None
+    assert kind_of(Place.of(tmp_path / "metrics.csv")) is Kind.LOG
     (tmp_path / "notes.txt").write_text("hello\n")
     assert recognise(Place.of(tmp_path / "notes.txt")) is None
 
@@ -212,7 +244,7 @@ def test_a_saved_dataset_with_splits_and_shards(tmp_path: Path) -> None:
 def test_a_saved_dataset_cannot_name_files_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "dataset_info.json").write_text("{}")
     (tmp_path / "state.json").write_text(json.dumps({"_data_files": [{"filename": "../../etc/passwd"}]}))
-    assert "outside its folder" in why(tmp_path)
+    assert "outside the folder" in why(tmp_path)
 
 
 def test_shards_of_arrays_are_one_array_and_their_rows_go_on(tmp_path: Path) -> None:
@@ -234,7 +266,7 @@ def test_samples_of_different_lengths_are_rows(tmp_path: Path) -> None:
     checked = look(tmp_path / "spectra")
     assert (checked.facts["rows"], only(checked, "not-finite").rows) == (20, (11,))
     torch.save([torch.arange(3 + i % 5) if i != 6 else torch.tensor([-4, 2]) for i in range(30)], tmp_path / "tokens.pt")
-    assert recognise(Place.of(tmp_path / "tokens.pt")) == "torch data"
+    assert kind_of(Place.of(tmp_path / "tokens.pt")) is Kind.DATA
     checked = look(tmp_path / "tokens.pt")
     assert (checked.facts["rows"], only(checked, "negative-id").rows) == (30, (6,))
 
@@ -440,7 +472,7 @@ def test_pickles_are_never_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "raw.npy").write_bytes(pickle.dumps(Evil()))
     assert "pickle" in why("o.npy")
     assert "bad: holds Python objects, which are a pickle: never opened" in only(look("o.npz"), "pickle-inside").message
-    assert "run code" in why("o.pt")
+    assert "loading this file calls posix.system" in why("o.pt")
     assert "not a numpy header" in why("raw.npy")
     assert not (tmp_path / "hacked").exists()
 

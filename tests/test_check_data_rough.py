@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 
 from whynan.forensics.addresses import Place, Unreadable
 from whynan.forensics.data import check_data, recognise
+from whynan.forensics.data.recognising import READERS
+from whynan.forensics.data.tables import BLOCK
 from whynan.forensics.wishes import Wishes
 
 COLUMNS = {"a": [0.5 * i for i in range(40)], "ids": [list(range(i % 5)) for i in range(40)], "s": [f"t{i}" for i in range(40)], "deep": [[[1.0], []]] * 40}
@@ -151,3 +154,62 @@ def test_report_values_are_json(tmp_path: Path) -> None:
     checked = look(save(tmp_path / "x.npy", x))
     text = json.dumps(jsonable(checked), allow_nan=False)
     assert json.loads(text)["facts"]["columns"]["x"]["std"] is None
+
+
+LONG = 200_000
+
+
+def _written_once(path: Path, name: str) -> Path:
+    """One long value that every row of a small file refers to, in each way a format has for that."""
+    pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    rows = 600
+    if name == "parquet":
+        import pyarrow.parquet as pq
+
+        pq.write_table(pa.table({"text": pa.array(["x" * LONG]).take(pa.array([0] * rows)), "y": pa.array(range(rows))}), path)
+        return path
+    long = pa.array(["x" * LONG])
+    held = {
+        "dictionary": lambda: pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int8()), long),
+        "list of dictionary": lambda: pa.ListArray.from_arrays(
+            pa.array(range(0, rows + 1, 2), pa.int32()), pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int8()), long)
+        ),
+        "run": lambda: pa.RunEndEncodedArray.from_arrays(pa.array([rows], pa.int64()), long),
+        "list view": lambda: pa.ListViewArray.from_arrays(
+            pa.array([0] * rows, pa.int32()), pa.array([LONG // 8] * rows, pa.int32()), pa.array([1.5] * (LONG // 8))
+        ),
+    }[name]()
+    table = pa.table({"t": held})
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+    return path
+
+
+@pytest.mark.parametrize("name", ["parquet", "dictionary", "list of dictionary", "run", "list view"])
+def test_a_value_that_every_row_refers_to_is_never_held_for_all_of_them(tmp_path: Path, name: str) -> None:
+    """No block is larger than a few rows' worth, though all rows together would be 120 MB."""
+    path = _written_once(tmp_path / ("a.parquet" if name == "parquet" else "a.arrow"), name)
+    [table] = READERS["parquet" if name == "parquet" else "arrow"](Place.of(path))
+    blocks = [(block.rows, max(p.values.nbytes for p in block.pieces)) for block in table.blocks()]
+    assert sum(rows for rows, _ in blocks) == (300 if name == "list of dictionary" else 600)
+    assert max(held for _, held in blocks) <= 2 * BLOCK + 2 * LONG
+
+
+def test_more_rows_than_a_file_can_mean_are_refused(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    table = pa.table({"t": pa.RunEndEncodedArray.from_arrays(pa.array([200_000_000], pa.int64()), pa.array([1.0]))})
+    with pa.OSFile(str(tmp_path / "run.arrow"), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+    assert "declares 200000000 rows" in why(tmp_path / "run.arrow")
+
+
+def test_a_single_value_too_long_to_be_held_is_refused(tmp_path: Path) -> None:
+    import zipfile
+
+    head = io.BytesIO()
+    np.lib.format.write_array_header_1_0(head, {"descr": "<U100000000", "fortran_order": False, "shape": (3,)})
+    with zipfile.ZipFile(tmp_path / "giant.npz", "w", zipfile.ZIP_DEFLATED) as archive, archive.open("x.npy", "w", force_zip64=True) as file:
+        file.write(head.getvalue())
+        for _ in range(1200):
+            file.write(b"a\0\0\0" * 250_000)
+    assert "one value has 400000000 bytes" in why(tmp_path / "giant.npz")

@@ -8,6 +8,7 @@ import json
 import math
 import random
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -537,3 +538,75 @@ def test_offline_runs_of_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     finding = found(checked, "not-finite")
     assert checked.form == "W&B offline run" and (finding.place, finding.rows, finding.row_count) == ("train/loss", (500,), 100)
     assert sorted(map(str, checked.facts["series"])) == ["lr", "nested/grad_norm", "train/loss"]
+
+
+def _orjson(rows: list[dict[str, object]]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def _pandas(rows: list[dict[str, object]]) -> str:
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    return "\n".join([",".join(names), *(",".join("" if row.get(n) is None else str(row[n]) for n in names) for row in rows)]) + "\n"
+
+
+@pytest.mark.parametrize("write", [_orjson, _pandas])
+@pytest.mark.parametrize("beside", [{"lr": 0.001}, {}])
+def test_a_loss_that_is_empty_to_the_end_is_suspect(write: Callable[[list[dict[str, object]]], str], beside: dict[str, object], tmp_path: Path) -> None:
+    """orjson writes null for nan, pandas an empty cell."""
+    path = tmp_path / "metrics"
+    path.write_text(write([{"step": s, "loss": 2.0 / (1 + s) if s < 40 else None, **beside} for s in range(50)]))
+    stops = found(check(path), "stops", "loss")
+    assert (stops.severity, stops.rows, stops.row_count) == (Severity.SUSPECT, (40,), 10)
+
+
+@pytest.mark.parametrize("write", [_orjson, _pandas])
+def test_rows_of_another_kind_do_not_make_a_loss_stop(write: Callable[[list[dict[str, object]]], str], tmp_path: Path) -> None:
+    """Validations between, a whole test at the end, and a loss that is written every fifth step: none of them is silence."""
+    rows: list[dict[str, object]] = []
+    for step in range(100):
+        rows.append({"step": step, "loss": 2.0 / (1 + step) if step % 5 == 0 else None, "lr": 0.001})
+        rows += [{"step": step, "loss": None, "lr": None, "val_loss": 1.0 / (1 + step)}] if step % 25 == 24 else []
+    rows += [{"step": 100 + n, "loss": None, "test_loss": 0.5} for n in range(30)]
+    (tmp_path / "metrics").write_text(write(rows))
+    assert not alarms(check(tmp_path / "metrics"))
+
+
+def test_an_item_of_a_list_that_is_no_object_is_counted_and_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "history.json"
+    path.write_text(json.dumps([{"step": s, "loss": NAN if s > 20 else 1.0 / (1 + s)} if s != 10 else None for s in range(30)]))
+    checked = check(path)
+    assert found(checked, "not-finite", "loss").row_count == 9
+    assert "1 broken line" in found(checked, "broken").message
+
+
+def test_perplexity_may_be_infinite_while_the_loss_is_large_and_finite(tmp_path: Path) -> None:
+    def written(losses: list[float]) -> Checked:
+        path = tmp_path / "train.log"
+        path.write_text("".join(f"step {s} | loss {v} | ppl {'inf' if not v < 700 else 2.5}\n" for s, v in enumerate(losses)))
+        return check(path)
+
+    usual = [falling(s, random.Random(s)) for s in range(60)]
+    calm = written([900.0, 800.0, *usual])
+    assert not alarms(calm) and found(calm, "not-finite", "ppl").severity is Severity.NOTE
+    assert found(written([*usual, INF, INF, INF]), "not-finite", "ppl").severity is Severity.BAD
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("notes.txt", "The first run diverged: loss = nan at step 100. We lowered the rate.\n"),
+        ("README", "Run it:\n\n    step 1 loss 2.0\n    step 1 loss 2.0\n"),
+        ("records.py", '"""\n>>> run()\nstep 1: loss 2.5\nstep 2: loss nan\nstep 3: loss nan\nstep 4: loss nan\n"""\n'),
+        ("guide.md", "step 1: loss 2.5\nstep 2: loss nan\nstep 3: loss nan\nstep 4: loss nan\n"),
+        ("incidents.jsonl", '{"schema": 1, "step": 35, "symptom": {"place": "loss", "kind": "inf"}, "loss": {"min": "nan"}}\n' * 5),
+    ],
+)
+def test_text_that_quotes_a_log_is_none(name: str, content: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(content)
+    assert recognise(Place.of(tmp_path / name)) is None
+
+
+@pytest.mark.parametrize("name", ["train.log", "slurm-123.out", "log.txt"])
+def test_a_short_log_is_taken_for_one_by_its_name(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("epoch 1: loss nan\n")
+    assert recognise(Place.of(tmp_path / name)) == "text log"

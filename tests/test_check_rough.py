@@ -92,7 +92,7 @@ def test_a_scripted_model_is_read_without_a_word_from_torch(tmp_path: Path, recw
         ('{"_data_files": [{"file": "a"}]}', "state.json: no _data_files that name files"),
         ('{"_data_files": "abc"}', "state.json: no _data_files that name files"),
         ('{"_data_files": []}', "a saved data set without rows"),
-        ('{"_data_files": [{"filename": "../secret"}]}', "names a file outside its folder: '../secret'"),
+        ('{"_data_files": [{"filename": "../secret"}]}', "names a file outside the folder: ../secret"),
     ],
 )
 def test_a_saved_data_set_whose_list_of_files_is_damaged(tmp_path: Path, state: str, reason: str) -> None:
@@ -112,4 +112,4 @@ def test_a_saved_data_set_whose_splits_lead_back_to_itself_ends(tmp_path: Path) 
 
 def test_a_table_whose_first_cell_never_ends_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("x" * 200_000)
-    assert whynan.check(tmp_path / "a.csv").checked[0].unreadable == "no rows: its first cell is longer than 131072 characters"
+    assert whynan.check(tmp_path / "a.csv").checked[0].unreadable == "no rows"

@@ -6,6 +6,7 @@ Local files are read with the standard library alone. For addresses fsspec and t
 from __future__ import annotations
 
 import io
+import json
 import os
 import stat
 from collections.abc import Iterator
@@ -14,6 +15,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from whynan.errors import UsageError
+
+_LONGEST_JSON = 64 << 20
+_MOST_OBJECTS = 1_000_000
 
 
 class Unreadable(Exception):
@@ -52,7 +56,7 @@ class Place:
         try:
             system, _ = fsspec.core.url_to_fs(text)
         except (ImportError, ValueError) as error:
-            raise UsageError(f"{text}: {_one_line(error)}") from None
+            raise UsageError(f"{text}: {one_line(error)}") from None
         return cls(text, system)
 
     @property
@@ -73,6 +77,12 @@ class Place:
 
     def __truediv__(self, name: str) -> Place:
         return Place(f"{self.address.rstrip('/')}/{name}", self.system)
+
+    def inside(self, name: object) -> Place:
+        """Return what a file of this folder names; raises `Unreadable` where that lies outside it."""
+        if not isinstance(name, str) or {"\\", "\0"} & set(name) or any(part in ("", ".", "..") for part in name.split("/")):
+            raise Unreadable(f"names a file outside the folder: {str(name)[:100]}")
+        return self / name
 
     def is_dir(self) -> bool:
         """Whether it is a folder; raises `Unreadable` where a remote system does not answer."""
@@ -124,9 +134,47 @@ class Place:
 
 def _failed(error: Exception) -> Unreadable:
     """What is not there is damage to what names it; any other failure says nothing of the file."""
-    return (Unreadable if isinstance(error, FileNotFoundError) else NotLookedAt)(_one_line(error))
+    return (Unreadable if isinstance(error, FileNotFoundError) else NotLookedAt)(one_line(error))
 
 
-def _one_line(error: Exception) -> str:
-    text = (getattr(error, "strerror", None) or str(error) or type(error).__name__).strip()
+def one_line(error: BaseException) -> str:
+    r"""Return the first line of what an error says, or its kind where it says nothing.
+
+    >>> one_line(ValueError("bad\nand more")), one_line(EOFError()), one_line(FileNotFoundError(2, "No such file"))
+    ('bad', 'EOFError', 'no such file')
+    """
+    text = (getattr(error, "strerror", None) or str(error)).strip() or type(error).__name__
     return text.splitlines()[0][:160].lower() if isinstance(error, OSError) else text.splitlines()[0][:160]
+
+
+def fill(file: IO[bytes], piece: memoryview) -> None:
+    """Read until a buffer is full; raises `Unreadable` where the file ends before."""
+    done = 0
+    while done < len(piece):
+        try:
+            got = file.readinto(piece[done:])  # type: ignore[attr-defined]
+        except OSError as error:
+            raise NotLookedAt(one_line(error)) from None
+        except Exception as error:  # what an archive raises where it is damaged
+            raise Unreadable(f"cannot be read to its end: {one_line(error)}") from None
+        if not got:
+            raise NotLookedAt("truncated: it ended early; it may still be being written")
+        done += got
+
+
+def read_json(place: Place) -> dict[str, object]:
+    """Return the object a small JSON file holds; raises `Unreadable`."""
+    size = place.size()
+    if size > _LONGEST_JSON:
+        raise NotLookedAt(f"{place.name}: a JSON file of {size} bytes is larger than is looked at")
+    with place.open() as file:
+        data = file.read(size)
+    if data.count(b"{") + data.count(b"[") > _MOST_OBJECTS:
+        raise NotLookedAt(f"{place.name}: a JSON file with too many objects to be looked at")
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        raise Unreadable(f"{place.name}: not valid JSON") from None
+    if not isinstance(found, dict):
+        raise Unreadable(f"{place.name}: not a JSON object")
+    return found

@@ -16,6 +16,9 @@ from whynan.forensics.nets import net
 _WEIGHT_LIKE = re.compile(
     r"weight|bias|running_|exp_avg|momentum|kernel|embed|layer|lora|norm|conv|attn|mlp|param|state|optim|gamma|beta|block|encoder|decoder|\d+\."
 )
+_DATA_WORD = re.compile(
+    r"(^|[^a-z0-9])(x|y|inputs?|ids|tokens?|labels?|targets?|images?|data|features?|embeddings|mask|train|test|val|valid|pixels?|audio|samples|classes)([^a-z0-9]|$)"
+)
 _LOOKED_AT = 64  # files of a folder that are asked what they are before it is taken for one thing
 
 
@@ -28,7 +31,7 @@ def kind_of(place: Place) -> Kind | None:
 
     checkpoint = recognise(place) is not None
     if checkpoint or (is_candidate(place) and not place.is_dir()):
-        return Kind.DATA if checkpoint and _opens_as_data(place) and _known(data, place) else Kind.CHECKPOINT
+        return Kind.DATA if checkpoint and _opens_as_data(place) else Kind.CHECKPOINT
     if not place.is_dir() and _known(logs, place):
         return Kind.LOG
     return Kind.DATA if _known(data, place) and not _is_mixed(place) else None
@@ -73,8 +76,11 @@ def _opens_as_data(place: Place) -> bool:
 
 
 def holds_data(contents: Contents) -> bool:
-    """Whether tensors are rows of a data set: all of one length, and none named like a weight."""
-    shapes = [e.shape for e in contents.entries]
-    if not shapes or any(not s for s in shapes) or any(_WEIGHT_LIKE.search(e.name.lower()) for e in contents.entries):
+    """Whether tensors are rows of a data set: of one length, named like data or not at all, and none named like a weight."""
+    names = [e.name.lower() for e in contents.entries]
+    if any(_WEIGHT_LIKE.search(n) for n in (*names, *map(str.lower, contents.values))) or any(n.startswith("dangerous:") for n in contents.notes):
         return False
-    return len({s[0] for s in shapes}) == 1 and shapes[0][0] > 1 and not any(_WEIGHT_LIKE.search(k.lower()) for k in contents.values)
+    if len(names) > 2 and all(n.isdigit() for n in names) and all(len(e.shape) == 1 for e in contents.entries):
+        return True  # samples, each of its own length
+    lengths = {e.shape[0] if e.shape else 0 for e in contents.entries}
+    return len(lengths) == 1 and max(lengths) > 1 and (len(names) == 1 or all(n.isdigit() for n in names) or any(_DATA_WORD.search(n) for n in names))

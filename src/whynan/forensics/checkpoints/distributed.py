@@ -60,10 +60,9 @@ def _joined(name: str, inner: str, alone: str) -> str:
 
 
 def _file(folder: Place, name: str) -> Source:
-    if name.startswith("/") or ".." in name.split("/") or "\\" in name:
-        raise Unreadable(f"names a file outside the folder: {name[:100]}")
+    place = folder.inside(name)
     try:
-        return Source.of(folder / name)
+        return Source.of(place)
     except Unreadable as why:
         raise type(why)(f"{name[:100]}: {why}") from None
 

@@ -6,9 +6,8 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from whynan.forensics.addresses import NotLookedAt, Place, Unreadable
+from whynan.forensics.addresses import NotLookedAt, Place, Unreadable, read_json
 from whynan.forensics.checkpoints.contents import Contents, Scalar
-from whynan.forensics.checkpoints.texts import read_json
 
 OpenFile = Callable[[Place], Contents]
 
@@ -68,11 +67,10 @@ def open_shards(folder: Place, open_file: OpenFile) -> Contents:
 
 
 def _open_shard(folder: Place, name: str, index: str, open_file: OpenFile) -> Contents:
-    if "/" in name or "\\" in name or name in ("", ".", ".."):
-        raise Unreadable(f"{index}: names a file outside the folder: {name[:100]}")
-    if not (folder / name).exists():
+    place = folder.inside(name)
+    if not place.exists():
         raise Unreadable(f"{name[:100]} is missing: {index} names it")
-    return _open_named(folder / name, open_file)
+    return _open_named(place, open_file)
 
 
 def _open_named(place: Place, open_file: OpenFile) -> Contents:

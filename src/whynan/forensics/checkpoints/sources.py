@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO, Literal
 
-from whynan.forensics.addresses import NotLookedAt, Place, Unreadable
+from whynan.forensics.addresses import NotLookedAt, Place, Unreadable, fill
 from whynan.forensics.checkpoints.contents import Stream
 
 PIECE = 1 << 20  # stays in the second-level cache between reading and counting
@@ -109,19 +109,6 @@ class Span:
             fill(file, piece)
             yield piece
             left -= len(piece)
-
-
-def fill(file: IO[bytes], piece: memoryview) -> None:
-    """Read until a buffer is full; raises `Unreadable` where the file ends before."""
-    done = 0
-    try:
-        while done < len(piece):
-            got = file.readinto(piece[done:])  # type: ignore[attr-defined]
-            if not got:
-                raise NotLookedAt("ended early: it may still be being written")
-            done += got
-    except OSError as error:
-        raise NotLookedAt((error.strerror or "cannot be read").lower()) from None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

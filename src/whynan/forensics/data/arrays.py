@@ -8,16 +8,14 @@ import zipfile
 from collections.abc import Callable
 from typing import IO, TYPE_CHECKING, Any
 
-from whynan.forensics.addresses import Place, Unreadable
-from whynan.forensics.data.sources import Reader, Source, fill, from_file, tables_of
-from whynan.forensics.data.tables import Table, Trouble, need, one_line
+from whynan.forensics.addresses import Place, Unreadable, fill, one_line
+from whynan.forensics.data.sources import LARGEST_TURNED, Reader, Source, from_file, tables_of
+from whynan.forensics.data.tables import Table, Trouble, need
 
 if TYPE_CHECKING:
     import numpy as np
 
     from whynan.forensics.data.tables import Array
-
-_LARGEST_TURNED = 1 << 28  # a Fortran-ordered array that cannot be mapped must be held whole
 
 
 class _Pickled(Unreadable):
@@ -125,7 +123,7 @@ def _turned(path: str, offset: int, dtype: np.dtype, shape: tuple[int, ...], ope
             whole: Array = np.memmap(path, dtype, "r", offset, shape, "F")
         else:
             size = math.prod(shape) * dtype.itemsize
-            if size > _LARGEST_TURNED:
+            if size > LARGEST_TURNED:
                 raise Unreadable(f"Fortran order, {size} bytes, not in a local .npy: it cannot be read by rows")
             file = opener(offset) if single else opener()
             if not single:

@@ -3,40 +3,53 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from whynan.forensics.addresses import Place, Unreadable
-from whynan.forensics.data.tables import BLOCK, Block, Column, Piece, Sort, Table, chained, need, one_line
+from whynan.forensics.addresses import Place, Unreadable, one_line, read_json
+from whynan.forensics.data.tables import BLOCK, Block, Column, Piece, Sort, Table, chained, need
 
 if TYPE_CHECKING:
     from whynan.forensics.data.tables import Array
 
+_WIDTHS = {"INT64": 8, "DOUBLE": 8, "INT96": 12, "INT32": 4, "FLOAT": 4}  # bytes of a value of parquet
 _DEPTH = 6  # lists in lists, structs in structs
 
 
 def read_parquet(place: Place) -> list[Table]:
     """Open a parquet file. Cost: one row group's pages at a time."""
     parquet = need("pyarrow.parquet", "reading parquet", "pyarrow")
-    schema, rows, size = _parquet_head(parquet, place)
+    schema, rows, size, shared = _parquet_head(parquet, place)
 
     def batches() -> Iterator[Any]:
         step = max(1, min(65536, BLOCK * 2 * rows // max(size, 1)))
         with place.open() as file:
-            yield from parquet.ParquetFile(file, buffer_size=1 << 20, pre_buffer=False).iter_batches(batch_size=step)
+            opened = parquet.ParquetFile(file, buffer_size=1 << 20, pre_buffer=False, read_dictionary=shared)
+            yield from opened.iter_batches(batch_size=step)
 
-    return [table_of("", schema, batches)]
+    return [table_of("", schema, batches, _most_rows(place))]
 
 
-def _parquet_head(parquet: Any, place: Place) -> tuple[Any, int, int]:
+def _parquet_head(parquet: Any, place: Place) -> tuple[Any, int, int, list[str]]:
+    """Return the schema, the rows, their bytes when decoded, and the columns of texts that are stored once and referred to."""
     with place.open() as file:
         try:
             opened = parquet.ParquetFile(file)
             meta = opened.metadata
-            return opened.schema_arrow, meta.num_rows, sum(meta.row_group(i).total_byte_size for i in range(meta.num_row_groups))
+            chunks = [meta.row_group(g).column(c) for g in range(meta.num_row_groups) for c in range(meta.num_columns)]
+            size = sum(max(c.total_uncompressed_size, c.num_values * _WIDTHS.get(c.physical_type, 1)) for c in chunks)
+            shared = {c.path_in_schema for c in chunks if c.physical_type == "BYTE_ARRAY" and any("DICTIONARY" in e for e in c.encodings)}
+            return opened.schema_arrow, meta.num_rows, size, sorted(shared)
         except Exception as error:
             raise Unreadable(f"not a whole parquet file: {one_line(error)}") from None
+
+
+def _most_rows(place: Place) -> int:
+    """How many rows a file can mean: a run of equal ones takes no room, but no data set is all runs."""
+    return 1_000_000 + 1000 * place.size()
 
 
 def read_arrow(place: Place) -> list[Table]:
@@ -59,7 +72,7 @@ def read_arrow(place: Place) -> list[Table]:
             with pyarrow.memory_map(place.address) as mapped:
                 yield from _record_batches(_ipc_reader(ipc, mapped))
 
-    return [table_of("", schema, batches)]
+    return [table_of("", schema, batches, _most_rows(place))]
 
 
 def _ipc_reader(ipc: Any, file: Any) -> Any:
@@ -79,40 +92,23 @@ def read_saved_dataset(place: Place) -> list[Table]:
     """Open a folder of `save_to_disk`: one table, or one for every split."""
     if not (place / "dataset_dict.json").exists():
         return [_read_split(place)]
-    splits = _json(place / "dataset_dict.json").get("splits")
+    splits = read_json(place / "dataset_dict.json").get("splits")
     if not isinstance(splits, list) or not splits:
         raise Unreadable("dataset_dict.json: no splits that are named")
-    return [replace(_read_split(place / _inside(name)), name=name) for name in splits]
+    return [replace(_read_split(place.inside(name)), name=name) for name in splits]
 
 
 def _read_split(place: Place) -> Table:
-    files = _json(place / "state.json").get("_data_files")
+    files = read_json(place / "state.json").get("_data_files")
     if not isinstance(files, list) or not all(isinstance(f, dict) and "filename" in f for f in files):
         raise Unreadable("state.json: no _data_files that name files")
     if not files:
         raise Unreadable("a saved data set without rows")
-    return chained("", [t for f in files for t in read_arrow(place / _inside(f["filename"]))])
+    return chained("", [t for f in files for t in read_arrow(place.inside(f["filename"]))])
 
 
-def _inside(name: object) -> str:
-    if not isinstance(name, str) or "/" in name or "\\" in name or name in ("", ".", ".."):
-        raise Unreadable(f"names a file outside its folder: {str(name)[:60]!r}")
-    return name
-
-
-def _json(place: Place) -> dict[str, Any]:
-    try:
-        with place.open() as file:
-            held = json.loads(file.read(1 << 24))
-    except (ValueError, RecursionError) as error:
-        raise Unreadable(f"{place.name} is not JSON: {str(error)[:100]}") from None
-    if not isinstance(held, dict):
-        raise Unreadable(f"{place.name} is not a JSON object")
-    return held
-
-
-def table_of(name: str, schema: Any, batches: Callable[[], Iterator[Any]]) -> Table:
-    """Return a table from record batches that come in order."""
+def table_of(name: str, schema: Any, batches: Callable[[], Iterator[Any]], most: int = sys.maxsize) -> Table:
+    """Return a table from record batches that come in order; more rows than `most` are refused."""
     need("numpy", "reading arrow")
     try:
         columns = [c for f in schema for c in _columns(f.name, f.type, _declared_classes(schema))]
@@ -120,8 +116,12 @@ def table_of(name: str, schema: Any, batches: Callable[[], Iterator[Any]]) -> Ta
         raise Unreadable("damaged: a column's name is not text") from None
 
     def blocks() -> Iterator[Block]:
+        rows = 0
         try:
             for batch in batches():
+                rows += batch.num_rows
+                if rows > most:
+                    raise Unreadable(f"declares {rows} rows, more than a file of its size can mean")
                 batch.validate(full=True)  # a damaged offset would otherwise be followed out of the file
                 yield from _cut(batch)
         except Unreadable:
@@ -142,13 +142,54 @@ def _declared_classes(schema: Any) -> dict[str, int]:
 
 
 def _cut(batch: Any) -> Iterator[Block]:
-    """Slice a batch that is larger than a block: one batch may be the whole file."""
-    size = max(1, batch.nbytes)
-    step = max(1, batch.num_rows * BLOCK * 2 // size)
-    for start in range(0, batch.num_rows, step):
-        part = batch.slice(start, step)
+    """Slice a batch into blocks by what its rows take when decoded: one batch may be the whole file, one text the value of every row."""
+    import numpy as np
+
+    if not batch.num_rows:
+        return
+    sizes = np.full(batch.num_rows, batch.nbytes / batch.num_rows)
+    for column in batch.columns:
+        sizes += _hidden(column)
+    block = np.floor(np.cumsum(sizes) / (2 * BLOCK))
+    starts = [0, *(np.flatnonzero(np.diff(block)) + 1).tolist(), batch.num_rows]
+    for start, end in pairwise(starts):
+        part = batch.slice(start, end - start)
         pieces = [p for n in range(part.num_columns) for p in _pieces(part.column(n))]
-        yield Block(tuple(pieces), size * part.num_rows // batch.num_rows)
+        yield Block(tuple(pieces), batch.nbytes * part.num_rows // batch.num_rows)
+
+
+def _hidden(array: Any) -> Any:
+    """How many bytes each row takes that are stored once for many: one number for all rows, or one for each."""
+    import numpy as np
+    import pyarrow as pa
+
+    kind = array.type
+    if isinstance(array, pa.ExtensionArray):
+        return _hidden(array.storage)
+    if pa.types.is_struct(kind):
+        return sum(_hidden(part) for part in array.flatten())
+    if _is_list(kind):
+        inner = np.max(_hidden(array.values), initial=0) + 8 * _is_list_view(kind)
+        return _lengths(array) * inner if inner else 0
+    if pa.types.is_run_end_encoded(kind):
+        return np.max(_text_lengths(array.values), initial=8)
+    if pa.types.is_dictionary(kind):
+        indices = array.indices.fill_null(0).to_numpy(zero_copy_only=False)
+        return np.append(_text_lengths(array.dictionary), 0)[indices]
+    return _text_lengths(array) if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind) else 8 * pa.types.is_null(kind)
+
+
+def _text_lengths(array: Any) -> Array:
+    """The bytes of every value: of a text, or of a number."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pa.types.is_string_view(array.type) or pa.types.is_binary_view(array.type):  # a view is 16 bytes, of which the first four are its length
+        return np.frombuffer(array.buffers()[1], np.int32)[4 * array.offset : 4 * (array.offset + len(array)) : 4].astype(np.int64)
+    if _sort(array.type) is not Sort.TEXT:
+        return np.full(len(array), 8, np.int64)
+    return np.asarray(pc.binary_length(array).fill_null(0).to_numpy(zero_copy_only=False), np.int64)
 
 
 def _columns(name: str, kind: Any, classes: dict[str, int], depth: int = 0) -> list[Column]:

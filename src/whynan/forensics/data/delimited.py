@@ -6,13 +6,15 @@ import bisect
 import codecs
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, NamedTuple
 
 from whynan.forensics.addresses import Place, Unreadable
 from whynan.forensics.data.sources import text_piece
 from whynan.forensics.data.tables import Block, Column, Piece, Sort, Table, Trouble, need
+from whynan.forensics.text import LONGEST_LINE, delimiter_of, encoding_of, parse
 
 if TYPE_CHECKING:
     from whynan.forensics.data.tables import Array
@@ -20,10 +22,8 @@ if TYPE_CHECKING:
 MISSING = frozenset({"", "na", "n/a", "null", "none", "nil", "<na>", "#n/a", "?", "-", "missing"})
 _HEAD = 1 << 18
 _CONTROLS = bytes(set(range(32)) - set(b"\t\n\r\f"))
-_LONGEST_LINE = 1 << 26
 _CELLS = 1 << 17  # cells of a block
 _LARGEST_BLOCK = 1 << 24
-_DELIMITERS = (",", "\t", ";", "|", " ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,17 +97,16 @@ def find_shape(place: Place) -> Shape:
         head = file.read(_HEAD)
         whole = not file.read(1)
     encoding = _encoding(head)
-    text = _decode(head, encoding)
-    lines = text.splitlines()
+    lines = codecs.getincrementaldecoder(encoding)("replace").decode(head).splitlines()
     if not whole and len(lines) > 1:
         lines = lines[:-1]
     lines = [line for line in lines if line.strip()]
     if not lines:
         raise Unreadable("no rows" if not head.strip() else "no text in it")
-    delimiter = _delimiter(lines[:50])
-    rows = [row for row in _parse(lines[:2000], delimiter) if row]
+    delimiter = delimiter_of(lines[:50])
+    rows = [row for row in parse(lines[:2000], delimiter) if row]
     if not rows:
-        raise Unreadable(f"no rows: its first cell is longer than {csv.field_size_limit()} characters")
+        raise Unreadable("not CSV from its first line on")
     comma = delimiter == ";" and any(_comma_number(c) for row in rows[1:20] for c in row)
     header = _has_header(rows, comma)
     names = _unique(rows[0]) if header else tuple(str(i) for i in range(len(rows[0])))
@@ -117,13 +116,9 @@ def find_shape(place: Place) -> Shape:
 
 
 def _encoding(head: bytes) -> str:
-    for mark, name in ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16")):
-        if head.startswith(mark):
-            return name
-    if b"\x00" in head[:4096]:
-        even, odd = head[0:4096:2].count(0), head[1:4096:2].count(0)
-        if max(even, odd) > 0.4 * len(head[:4096]) / 2 and min(even, odd) < max(even, odd) // 4:
-            return "utf-16-le" if odd > even else "utf-16-be"
+    told = encoding_of(head)
+    if told is not None:
+        return told
     if len(head) - len(head.translate(None, _CONTROLS)) > 0.05 * len(head):
         raise Unreadable("binary, not text")
     try:
@@ -131,30 +126,6 @@ def _encoding(head: bytes) -> str:
     except UnicodeDecodeError:
         return "latin-1"
     return "utf-8"
-
-
-def _decode(head: bytes, encoding: str) -> str:
-    return codecs.getincrementaldecoder(encoding)("replace").decode(head)
-
-
-def _delimiter(lines: list[str]) -> str:
-    """Take the delimiter that cuts most lines into as many cells as the first one, more than one; spaces only where nothing else does."""
-
-    def fit(delimiter: str) -> tuple[bool, bool, bool, int]:
-        counts = [len(row) for row in _parse(lines, delimiter) if row]
-        usual = max(set(counts), key=counts.count, default=1)
-        share = counts.count(usual) / len(counts) if counts and usual > 1 else 0.0
-        return share > 0.5 and delimiter != " ", share > 0.5 and counts[0] == usual, share > 0.9, usual if share > 0.5 else 0
-
-    best = max(_DELIMITERS, key=fit)
-    return best if fit(best)[3] else ","
-
-
-def _parse(lines: list[str], delimiter: str) -> Iterator[list[str]]:
-    try:
-        yield from csv.reader((line + "\n" for line in lines), delimiter=delimiter, skipinitialspace=delimiter == " ")
-    except csv.Error:
-        return
 
 
 def _has_header(rows: list[list[str]], comma: bool) -> bool:
@@ -199,7 +170,7 @@ def _comma_number(cell: str) -> bool:
 
 def _blocks(place: Place, shape: Shape, lines: Lines, troubles: Troubles) -> Iterator[Block]:
     step = max(1, _CELLS // len(shape.names))
-    before = csv.field_size_limit(_LONGEST_LINE)
+    before = csv.field_size_limit(LONGEST_LINE)
     start = seen = 0
     try:
         with place.open() as file:
@@ -241,9 +212,9 @@ def _rows(file: IO[bytes], shape: Shape, lines: Lines, troubles: Troubles) -> It
 
 def _text_lines(file: IO[bytes], encoding: str, last: list[str]) -> Iterator[str]:
     text = io.TextIOWrapper(file, encoding, errors="replace", newline="")
-    while line := text.readline(_LONGEST_LINE):
-        if len(line) == _LONGEST_LINE:
-            raise Unreadable(f"a line of more than {_LONGEST_LINE} characters")
+    while line := text.readline(LONGEST_LINE):
+        if len(line) == LONGEST_LINE:
+            raise Unreadable(f"a line of more than {LONGEST_LINE} characters")
         last[0] = line
         yield line.replace("\x00", "")
     text.detach()
@@ -252,7 +223,8 @@ def _text_lines(file: IO[bytes], encoding: str, last: list[str]) -> Iterator[str
 def _pieces(rows: list[list[str]], shape: Shape, start: int, lines: Lines, words: Trouble) -> tuple[Piece, ...]:
     cells = zip(*rows, strict=True)
     return tuple(
-        _text(column) if sort is Sort.TEXT else _numbers(column, shape.comma, start, lines, words) for column, sort in zip(cells, shape.sorts, strict=True)
+        _text(column) if sort is Sort.TEXT else _numbers(column, sort, shape.comma, start, lines, words)
+        for column, sort in zip(cells, shape.sorts, strict=True)
     )
 
 
@@ -260,27 +232,31 @@ def _text(cells: tuple[str, ...]) -> Piece:
     return text_piece([c.strip() for c in cells])
 
 
-def _numbers(cells: tuple[str, ...], comma: bool, start: int, lines: Lines, words: Trouble) -> Piece:
+def _numbers(cells: tuple[str, ...], sort: Sort, comma: bool, start: int, lines: Lines, words: Trouble) -> Piece:
     import numpy as np
 
-    try:
-        if not comma and "_" not in "".join(cells):  # float would take 1_000
-            return Piece(np.array(list(map(float, cells))).reshape(-1, 1))
-    except ValueError:
-        pass
-    values, missing = np.zeros(len(cells)), np.zeros(len(cells), bool)
+    if (not comma or sort is Sort.INTEGER) and "_" not in "".join(cells):  # Python would take 1_000
+        with suppress(ValueError, OverflowError):
+            return Piece(_array(cells, sort).reshape(-1, 1))
+    values, missing = list(cells), np.zeros(len(cells), bool)
     for i, cell in enumerate(cells):
-        number = _number(cell, comma)
-        if number is None:
+        if _number(cell, comma) is None:
             missing[i] = True
             if cell.strip().lower() not in MISSING:
                 words.add(lines(start + i))
-        else:
-            values[i] = number
-    return Piece(_stood_in(values, missing).reshape(-1, 1), missing=missing if missing.any() else None)
+        elif comma:
+            values[i] = cell.replace(",", ".")
+    given = next((v for v, gone in zip(values, missing, strict=True) if not gone), "0")
+    held = [given if gone else v for v, gone in zip(values, missing, strict=True)]
+    try:
+        array = _array(held, sort)
+    except (ValueError, OverflowError):
+        array = _array(held, Sort.FLOAT)
+    return Piece(array.reshape(-1, 1), missing=missing if missing.any() else None)
 
 
-def _stood_in(values: Array, missing: Array) -> Array:
-    if missing.any() and not missing.all():
-        values[missing] = values[~missing][0]
-    return values
+def _array(cells: Iterable[str], sort: Sort) -> Array:
+    """Whole numbers as such: as floats, ids beyond 2**53 would be rounded to their neighbours."""
+    import numpy as np
+
+    return np.array(list(map(int, cells)), np.int64) if sort is Sort.INTEGER else np.array(list(map(float, cells)), np.float64)

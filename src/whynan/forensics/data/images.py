@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Any
 
-from whynan.forensics.addresses import Place, Unreadable
+from whynan.forensics.addresses import Place, Unreadable, one_line
 from whynan.forensics.data.marks import FIRST
-from whynan.forensics.data.tables import need, one_line
+from whynan.forensics.data.tables import need
 from whynan.forensics.findings import Checked, Finding, Kind, Severity
 from whynan.forensics.wishes import Wishes
 from whynan.records import Json, count

@@ -165,17 +165,17 @@ def _all_ignored(tally: Tally, rows: int) -> Iterator[Finding]:
     yield replace(finding(Severity.BAD, "all-ignored-batch", tally, tally.unlabelled, f"{text}: the mean of their loss is 0 / 0", "WN402"), values=values)
 
 
-def judge_batches(marks: Marks, rows: int, duplicates: Duplicates) -> Iterator[Finding]:
-    """Yield the batches in which every row is the same."""
+def judge_batches(marks: Marks, rows: int, largest: int) -> Iterator[Finding]:
+    """Yield the batches in which every row is the same; `largest` is the size of the largest group of equal rows, 0 where it was not counted."""
     batch = marks.batch
     filled = marks.filled(rows, least=2)
     if not filled or batch < 2 or rows < 2:
         return
-    shuffled = filled_when_shuffled(rows, duplicates.largest, batch, least=2)
+    shuffled = filled_when_shuffled(rows, largest, batch, least=2) if largest else None
     low, high = marks.first_filled * batch, min(rows, (marks.first_filled + 1) * batch) - 1
     message = (
-        f"{count(filled)} of {count(batches_in(rows, batch))} batches of {batch} would be constant in file order (the first: rows {low} to {high}); "
-        f"{expected(shuffled)} when shuffled"
+        f"{count(filled)} of {count(batches_in(rows, batch))} batches of {batch} would be constant in file order (the first: rows {low} to {high})"
+        f"{f'; {expected(shuffled)} when shuffled' if shuffled is not None else ''}"
     )
     yield Finding(
         Severity.SUSPECT,

@@ -67,7 +67,8 @@ def judge_labels(tally: Tally, rows: int) -> Iterator[Finding]:
     if below:
         listed = ", ".join(map(str, sorted(below)))
         message = f"labels {listed} beside classes {min(classes)} to {max(classes)}: {amount(tally.negative, 'row', 'rows')}, {rows_text(tally.negative)}"
-        yield finding(Severity.BAD, "label-out-of-range", tally, tally.negative, message, "WN703")
+        severity = Severity.BAD if tally.negative.count * 100 < rows else Severity.SUSPECT  # more of them may be whole numbers of a regression
+        yield finding(severity, "label-out-of-range", tally, tally.negative, message, "WN703")
     gaps = sorted(set(range(max(classes) + 1)) - classes)
     if gaps and len(classes) > 1:
         listed = ", ".join(map(str, gaps[:6])) + (", …" if len(gaps) > 6 else "")

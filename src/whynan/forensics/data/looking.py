@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from whynan.forensics.addresses import Place, Unreadable
 from whynan.forensics.data.judging import judge_batches, judge_column, judge_duplicates, merged
 from whynan.forensics.data.keys import keys_of
-from whynan.forensics.data.recognising import READERS, form_of
+from whynan.forensics.data.recognising import READERS, recognise
 from whynan.forensics.data.roles import Role, unmet
 from whynan.forensics.data.sameness import ConstantBatches, Duplicates, KeyStore, find_duplicates
 from whynan.forensics.data.tables import Block, Sort, Table, Trouble
@@ -40,7 +40,7 @@ def check_data(place: Place, wishes: Wishes) -> Checked:
 
     Cost: one reading of the file; a second one where rows seem to repeat. Memory does not grow with the file beyond 64 MB for row keys.
     """
-    form = form_of(place)
+    form = recognise(place)
     if form is None:
         raise Unreadable("not a data set that whynan knows")
     return _check(place, form, wishes)
@@ -124,6 +124,11 @@ class _Rows:
         self._store = KeyStore() if self._inputs and (len(self._all) > 1 or not inputs[0][0].column.scalar) else None
         self.constant = ConstantBatches(batch, self._inputs) if self._inputs else None
 
+    @property
+    def groups_inputs(self) -> bool:
+        """Whether rows that repeat are those whose inputs do, whatever their labels."""
+        return self._all == self._inputs
+
     def add(self, block: Block, start: int) -> None:
         if self.constant is None:
             return
@@ -142,7 +147,7 @@ def _judge(look: Look, rows: _Rows, repeats: Duplicates) -> list[Finding]:
     raised = [tuple(t.places) for t in look.table.troubles if t.what == "item-raises" and t.count]
     found = [_with_line(f, look.table) for f in merged(found) if not (f.what == "missing" and f.rows in raised)]
     if rows.constant is not None and look.rows:
-        found += judge_batches(rows.constant.marks, look.rows, repeats)
+        found += judge_batches(rows.constant.marks, look.rows, repeats.largest if rows.groups_inputs and repeats.share == 1 else 0)
     found += judge_duplicates(repeats, look.rows, look.tallies)
     found += [_trouble(t) for t in look.table.troubles if t.count]
     found += [Finding(Severity.NOTE, "reading", note) for note in look.table.notes]
@@ -170,7 +175,15 @@ def _stats(tally: Tally) -> TensorStats:
     known = tally.numbers > 0
     shape = (tally.rows, *(tally.column.shape or ()))
     return TensorStats(
-        tally.column.name, tally.column.dtype, shape, tally.nan, tally.posinf, tally.neginf, 0, tally.low if known else None, tally.high if known else None
+        tally.column.name,
+        tally.column.dtype,
+        shape,
+        tally.nan,
+        tally.posinf,
+        tally.neginf,
+        tally.zeros,
+        tally.low if known else None,
+        tally.high if known else None,
     )
 
 

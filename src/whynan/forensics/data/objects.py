@@ -11,9 +11,9 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from whynan.errors import UsageError
-from whynan.forensics.addresses import Unreadable
+from whynan.forensics.addresses import Unreadable, one_line
 from whynan.forensics.data.sources import text_piece
-from whynan.forensics.data.tables import Block, Column, Piece, Sort, Table, Trouble, need, one_line, plain_dtype
+from whynan.forensics.data.tables import Block, Column, Piece, Sort, Table, Trouble, need, plain_dtype
 
 if TYPE_CHECKING:
     from whynan.forensics.data.tables import Array

@@ -52,14 +52,15 @@ def role_of(column: Column) -> Role:
     ['label', 'tokens', 'mask', 'key', 'numbering', 'input']
     """
     name = column.name.lower().rsplit(".", 1)[-1].strip()
-    words = set(re.split(r"[^a-z0-9]+", name))
+    parts = re.split(r"[^a-z0-9]+", name)
+    words = set(parts)
     if (name in _NUMBERING and column.scalar) or (not name and column.named and column.scalar):
         return Role.NUMBERING
     if words & _LABEL:
         return Role.LABEL
     if "mask" in words and words & {"attention", "input"}:
         return Role.MASK
-    if words & _TOKENS and column.numeric:
+    if words & _TOKENS and column.numeric and (not column.scalar or (column.sort is Sort.INTEGER and parts[-1] in _TOKENS)):
         return Role.TOKENS
     return Role.KEY if "id" in words and column.scalar and column.sort is Sort.INTEGER else Role.INPUT
 

@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import IO, TYPE_CHECKING, Protocol
 
-from whynan.forensics.addresses import Unreadable
-from whynan.forensics.data.tables import BLOCK, Block, Column, Piece, Sort, Table, one_line, plain_dtype
+from whynan.forensics.addresses import Unreadable, fill
+from whynan.forensics.data.tables import BLOCK, Block, Column, Piece, Sort, Table, plain_dtype
 
 if TYPE_CHECKING:
     import numpy as np
 
     from whynan.forensics.data.tables import Array
 
+LARGEST_TURNED = 1 << 28  # an array whose rows lie apart must be held whole where it cannot be mapped
 _LONGEST_ROW = 1 << 26
 _SAMPLES = 32  # arrays that are rows, taken at a time
 
@@ -59,6 +60,8 @@ def with_rows(source: Source) -> tuple[Source, str]:
     shape = source.shape
     while len(shape) > 1 and math.prod(shape[1:]) * source.dtype.itemsize > _LONGEST_ROW:
         shape = (shape[0] * shape[1], *shape[2:])
+    if math.prod(shape[1:]) * source.dtype.itemsize > _LONGEST_ROW:
+        raise Unreadable(f"{source.name}: one value has {source.dtype.itemsize} bytes: too long to be held")
     if shape == source.shape:
         return source, ""
     if not source.foldable:
@@ -176,19 +179,6 @@ def from_file(open_file: Callable[[], IO[bytes]], offset: int, dtype: np.dtype) 
         return read
 
     return begin
-
-
-def fill(file: IO[bytes], view: memoryview) -> None:
-    """Read exactly so many bytes, or say that they are not there."""
-    done = 0
-    while done < len(view):
-        try:
-            got = file.readinto(view[done:])  # type: ignore[attr-defined]
-        except Exception as error:
-            raise Unreadable(f"cannot be read to its end: {one_line(error)}") from None
-        if not got:
-            raise Unreadable("truncated: it ends before the rows its header declares")
-        done += got
 
 
 def joined(name: str, parts: list[Source]) -> Source:

@@ -140,12 +140,3 @@ def plain_dtype(dtype: Any) -> tuple[str, Sort]:
     """Return the name and sort of a numpy dtype."""
     sorts = {"f": Sort.FLOAT, "c": Sort.FLOAT, "i": Sort.INTEGER, "u": Sort.INTEGER, "b": Sort.BOOL, "U": Sort.TEXT, "S": Sort.TEXT}
     return dtype.newbyteorder("=").name, sorts.get(dtype.kind, Sort.OTHER)
-
-
-def one_line(error: BaseException) -> str:
-    r"""Return the first line of what an error says, or its kind where it says nothing.
-
-    >>> one_line(ValueError("bad\nand more")), one_line(EOFError())
-    ('bad', 'EOFError')
-    """
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:120]

@@ -34,6 +34,7 @@ class Tally:
         self.low, self.high = math.inf, -math.inf
         self.total = self.squares = 0.0
         self.numbers = 0  # finite values
+        self.zeros = 0
         self.fractions = False  # a value that is not whole was seen
         self.values: set[float] | None = set() if column.scalar and column.sort is not Sort.TEXT else None
         self.negatives: set[float] = set()
@@ -112,6 +113,7 @@ class Tally:
         if flat.dtype != np.float32 or largest > 1e12:
             flat = flat.astype(np.float32 if flat.dtype.itemsize <= 2 else np.float64)
         self.numbers += flat.size
+        self.zeros += int(np.count_nonzero(flat == 0))  # of floats themselves it counts one by one
         with np.errstate(over="ignore", invalid="ignore"):
             self.total += float(flat.sum())
             self.squares += float(np.dot(flat, flat))

@@ -1,153 +1,143 @@
-"""Data kept as tensors: safetensors, and `torch.save` files that hold nothing but tensors."""
+"""Data kept as tensors: safetensors, and `torch.save` files, opened by the readers of checkpoints: nothing in them is run."""
 
 from __future__ import annotations
 
-import json
-import struct
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+import math
+from functools import partial
+from typing import TYPE_CHECKING
 
 from whynan.forensics.addresses import Place, Unreadable
-from whynan.forensics.data.sources import Reader, Source, are_samples, as_rows, from_file, tables_of
-from whynan.forensics.data.tables import Table, need, one_line
+from whynan.forensics.checkpoints.contents import Entry, Stream
+from whynan.forensics.checkpoints.dtypes import FORMATS
+from whynan.forensics.checkpoints.opening import open_checkpoint
+from whynan.forensics.checkpoints.sources import Cut, Deflated, Held, Repeated, Span
+from whynan.forensics.data.sources import LARGEST_TURNED, Reader, Source, are_samples, as_rows, tables_of
+from whynan.forensics.data.tables import Table, need
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from whynan.forensics.data.tables import Array
 
-_LONGEST_HEADER = 100_000_000  # the limit of the format itself
-_PLAIN = {"F64": "f8", "F32": "f4", "F16": "f2", "BOOL": "?", "C64": "c8"} | {f"{k}{8 * n}": f"{k.lower()}{n}" for k in "IU" for n in (1, 2, 4, 8)}
-_COARSE = {"BF16": ("u2", "bfloat16"), "F8_E4M3": ("u1", "float8_e4m3fn"), "F8_E5M2": ("u1", "float8_e5m2")}
+_PLAIN = frozenset({"float64", "float32", "float16", "complex64", "complex128", "bool", *(f"{s}int{8 * n}" for s in ("", "u") for n in (1, 2, 4, 8))})
 
 
-def read_safetensors(place: Place) -> list[Table]:
-    """Open a safetensors file that holds data."""
+def read_tensors(place: Place) -> list[Table]:
+    """Open a file of tensors that are rows.
+
+    Cost: its header or pickle; then the rows, a block at a time.
+    """
     need("numpy", "reading tensors")
-    header, start = safetensors_header(place)
-    entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
-    sources = [s for name, entry in entries.items() if (s := _source(place, name, entry, start)) is not None]
+    contents = open_checkpoint(place)
+    danger = next((note for note in contents.notes if note.startswith("dangerous:")), "")
+    if danger:
+        raise Unreadable(danger)
+    stem = place.name.rsplit(".", 1)[0]
+    sparse = {e.name.removesuffix(".indices") for e in contents.entries if e.name.endswith(".indices")}
+    dense = [e for e in contents.entries if e.shape and e.name.partition(".indices")[0] not in sparse]
+    odd = [f"{e.name}: {why}, not looked at as rows" for e in dense if (why := _oddity(e))]
+    sources = [_source(e, stem if len(dense) == 1 and e.name == "tensor" else e.name) for e in dense if not _oddity(e)]
     if not sources:
-        raise Unreadable("no tensor in it has rows")
-    return tables_of(sources)
+        raise Unreadable(odd[0] if odd else "no tensor in it has rows")
+    listed = all(s.name.isdigit() and len(s.shape) == 1 for s in sources)
+    tables = [as_rows(stem, sources)] if listed and are_samples(sources) else tables_of(sources)
+    tables[0].notes.extend([*contents.notes, *odd])
+    return tables
 
 
-def safetensors_header(place: Place) -> tuple[dict[str, Any], int]:
-    """Return the header, and where the values begin."""
-    size = place.size()
-    with place.open() as file:
-        head = file.read(8)
-        length = struct.unpack("<Q", head)[0] if len(head) == 8 else -1
-        if not 2 <= length <= min(_LONGEST_HEADER, size - 8):
-            raise Unreadable("not a safetensors header")
-        try:
-            header = json.loads(file.read(length))
-        except (ValueError, RecursionError) as error:
-            raise Unreadable(f"its header is not JSON: {str(error)[:120]}") from None
-    if not isinstance(header, dict):
-        raise Unreadable("its header is not a table of tensors")
-    return header, 8 + length
+def _oddity(entry: Entry) -> str:
+    """Say why the bytes of a tensor are not its rows one after the other, or nothing."""
+    stream, form = entry.stream, FORMATS[entry.dtype]
+    if entry.dtype not in _PLAIN and entry.dtype != "bfloat16" and (not form.table or len(form.table[0]) > 1):
+        return f"is {entry.dtype}"
+    held = stream.size if isinstance(stream, Span | Deflated | Cut) else len(stream.data) if isinstance(stream, Held) else None
+    if isinstance(stream, Repeated) or held not in (None, math.prod(entry.shape) * form.size):
+        return "shows its numbers more than once or leaves gaps between them"
+    return ""
 
 
-def _source(place: Place, name: str, entry: Any, start: int) -> Source | None:
-    import math
-
+def _source(entry: Entry, name: str) -> Source:
     import numpy as np
 
-    try:
-        kind, shape, (low, high) = entry["dtype"], tuple(map(int, entry["shape"])), entry["data_offsets"]
-    except (TypeError, KeyError, ValueError):
-        raise Unreadable(f"{name}: its entry in the header is damaged") from None
-    code, shown = (_PLAIN[kind], "") if kind in _PLAIN else _COARSE.get(kind, ("", ""))
-    if not code:
-        raise Unreadable(f"{name}: {kind} is not a type of data that is known here")
-    dtype = np.dtype(code)
-    if min((*shape, low), default=0) < 0 or high - low != math.prod(shape) * dtype.itemsize or start + high > place.size():
-        raise Unreadable(f"{name}: truncated, or its header is damaged: {math.prod(shape) * dtype.itemsize} bytes declared")
-    if not shape:
-        return None
-    begin = from_file(place.open, start + low, dtype)
-    if not shown:
-        return Source(name, dtype, shape, begin)
-    return Source(name, np.dtype("f4"), shape, lambda width: _widened(begin(width), shown), shown)
+    plain = entry.dtype in _PLAIN
+    stored = np.dtype(entry.dtype if plain else f"u{FORMATS[entry.dtype].width}")
+    begin = partial(_begin_apart if entry.layout and entry.layout[0] else _begin, entry, stored)
+    return Source(name, stored if plain else np.dtype("f4"), entry.shape, begin, "" if plain else entry.dtype, foldable=not entry.layout)
 
 
-def _widened(read: Reader, shown: str) -> Reader:
-    def wide(rows: int) -> Array:
+def _begin(entry: Entry, stored: np.dtype, width: int) -> Reader:
+    taken = _Taken(entry.stream)
+
+    def read(rows: int) -> Array:
+        values = _widened(taken.next(rows * width, stored), entry.dtype)
+        return (_laid(values, entry.layout, (rows, *entry.shape[1:])) if entry.layout else values).reshape(rows, width)
+
+    return read
+
+
+def _begin_apart(entry: Entry, stored: np.dtype, width: int) -> Reader:
+    """Rows that do not lie one after the other: all are held."""
+    size = math.prod(entry.shape) * stored.itemsize
+    if size > LARGEST_TURNED:
+        raise Unreadable(f"{entry.name}: its rows do not lie one after the other, {size} bytes: too many to be held")
+    whole = _laid(_Taken(entry.stream).next(math.prod(entry.shape), stored), entry.layout, entry.shape).reshape(-1, width)
+    done = 0
+
+    def read(rows: int) -> Array:
+        nonlocal done
+        done += rows
+        return _widened(whole[done - rows : done], entry.dtype)
+
+    return read
+
+
+def _laid(values: Array, layout: tuple[int, ...], shape: tuple[int, ...]) -> Array:
+    """Bring values from their order in memory to that of the dimensions; those of length 1 are not in the layout."""
+    import numpy as np
+
+    own = sorted(range(len(layout)), key=layout.__getitem__)
+    return np.asarray(values.reshape([shape[i] for i in layout]).transpose(own).reshape(shape))
+
+
+def _widened(values: Array, dtype: str) -> Array:
+    import numpy as np
+
+    if dtype in _PLAIN:
+        return values
+    if dtype == "bfloat16":
+        return (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return np.array([number for (number,) in FORMATS[dtype].table], np.float32)[values]
+
+
+class _Taken:
+    """The values of a stream, so many at a time; a file is opened for each time: a table may have thousands of columns."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._pieces = iter(()) if isinstance(stream, Span) else stream()
+        self._rest = memoryview(b"")
+        self._held = bytearray()
+        self._done = 0
+
+    def next(self, values: int, stored: np.dtype) -> Array:
         import numpy as np
 
-        values = read(rows)
-        if shown == "bfloat16":
-            return (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
-        torch = need("torch", f"reading {shown}")
-        return np.asarray(torch.from_numpy(values.copy()).view(getattr(torch, shown)).float().numpy())
+        size = values * stored.itemsize
+        if len(self._held) != size:
+            self._held = bytearray(size)
+        if isinstance(self._stream, Span):
+            with self._stream.source.open() as file:
+                next(self._stream.part(self._done, size).pieces(file, memoryview(self._held)), None)
+        else:
+            self._copy(memoryview(self._held))
+        self._done += size
+        return np.frombuffer(self._held, stored)
 
-    return wide
-
-
-def read_torch(place: Place) -> list[Table]:
-    """Open a file of `torch.save` that holds a tensor, or tensors in a list or dictionary; nothing in it is executed."""
-    need("numpy", "reading tensors")
-    tensors = [(n, t) for n, t in torch_tensors(place) if t.dim() and str(t.layout) == "torch.strided" and not t.is_quantized and t.device.type == "cpu"]
-    if not tensors:
-        raise Unreadable("no tensor in it has rows")
-    sources = [_tensor_source(n, t) for n, t in tensors]
-    listed = all(n.isdigit() and t.dim() == 1 for n, t in tensors)
-    return [as_rows(place.name.rsplit(".", 1)[0], sources)] if listed and are_samples(sources) else tables_of(sources)
-
-
-def torch_tensors(place: Place) -> list[tuple[str, Any]]:
-    """Return the tensors of a `torch.save` file by their dotted names."""
-    torch = need("torch", "reading .pt files")
-    try:
-        held = torch.load(place.open() if place.remote else place.address, map_location="cpu", weights_only=True, mmap=None if place.remote else True)
-    except Exception:
-        held = _load_without_map(torch, place)
-    found: list[tuple[str, Any]] = []
-    _gather(torch, held, "", found)
-    return [(name or place.name.rsplit(".", 1)[0], tensor) for name, tensor in found]
-
-
-def _load_without_map(torch: Any, place: Place) -> Any:
-    """Files in the old format cannot be mapped."""
-    try:
-        with place.open() as file:
-            return torch.load(file, map_location="cpu", weights_only=True)
-    except Unreadable:
-        raise
-    except Exception as error:
-        if "weights_only" in str(error) or "Unsupported" in str(error):
-            raise Unreadable("holds more than tensors and plain values: opening it would run code") from None
-        raise Unreadable(f"torch cannot read it: {one_line(error)}") from None
-
-
-def _gather(torch: Any, held: Any, name: str, found: list[tuple[str, Any]], depth: int = 0) -> None:
-    if isinstance(held, torch.Tensor):
-        found.append((name, held.detach()))
-        return
-    if depth > 8:
-        return
-    children = held.items() if isinstance(held, Mapping) else enumerate(held) if isinstance(held, list | tuple) else ()
-    for key, value in children:
-        _gather(torch, value, f"{name}.{key}" if name else str(key), found, depth + 1)
-
-
-def _tensor_source(name: str, tensor: Any) -> Source:
-    import numpy as np
-    import torch
-
-    coarse = tensor.dtype in (torch.bfloat16, *(getattr(torch, n) for n in dir(torch) if n.startswith("float8_")))
-    shown = str(tensor.dtype).removeprefix("torch.") if coarse else ""
-    dtype = np.dtype("f4") if coarse else torch.empty(0, dtype=tensor.dtype).numpy().dtype
-
-    def begin(width: int) -> Reader:
-        laid = tensor.view(-1, width) if tensor.is_contiguous() and width else tensor
-        done = 0
-
-        def read(rows: int) -> Array:
-            nonlocal done
-            done += rows
-            part = laid[done - rows : done].resolve_conj().resolve_neg()
-            return np.asarray((part.float() if coarse else part).reshape(rows, width).numpy())
-
-        return read
-
-    return Source(name, dtype, tuple(tensor.shape), begin, shown, foldable=tensor.is_contiguous())
+    def _copy(self, into: memoryview) -> None:
+        while len(into):
+            self._rest = self._rest if len(self._rest) else next(self._pieces, self._rest)
+            if not len(self._rest):
+                raise Unreadable("truncated: a tensor ended early")
+            size = min(len(into), len(self._rest))
+            into[:size] = self._rest[:size]
+            into, self._rest = into[size:], self._rest[size:]

@@ -13,6 +13,9 @@ from whynan.forensics.wishes import Wishes
 if TYPE_CHECKING:
     from whynan.forensics.logs.collecting import Log
 
+_LOGS = frozenset({".log", ".out", ".err", ".stdout", ".stderr"})
+_NO_LOGS = frozenset({".py", ".pyi", ".md", ".rst", ".ipynb", ".toml", ".yaml", ".yml"})  # they quote logs
+
 __all__ = ["check_log", "plot", "recognise"]
 
 
@@ -21,10 +24,12 @@ def recognise(place: Place) -> str | None:
 
     Cost: the first 64 KB are read, and the last where those say nothing.
     """
-    from whynan.forensics.logs.forms import form_of_file
+    from whynan.forensics.logs.forms import OFTEN, form_of_file
 
+    if place.suffix in _NO_LOGS:
+        return None
     with place.open() as file:
-        return form_of_file(file)
+        return form_of_file(file, 1 if place.suffix in _LOGS or "log" in place.name.lower() else OFTEN)
 
 
 def check_log(place: Place, wishes: Wishes = Wishes()) -> Checked:  # noqa: B008 - frozen

@@ -30,6 +30,26 @@ class Meeting:
 
 
 @dataclass(slots=True)
+class Silence:
+    """The entries that name a loss and have no value for it, beside nothing but what stood beside it before."""
+
+    beside: set[str] = field(default_factory=set)
+    first: Moment | None = None  # of those at the end
+    length: int = 0  # of them
+    longest: int = 0  # of an earlier stretch
+
+    def speak(self, names: Iterable[str]) -> None:
+        self.beside.update(names)
+        self.longest = max(self.longest, self.length)
+        self.first, self.length = None, 0
+
+    def hush(self, moment: Moment, names: Iterable[str]) -> None:
+        if self.beside.issuperset(names):  # else a row of another kind: of a validation, of a test
+            self.first = self.first or moment
+            self.length += 1
+
+
+@dataclass(slots=True)
 class Log:
     """The series of a log."""
 
@@ -40,6 +60,7 @@ class Log:
     broken: int = 0
     crowded: int = 0  # values of names beyond the first 1 024
     hidden: Meeting = field(default_factory=Meeting)  # the loss finite, the gradient norm not
+    silences: dict[str, Silence] = field(default_factory=dict)
     _clock: Clock = field(default_factory=Clock)
     _stepped: Moment | None = None
     _loss: dict[str, tuple[int, float]] = field(default_factory=dict)
@@ -50,7 +71,7 @@ class Log:
         for entry in entries:
             if entry is None:
                 self.broken += 1
-            elif entry.values:
+            elif entry.values or entry.holes:
                 self._add(entry)
         for series in self.series.values():
             series.close()
@@ -73,6 +94,9 @@ class Log:
     def _add(self, entry: Entry) -> None:
         self.entries += 1
         moment = self._clock.of(entry)
+        for name in entry.holes:
+            if name in self.silences:
+                self.silences[name].hush(moment, entry.values)
         for name, value in entry.values.items():
             series = self.series.get(name) or self._named(name)
             if series is None:
@@ -87,6 +111,7 @@ class Log:
             if series.naming.role is Role.LOSS:
                 if series.naming.main and not series.naming.validation:
                     self._meet_loss(moment, series, value)
+                    self.silences.setdefault(name, Silence()).speak(entry.values)
             elif series.naming.role is Role.NORM:
                 self._meet_norm(moment, value)
 

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from whynan.forensics.logs.names import naming
+
 MOST_NAME = 160
 _STEPS = ("global_step", "step", "iteration", "iter", "num_updates", "update", "it", "n_iter", "train_step", "steps", "iterations", "num_steps", "total_steps")
 _RANK = {name: rank for rank, name in enumerate(_STEPS)}
@@ -26,6 +28,7 @@ class Entry:
     total: int | None = None  # M of a counter N/M
     inner: bool = False  # the step counts inside an epoch
     live: bool = False  # a progress bar drawn again: the last one of a step holds
+    holes: tuple[str, ...] = ()  # losses that are named and have no value: so some write nan
 
 
 def to_number(value: object) -> float | None:
@@ -58,6 +61,8 @@ def entry_of(pairs: Mapping[str, object], line: int = 0) -> Entry:
     for name, value in flat(pairs):
         number = value if type(value) is float else to_number(value)
         if number is None:
+            if value is None and naming(name).main:
+                entry.holes += (name[:MOST_NAME],)
             continue
         rank = _rank(name)
         if rank is None:

@@ -11,14 +11,16 @@ from typing import IO
 from whynan.forensics.logs.entries import Entry, entry_of
 from whynan.forensics.logs.events import event_entries, is_event_file
 from whynan.forensics.logs.grammar import read_line
-from whynan.forensics.logs.lines import encoding_of, lines, plain, strokes
+from whynan.forensics.logs.lines import lines, plain, strokes
 from whynan.forensics.logs.names import Role, naming
 from whynan.forensics.logs.objects import listed_objects, object_lines
 from whynan.forensics.logs.offline import HEADER, offline_entries
 from whynan.forensics.logs.tables import is_header, rows
+from whynan.forensics.text import encoding_of
 from whynan.forensics.wishes import Tick
 
 HEAD = 1 << 16
+OFTEN = 3  # times that something is written before text is taken for a log
 _TRAINED = (Role.LOSS, Role.NORM, Role.RATE)
 
 
@@ -53,41 +55,51 @@ READERS: dict[Form, Callable[[IO[bytes], Tick], Iterator[Entry | None]]] = {
 }
 
 
-def form_of_file(file: IO[bytes]) -> Form | None:
-    """Tell the form of a log from its first 64 KB, or from its last where a long preamble says nothing; None where it is no log."""
+def form_of_file(file: IO[bytes], often: int = 1) -> Form | None:
+    """Tell the form of a log from its first 64 KB, or from its last where a long preamble says nothing; None where it is no log.
+
+    Text is one where a series has `often` growing steps.
+    """
     head = file.read(HEAD)
-    form = form_of(head)
+    form = form_of(head, often)
     if form is not None or len(head) < HEAD or b"\0" in head:
         return form
     file.seek(-min(HEAD, file.seek(0, 2)), 2)
-    return Form.TEXT if _is_text_log(file.read(HEAD).decode("utf-8", "replace").split("\n")[1:]) else None
+    return Form.TEXT if _is_text_log(file.read(HEAD).decode("utf-8", "replace").split("\n")[1:], often) else None
 
 
-def form_of(head: bytes) -> Form | None:
+def form_of(head: bytes, often: int = 1) -> Form | None:
     """Tell the form of a log from its first 64 KB; None where it is no log."""
     if head.startswith(HEADER):
         return Form.OFFLINE
     if is_event_file(head):
         return Form.EVENTS
-    encoding = encoding_of(head)
+    encoding = encoding_of(head) or "utf-8"
     if encoding[:6] != "utf-16" and b"\0" in head:
         return None
-    return _form_of_text(head.decode(encoding, "replace").lstrip("\ufeff"))
+    return _form_of_text(head.decode(encoding, "replace").lstrip("\ufeff"), often)
 
 
-def _form_of_text(text: str) -> Form | None:
+def _form_of_text(text: str, often: int) -> Form | None:
     start = text.lstrip()[:1]
     if start == "{" and '"log_history"' in text:
         return Form.HISTORY
     whole = text.splitlines()[: -1 if len(text) >= HEAD // 4 else None]
     if start == "[" and _is_list(text):
         return Form.LIST
+    header = next((line for line in whole if line.strip()), "")
+    if _is_incident(header):
+        return None
     if _is_object_lines(whole):
         return Form.LINES
-    header = next((line for line in whole if line.strip()), "")
     if "{" not in header and is_header(header):
         return Form.TABLE
-    return Form.TEXT if _is_text_log(whole) else None
+    return Form.TEXT if _is_text_log(whole, often) else None
+
+
+def _is_incident(line: str) -> bool:
+    """Whether a line is of whynan's own `incidents.jsonl`: what it tells is known already."""
+    return line.startswith("{") and '"schema"' in line and '"symptom"' in line
 
 
 def _is_log_entry(entry: Entry) -> bool:
@@ -117,20 +129,26 @@ def _is_object_lines(whole: list[str]) -> bool:
     return bool(objects) and 2 * len(objects) > len(full) and 10 * sum(_is_log_entry(entry_of(f)) for f in objects) >= len(objects)
 
 
-def _is_text_log(whole: list[str]) -> bool:
-    """Whether a loss or a norm is written with a step, or again and again; a source file or a configuration does neither.
+def _is_text_log(whole: list[str], often: int) -> bool:
+    """Whether a loss or a norm is written again and again, or with steps that grow; notes, a source file or a configuration do neither.
 
     Where no name is known, the same few names with a step, again and again, make a log too: `(epoch: 1, iters: 100) D_A: 1.016, G_A: 1.631`.
     """
+    grown: Counter[str] = Counter()
     seen: Counter[str] = Counter()
+    last: dict[str, tuple[float, float]] = {}
     for entry in (read_line(plain(stroke), 0) for line in whole for stroke in strokes(line)):
         if entry is None:
             continue
         names = [n for n in entry.values if naming(n).role in (Role.LOSS, Role.NORM)]
         timed = entry.step is not None or entry.epoch is not None
-        if names and timed:
+        if not timed:
+            seen.update(names)
+            continue
+        when = (entry.epoch or 0.0, float(entry.step or 0))
+        for name in (*names, " ".join(entry.values)) if len(entry.values) > 1 else names:
+            grown[name] += when > last.get(name, (-1.0, -1.0))
+            last[name] = when
+        if any(grown[n] >= often for n in names):
             return True
-        seen.update(names)
-        if timed and len(entry.values) > 1:
-            seen[" ".join(entry.values)] += 1
-    return any(times >= 3 for times in seen.values())
+    return any(times >= OFTEN for times in (seen | grown).values())

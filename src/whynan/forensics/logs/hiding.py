@@ -17,7 +17,7 @@ _EXACT = 1e-7  # the resolution of float32, as a part of the value
 def hiding(log: Log) -> list[Finding]:
     """Return what hides behind finite losses."""
     main = log.main_loss()
-    found = _behind_norm(log, main) or (_standing(log, main) if main else None)
+    found = _behind_norm(log, main) or ((_stopped(log, main) or _standing(log, main)) if main else None)
     return [found] if found else []
 
 
@@ -48,6 +48,15 @@ def _behind_norm(log: Log, main: Series | None) -> Finding | None:
         "the real loss is nan, and the logger hides it (in Trainer, logging_nan_inf_filter=False shows it)"
     )
     return Finding(Severity.BAD, "hidden-nan", message, main.name, "", (met.first.position,), met.count, met.first.line, {"zeros": met.zeros})
+
+
+def _stopped(log: Log, main: Series) -> Finding | None:
+    """Loggers that know no nan leave the place empty: orjson, pandas."""
+    silence = log.silences.get(main.name)
+    if silence is None or silence.first is None or silence.length < _SHORT or silence.length <= 3 * silence.longest:
+        return None
+    message = f"stops being written: named without a value from {silence.first} to the end, {count(silence.length)} times, as orjson and pandas write a nan"
+    return Finding(Severity.SUSPECT, "stops", message, main.name, "", (silence.first.position,), silence.length, silence.first.line)
 
 
 def _repeats(series: Series) -> bool:

@@ -7,17 +7,12 @@ import re
 from collections.abc import Iterator
 from typing import IO
 
+from whynan.forensics.text import encoding_of
 from whynan.forensics.wishes import Tick
 
 PIECE = 1 << 18
 MOST_LINE = 1 << 16  # characters of a line that are looked at: a log line is shorter, a dumped tensor is not
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
-_MARKS = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be", b"\xef\xbb": "utf-8-sig"}
-
-
-def encoding_of(head: bytes) -> str:
-    """Say how text is encoded, by its mark: redirected output on Windows is UTF-16."""
-    return _MARKS.get(head[:2], "utf-8")
 
 
 def lines(file: IO[bytes], tick: Tick, most: int = MOST_LINE) -> Iterator[tuple[int, str]]:
@@ -42,7 +37,7 @@ def lines(file: IO[bytes], tick: Tick, most: int = MOST_LINE) -> Iterator[tuple[
 
 def _texts(file: IO[bytes], tick: Tick) -> Iterator[str]:
     piece = file.read(PIECE)
-    decode = codecs.getincrementaldecoder(encoding_of(piece))("replace").decode
+    decode = codecs.getincrementaldecoder(encoding_of(piece) or "utf-8")("replace").decode
     while piece:
         tick(len(piece))
         yield decode(piece).lstrip("\ufeff")

@@ -27,6 +27,7 @@ class Naming:
     validation: bool = False  # computed now and then: not a number until the first time
     summary: bool = False  # a mean over a window or the best so far: not a number while there is nothing to summarise
     main: bool = False  # the loss itself, not one of its terms
+    power: bool = False  # e to the power of a loss: infinite where that is merely large
 
     @property
     def trained_on(self) -> bool:
@@ -46,6 +47,7 @@ _NOT_LOSSES = frozenset({"weight", "weights", "coef", "coeff", "coefficient", "l
     "scaler",
     "tokens",
 }
+_POWERS = frozenset(["ppl", "perplexity"])
 _VALIDATION = frozenset(["val", "valid", "validation", "eval", "evaluation", "test", "dev", "heldout"])
 _SUMMARIES = frozenset(["best", "min", "lowest", "average", "avg", "mean", "std", "median", "max", "ema", "smoothed", "smooth", "running"])
 _PLAIN = frozenset(["loss", "train", "training", "step", "epoch", "lm", "total", "iter", "batch", "mini"])
@@ -63,7 +65,9 @@ def naming(name: str) -> Naming:
     words = [t.lower() for t in _TOKEN.findall(name)]
     known = frozenset(words)
     role = _role(known, name.lower())
-    return Naming(role, bool(known & _VALIDATION), bool(known & _SUMMARIES) and not known >= {"max", "norm"}, role is Role.LOSS and known <= _PLAIN)
+    return Naming(
+        role, bool(known & _VALIDATION), bool(known & _SUMMARIES) and not known >= {"max", "norm"}, role is Role.LOSS and known <= _PLAIN, bool(known & _POWERS)
+    )
 
 
 def _role(words: frozenset[str], name: str) -> Role:

@@ -46,6 +46,9 @@ def severity_of(series: Series, log: Log) -> Severity:
     naming = series.naming
     if _is_missing(series, log.form == Form.TABLE):
         return Severity.NOTE
+    main = log.main_loss()
+    if naming.power and not series.nan and main is not None and not main.naming.power and not main.bad:
+        return Severity.NOTE
     if naming.role is Role.NORM and not naming.validation:
         return _norm(series, log)
     if naming.role is Role.LOSS:
@@ -142,6 +145,8 @@ def _listed(names: list[str]) -> str:
 def _excuse(series: Series) -> str:
     if series.naming.role is Role.NORM:
         return "; finite again after it: a step that a gradient scaler skips looks like this"
+    if series.naming.power and not series.nan:
+        return "; the loss it is a power of is finite"
     if series.bad == series.total:
         return "; it was never computed"
     if series.finite_before is None and series.run_count == 1:

@@ -42,7 +42,7 @@ def listed_objects(file: IO[bytes], tick: Tick) -> Iterator[Entry | None]:
         window.skip_past(_HISTORY)
     window.skip_past("[")
     decoder = json.JSONDecoder()
-    while window.at_object():
+    while window.at_item():
         try:
             found, end = decoder.raw_decode(window.text, window.start)
         except (ValueError, RecursionError):
@@ -50,8 +50,7 @@ def listed_objects(file: IO[bytes], tick: Tick) -> Iterator[Entry | None]:
                 continue
             yield None
             return
-        if isinstance(found, dict):
-            yield entry_of(found, window.line)
+        yield entry_of(found, window.line) if isinstance(found, dict) else None
         window.go_to(end)
 
 
@@ -86,13 +85,13 @@ class _Window:
             found = self.text.find(mark, self.start)
         self.go_to(found + len(mark))
 
-    def at_object(self) -> bool:
-        """Go to the next object; false at the end of the list."""
+    def at_item(self) -> bool:
+        """Go to the next item; false at the end of the list."""
         while True:
             rest = self.text[self.start : self.start + 4096]
             blank = len(rest) - len(rest.lstrip(" \t\r\n,"))
             self.go_to(self.start + blank)
             if self.start < len(self.text):
-                return self.text[self.start] == "{"
+                return self.text[self.start] != "]"
             if not self.more():
                 return False

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator
 from typing import IO
 
 from whynan.forensics.logs.entries import Entry, entry_of
 from whynan.forensics.logs.lines import MOST_LINE, lines
 from whynan.forensics.logs.names import Role, naming
+from whynan.forensics.text import delimiter_of, split
 from whynan.forensics.wishes import Tick
 
 _MOST_COLUMNS = 4096
 
 
-def delimiter_of(header: str) -> str:
-    """Return the sign that parts the columns: the most frequent one in the header.
-
-    >>> delimiter_of("epoch;loss;val_loss")
-    ';'
-    """
-    return max(",\t;|", key=header.count)
-
-
 def columns_of(header: str) -> list[str]:
     """Return the names of the columns."""
-    return [name.strip().strip("#").strip() for name in _split(header, delimiter_of(header))][:_MOST_COLUMNS]
+    return [name.strip().strip("#").strip() for name in split(header, _delimiter(header))][:_MOST_COLUMNS]
 
 
 def is_header(line: str) -> bool:
@@ -48,18 +39,13 @@ def rows(file: IO[bytes], tick: Tick) -> Iterator[Entry | None]:
         if not line.strip():
             continue
         if not names:
-            names, delimiter = columns_of(line), delimiter_of(line)
+            names, delimiter = columns_of(line), _delimiter(line)
             continue
-        fields = _split(line, delimiter)
+        fields = split(line, delimiter)
         if fields[0].strip().strip("#").strip() == names[0]:
             continue  # a run that went on wrote its header again
-        yield entry_of({n: f.strip() for n, f in zip(names, fields, strict=False) if f}, number) if 1 < len(fields) <= len(names) else None
+        yield entry_of({n: f.strip() or None for n, f in zip(names, fields, strict=False)}, number) if 1 < len(fields) <= len(names) else None
 
 
-def _split(line: str, delimiter: str) -> list[str]:
-    if '"' not in line:
-        return line.split(delimiter)
-    try:
-        return next(csv.reader([line], delimiter=delimiter))
-    except (csv.Error, StopIteration):
-        return [""]
+def _delimiter(header: str) -> str:
+    return delimiter_of([header], ",\t;|")  # spaces part words in a log
