@@ -434,7 +434,7 @@ def test_tensors_that_an_index_names_in_vain_are_named(tmp_path: Path) -> None:
     assert opened(tmp_path / "model").notes == ("missing: 1 tensor of the index not in model-00001-of-00002.safetensors: head.weight",)
 
 
-@pytest.mark.parametrize("name", ["../secret.safetensors", "/etc/passwd", "a/b.safetensors", ""])
+@pytest.mark.parametrize("name", ["../secret.safetensors", "/etc/passwd", "a/../../b.safetensors", ""])
 def test_an_index_cannot_lead_out_of_its_folder(name: str, tmp_path: Path) -> None:
     files.write_shards(tmp_path / "model")
     (tmp_path / "model" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": name}}))
@@ -798,7 +798,7 @@ HEADERS: dict[str, tuple[object, str]] = {
     "a hole": (one_tensor(shape=[1], data_offsets=[4, 8]), "belong to no tensor"),
     "not all of it": (one_tensor(shape=[1], data_offsets=[0, 4]), "belong to no tensor"),
     "twice": (b'{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"w":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}', "is there twice"),
-    "a list": (b"[]", "not a checkpoint"),
+    "a list": (b"[]", "does not begin like a checkpoint"),
     "no end": (b'{"w":{"dtype":"F32"', "no end"),
     "floats": (one_tensor(shape=[2.0]), "described wrongly"),
     "nested": (b'{"w":' * 100_000 + b"1" + b"}" * 100_000, "nested"),

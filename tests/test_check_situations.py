@@ -291,3 +291,14 @@ def test_weights_that_were_saved_with_numpy_may_be_all_zero(tmp_path: Path) -> N
 
 def test_the_suffix_of_old_lua_files_is_no_step(tmp_path: Path) -> None:
     assert whynan.check(save(tmp_path / "ckpt.t7", epoch=5)).checked[0].step == 5
+
+
+def test_a_small_checkpoint_is_not_taken_for_rows_of_data(tmp_path: Path) -> None:
+    """One square weight and a step: its names are those of a training, and a file that is not a checkpoint any more is told as bad."""
+    for step in (1, 2, 3):
+        torch.save({"model": {"w": torch.randn(50, 50)}, "step": step}, tmp_path / f"step_{step}.pt")
+    (tmp_path / "step_4.pt").write_bytes(bytes(range(1, 256)) * 40)
+    [history] = whynan.check(tmp_path).histories
+    assert history.last_healthy.endswith("step_3.pt") and history.first_bad.endswith("step_4.pt")
+    torch.save({"x": torch.randn(50, 8), "y": torch.randint(0, 3, (50,))}, tmp_path / "rows.pt")
+    assert whynan.check(tmp_path / "rows.pt").checked[0].kind == "data"

@@ -147,6 +147,11 @@ def one_line(error: BaseException) -> str:
     return text.splitlines()[0][:160].lower() if isinstance(error, OSError) else text.splitlines()[0][:160]
 
 
+def is_text(head: bytes) -> bool:
+    """Whether the beginning of a file is that of a text: no control characters in it."""
+    return not any(byte < 32 and byte not in b"\t\n\f\r" for byte in head)
+
+
 def fill(file: IO[bytes], piece: memoryview) -> None:
     """Read until a buffer is full; raises `Unreadable` where the file ends before."""
     done = 0

@@ -8,7 +8,7 @@ from types import ModuleType
 
 from whynan.forensics import data, logs
 from whynan.forensics.addresses import Place, Unreadable
-from whynan.forensics.checkpoints.contents import Contents
+from whynan.forensics.checkpoints.contents import BARE, Contents
 from whynan.forensics.checkpoints.members import is_candidate
 from whynan.forensics.findings import Kind
 from whynan.forensics.nets import net
@@ -18,6 +18,9 @@ _WEIGHT_LIKE = re.compile(
 )
 _DATA_WORD = re.compile(
     r"(^|[^a-z0-9])(x|y|inputs?|ids|tokens?|labels?|targets?|images?|data|features?|embeddings|mask|train|test|val|valid|pixels?|audio|samples|classes)([^a-z0-9]|$)"
+)
+_TRAINED_WORD = re.compile(
+    r"(^|[._])(model|net|network|module|ema|generator|discriminator|epochs?|(global_)?step|iter(ation)?|lr|learning_rate|best\w*|sched\w*|scaler)([._]|$)"
 )
 _LOOKED_AT = 64  # files of a folder that are asked what they are before it is taken for one thing
 
@@ -78,9 +81,11 @@ def _opens_as_data(place: Place) -> bool:
 def holds_data(contents: Contents) -> bool:
     """Whether tensors are rows of a data set: of one length, named like data or not at all, and none named like a weight."""
     names = [e.name.lower() for e in contents.entries]
-    if any(_WEIGHT_LIKE.search(n) for n in (*names, *map(str.lower, contents.values))) or any(n.startswith("dangerous:") for n in contents.notes):
+    everything = (*names, *map(str.lower, contents.values))
+    if any(_WEIGHT_LIKE.search(n) or _TRAINED_WORD.search(n) for n in everything) or any(n.startswith("dangerous:") for n in contents.notes):
         return False
     if len(names) > 2 and all(n.isdigit() for n in names) and all(len(e.shape) == 1 for e in contents.entries):
         return True  # samples, each of its own length
     lengths = {e.shape[0] if e.shape else 0 for e in contents.entries}
-    return len(lengths) == 1 and max(lengths) > 1 and (len(names) == 1 or all(n.isdigit() for n in names) or any(_DATA_WORD.search(n) for n in names))
+    named_so = names == [BARE] or all(n.isdigit() for n in names) or any(_DATA_WORD.search(n) for n in names)
+    return len(lengths) == 1 and max(lengths) > 1 and named_so

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 Scalar = bool | int | float | str | None
+BARE = "tensor"  # the name of a tensor that was saved alone
 
 
 class Stream(Protocol):

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from whynan.forensics.addresses import Place, Unreadable
+from whynan.forensics.addresses import Place, Unreadable, is_text
 from whynan.forensics.checkpoints.steps import series_of, step_in_name
 
 _SUFFIXES = (".pt", ".pth", ".ckpt", ".safetensors")  # nothing else is called so: one that cannot be read is told, not passed over
@@ -156,7 +156,7 @@ def _is_text(place: Place) -> bool:
             head = file.read(512)
     except (Unreadable, OSError):
         return False
-    return bool(head) and not head.startswith(LFS) and not any(byte < 32 and byte not in b"\t\n\f\r" for byte in head)
+    return bool(head) and not head.startswith(LFS) and is_text(head)
 
 
 def _is_series(members: list[Member]) -> bool:

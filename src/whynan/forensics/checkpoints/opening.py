@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 
-from whynan.forensics.addresses import NotLookedAt, Place, Unreadable
+from whynan.forensics.addresses import NotLookedAt, Place, Unreadable, is_text
 from whynan.forensics.checkpoints.archives import Archive
 from whynan.forensics.checkpoints.contents import Contents
 from whynan.forensics.checkpoints.distributed import open_distributed
@@ -21,6 +21,15 @@ from whynan.forensics.checkpoints.walking import Gathered
 
 _MAGIC = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # 0x1950a86a20f9469cfc6c, after the protocol and perhaps a frame
 _TAR_PARTS = (b"storages\0", b"tensors\0", b"pickle\0", b"sys_info\0")
+_OTHERS = {
+    b"\x1f\x8b": "a gzip file",
+    b"BZh": "a bzip2 file",
+    b"\xfd7zXZ": "an xz file",
+    b"\x28\xb5\x2f\xfd": "a zstd file",
+    b"\x89HDF": "an HDF5 file",
+    b"GGUF": "a GGUF file",
+    b"PK": "a zip archive of something else",
+}
 
 
 def recognise(place: Place) -> str | None:
@@ -72,7 +81,10 @@ def _open_file(place: Place) -> Contents:
         raise NotLookedAt("a Git LFS pointer, not the file itself; fetch it with git lfs pull")
     if not any(head):
         raise Unreadable("begins with zeros: it was never written to the end")
-    raise NotLookedAt("not a checkpoint that is known")
+    other = next((name for magic, name in _OTHERS.items() if head.startswith(magic)), "")
+    if other or is_text(head):
+        raise NotLookedAt(f"{other or 'a text'}, not a checkpoint that is known")
+    raise Unreadable("does not begin like a checkpoint of any format: overwritten, or of a kind that is not known")
 
 
 def _kind_of_file(source: Source) -> str | None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from whynan.forensics.addresses import NotLookedAt, Unreadable
-from whynan.forensics.checkpoints.contents import Entry, Scalar, Stream
+from whynan.forensics.checkpoints.contents import BARE, Entry, Scalar, Stream
 from whynan.forensics.checkpoints.dtypes import FORMATS
 from whynan.forensics.checkpoints.sources import Bytes, Held, swapped
 from whynan.forensics.checkpoints.stubs import Array, Global, NamedType, NumpyType, Pairs, Storage, TensorStub, Thing
@@ -116,7 +116,7 @@ class Gathered:
     def _add(self, path: str, dtype: str, shape: tuple[int, ...], stream: Stream, layout: tuple[int, ...] = ()) -> None:
         if len(self.entries) >= MOST_TENSORS:
             raise NotLookedAt(f"holds more than {MOST_TENSORS} tensors")
-        self.entries.append(Entry(self._free(path or "tensor"), dtype, shape, stream, layout))
+        self.entries.append(Entry(self._free(path or BARE), dtype, shape, stream, layout))
 
     def _numbers(self, path: str, item: list[object] | tuple[object, ...]) -> None:
         packed = array("d", (_as_float(v) for v in item))
