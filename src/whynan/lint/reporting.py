@@ -25,10 +25,10 @@ def shown_path(path: str) -> str:
 
 
 def printable(path: str) -> str:
-    """A path in one line: a name may hold a line end or an escape sequence, which would take over the terminal.
+    r"""A path in one line: a name may hold a line end or an escape sequence, which would take over the terminal.
 
-    >>> printable("a\\nb.py")
-    'a\\\\nb.py'
+    >>> printable("a\nb.py")
+    'a\\nb.py'
     """
     return path if path.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in path)
 
