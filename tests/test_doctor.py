@@ -118,6 +118,20 @@ def test_files_that_cannot_be_read_are_one_line_each_and_the_rest_is_read(tmp_pa
     assert read == 1
 
 
+@pytest.mark.timeout(60)
+def test_pipes_odd_notebooks_and_deep_nesting_are_one_line_each(tmp_path: Path) -> None:
+    """A pipe is not waited for, a notebook of another shape and code nested past Python's limit stop nothing."""
+    os.mkfifo(tmp_path / "pipe.py")
+    (tmp_path / "list.ipynb").write_text("[1, 2]")
+    (tmp_path / "number.ipynb").write_text('{"cells": 3}')
+    (tmp_path / "deep.py").write_text("torch.optim" + ".f()" * 3000 + ".AdamW(p).cuda()\n")
+    (tmp_path / "gone.py").symlink_to("nowhere.py")
+    (tmp_path / "bad.py").write_text("import torch\ntorch.autograd.set_detect_anomaly(True)\n")
+    found, read = read_project(tmp_path)
+    assert {Path(r.file).name for r in found if r.grade is Grade.UNREAD} == {"pipe.py", "list.ipynb", "number.ipynb", "deep.py", "gone.py"}
+    assert ([Path(r.file).name for r in found if r.grade is Grade.BAD], read) == (["bad.py"], 1)
+
+
 def test_a_notebook_is_read_without_its_magics(tmp_path: Path) -> None:
     cells = [{"cell_type": "markdown", "source": ["# text"]}, {"cell_type": "code", "source": ["%matplotlib inline\n", "!pip install x\n"]}]
     cells.append({"cell_type": "code", "source": ["import torch\n", "torch.autograd.set_detect_anomaly(True)"]})

@@ -12,7 +12,7 @@ import torch
 from conftest import ENVIRONMENT, PYTHON
 
 from whynan.commands.main import main
-from whynan.lint import files
+from whynan.lint import files, linting, reporting
 
 BAD = "import torch\n\n\ndef nll(x):\n    return -torch.log(torch.softmax(x, dim=-1))\n"
 
@@ -239,6 +239,7 @@ def test_null_bytes_are_one_line(folder: Path, capsys: pytest.CaptureFixture[str
     status, _, err = lint(capsys, "a.py")
     assert status == 2
     assert err.count("\n") == 1
+    assert "None" not in err
 
 
 FIXES = {
@@ -325,3 +326,115 @@ def test_hook_file_names_the_command() -> None:
     hook = (Path(__file__).parent.parent / ".pre-commit-hooks.yaml").read_text()
     assert "entry: whynan lint" in hook
     assert "types_or: [python, pyi, jupyter]" in hook
+
+
+def test_fix_keeps_mixed_line_ends_the_mark_and_the_permissions(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Lines that were not fixed keep their own line ends; the byte order mark, the mode and a link stay."""
+    file = folder / "real.py"
+    file.write_bytes(b"\xef\xbb\xbfimport torch\r\ndef f(x):\n    return torch.log(torch.softmax(x, -1))\r\n# end\n")
+    file.chmod(0o750)
+    (folder / "a.py").symlink_to("real.py")
+    lint(capsys, "a.py", "--fix")
+    assert file.read_bytes() == b"\xef\xbb\xbfimport torch\r\ndef f(x):\n    return torch.log_softmax(x, -1)\r\n# end\n"
+    assert file.stat().st_mode & 0o7777 == 0o750
+    assert (folder / "a.py").is_symlink()
+    assert sorted(p.name for p in folder.iterdir()) == ["a.py", "real.py"]
+
+
+def test_fix_twice_changes_nothing_more(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What --fix wrote has nothing left to fix."""
+    file = folder / "a.py"
+    body = "".join(f"def f{i}(x, y):\n    return {old}\n" for i, (old, _) in enumerate(FIXES.values()))
+    file.write_text(f"import torch\nimport torch.nn.functional as F\n{body}")
+    lint(capsys, "a.py", "--fix", "--min-confidence", "low")
+    once = file.read_text()
+    lint(capsys, "a.py", "--fix", "--min-confidence", "low")
+    assert file.read_text() == once
+
+
+def test_a_full_disk_costs_nothing(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a fix cannot be written the file stays as it was, one line says why, the other file is fixed, and the status is 2."""
+    (folder / "a.py").write_text(BAD)
+    (folder / "b.py").write_text(BAD)
+    replace = os.replace
+
+    def full(source: str, target: Path) -> None:
+        if Path(target).name == "a.py":
+            raise OSError(28, "No space left on device")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", full)
+    status, _, err = lint(capsys, ".", "--fix")
+    assert (status, (folder / "a.py").read_text()) == (2, BAD)
+    assert "log_softmax" in (folder / "b.py").read_text()
+    assert err == "whynan: 1 fixed in 1 file\nwhynan: a.py: cannot be written: no space left on device\n"
+    assert len(list(folder.iterdir())) == 2
+
+
+@pytest.mark.parametrize("table", ["[tool]\nwhynan = 3", "[[tool.whynan]]\na = 1"])
+def test_settings_that_are_no_table_are_one_line(folder: Path, capsys: pytest.CaptureFixture[str], table: str) -> None:
+    """The file is named, and the status is 2."""
+    (folder / "pyproject.toml").write_text(table)
+    status, _, err = lint(capsys, ".")
+    assert (status, err) == (2, f"whynan: {folder / 'pyproject.toml'}: tool.whynan is not a table\n")
+
+
+def test_a_tool_that_is_no_table_says_nothing_about_whynan(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is set: it is another tool's to complain."""
+    (folder / "pyproject.toml").write_text("tool = 3")
+    assert lint(capsys, ".")[0] == 0
+
+
+def test_an_empty_name_is_not_the_working_directory(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`whynan lint "$UNSET"` is misuse."""
+    (folder / "a.py").write_text(BAD)
+    status, out, err = lint(capsys, "")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+
+
+def test_a_name_with_control_characters_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A line end or an escape sequence in a file's name is written out, and percent-encoded in SARIF."""
+    (folder / "a\n\x1b[31mb.py").write_text(BAD)
+    (folder / "c\nd.py").write_text("import torch\ndef (\n")
+    _, out, err = lint(capsys, ".", "--format", "concise")
+    assert out.startswith("a\\n\\x1b[31mb.py:5:13: WN101")
+    assert err.count("\n") == 1
+    log = json.loads(lint(capsys, ".", "--format", "sarif")[1])
+    assert log["runs"][0]["results"][0]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "a%0A%1B%5B31mb.py"
+
+
+def test_thousands_of_findings_split_their_source_once(folder: Path) -> None:
+    """The text of a file is taken apart once, not for each finding: the time stays linear."""
+
+    class Counted(str):
+        splits = 0
+
+        def split(self, *given: object, **named: object) -> list[str]:  # type: ignore[override]
+            Counted.splits += 1
+            return super().split(*given, **named)  # type: ignore[arg-type]
+
+    (folder / "a.py").write_text(BAD * 20)
+    report = linting.lint_paths([folder / "a.py"])
+    report.texts = {key: Counted(source) for key, source in report.texts.items()}
+    assert reporting.text(report).count("--> ") == 20
+    assert Counted.splits == 1
+
+
+def test_a_full_output_is_one_line(folder: Path) -> None:
+    """Output that cannot be written gives status 2 and no traceback."""
+    (folder / "a.py").write_text(BAD)
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [PYTHON, "-m", "whynan", "lint", "a.py"], cwd=folder, env=ENVIRONMENT, stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (done.returncode, done.stderr) == (2, "whynan: the output: no space left on device\n")
+
+
+def test_control_c_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Status 130 and no traceback."""
+
+    def interrupted(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(linting, "lint_paths", interrupted)
+    assert lint(capsys, ".") == (130, "", "whynan: interrupted\n")

@@ -474,3 +474,21 @@ def test_a_model_that_gives_its_own_loss_needs_no_loss_function() -> None:
             return {"loss": F.cross_entropy(self.linear(x), labels)}
 
     assert whynan.probe(Own(), None, {"x": torch.randn(4, 2), "labels": torch.randint(0, 2, (4,))}, budget=0).ok
+
+
+def test_a_factory_that_ends_the_program_is_misuse(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`sys.exit` in a factory, as from an argument parser, is one line and status 2, not that status."""
+    (folder / "leaving.py").write_text("import sys\ndef factory():\n    sys.exit(3)\n")
+    assert main(["probe", "leaving:factory"]) == 2
+    assert capsys.readouterr().err == "whynan: factory() of leaving raised SystemExit: 3\n"
+
+
+def test_what_the_model_prints_is_not_in_the_report(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Output of the user's code goes to stderr: the JSON stays one object."""
+    (folder / "talking.py").write_text(
+        "import torch\ndef loss(b):\n    print('hello')\n    return b.pow(2).mean()\ndef factory():\n    return None, loss, torch.randn(3, 2)\n"
+    )
+    assert main(["probe", "talking:factory", "--budget", "0", "--format", "json"]) == 0
+    said = capsys.readouterr()
+    json.loads(said.out)
+    assert "hello" in said.err

@@ -36,10 +36,10 @@ def lint(
     from whynan.lint.findings import Confidence
     from whynan.lint.linting import lint_paths
     from whynan.lint.mending import mend
-    from whynan.lint.reporting import FORMATS
+    from whynan.lint.reporting import FORMATS, printable
     from whynan.lint.settings import from_project, known_codes
 
-    if not paths:
+    if not all(paths) or not paths:  # an empty name, from an unset variable of a shell, is not the working directory
         raise UsageError("give at least one file or folder: whynan lint PATH...")
     settings = from_project(Path(paths[0]))
     if select:
@@ -56,8 +56,9 @@ def lint(
         elif changes.count:
             print(f"whynan: {changes.count} fixed in {changes.files} file{'s' * (changes.files != 1)}", file=sys.stderr)
             report = lint_paths([Path(p) for p in paths], settings)
+        report.trouble.extend(changes.trouble)
     for path, reason in report.trouble:
-        print(f"whynan: {path}: {reason}", file=sys.stderr)
+        print(f"whynan: {printable(path)}: {reason}", file=sys.stderr)
     if not show_diff:
         written = FORMATS[form](report)
         if written:

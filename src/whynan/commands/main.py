@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import click
@@ -45,12 +46,24 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     except UsageError as error:
         return _misuse(error)
+    except KeyboardInterrupt:  # of a command of ours: the user's own script runs below
+        return _stopped("interrupted", 130)
+    except BrokenPipeError:  # the reader, `head` perhaps, has what it wanted
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except OSError as error:
+        return _stopped(f"{error.filename or 'the output'}: {(error.strerror or str(error)).lower()}", 2)
     if not callable(program):
         return int(program or 0)
     try:
         return int(program() or 0)
     except UsageError as error:
         return _misuse(error)
+
+
+def _stopped(why: str, status: int) -> int:
+    print(f"whynan: {why}", file=sys.stderr)
+    return status
 
 
 def _misuse(error: Exception) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -27,9 +28,10 @@ def probe(factory: str, budget: float, run_dir: Path | None, form: str) -> int:
     from whynan.probing.api import probe_subject
     from whynan.probing.loading import load_subject
 
-    subject = load_subject(factory)
     say = _progress()
-    made = probe_subject(subject, budget, run_dir, keep=True, say=say)
+    with contextlib.redirect_stdout(sys.stderr):  # what the model prints, a hundred times over, is no part of the report
+        subject = load_subject(factory)
+        made = probe_subject(subject, budget, run_dir, keep=True, say=say)
     say("")
     click.echo(dumps(made.to_json()) if form == "json" else repr(made))
     return made.status

@@ -28,12 +28,12 @@ def read_project(path: Path) -> tuple[list[Remark], int]:
             break
         shown = os.path.relpath(file) if not os.path.relpath(file).startswith("..") else str(file)
         try:
-            tree = ast.parse(_text(file))
+            remarks = list(_remarks(ast.parse(_text(file))))
         except (OSError, SyntaxError, ValueError, UnicodeDecodeError, RecursionError, MemoryError) as error:
             found.append(Remark(Grade.UNREAD, _why(error), shown))
             continue
         read += 1
-        found += [Remark(r.grade, r.text, shown, r.line, r.advice) for r in _remarks(tree)]
+        found += [Remark(r.grade, r.text, shown, r.line, r.advice) for r in remarks]
     return found, read
 
 
@@ -55,11 +55,16 @@ def _sources(path: Path) -> Iterator[Path]:
 
 
 def _text(file: Path) -> str:
+    if not file.is_file():
+        raise ValueError("not a regular file")  # reading a pipe would wait for its writer
     if file.stat().st_size > MOST_BYTES:
         raise ValueError(f"larger than {MOST_BYTES >> 20} MB")
     if file.suffix == ".ipynb":
-        cells = json.loads(file.read_text(encoding="utf-8")).get("cells", [])
-        code = ["".join(c.get("source", [])) for c in cells if isinstance(c, dict) and c.get("cell_type") == "code"]
+        book = json.loads(file.read_text(encoding="utf-8"))
+        cells = book.get("cells") if isinstance(book, dict) else None
+        if not isinstance(cells, list):
+            raise ValueError("not a notebook: no cells in it")
+        code = ["".join(map(str, c.get("source") or [])) for c in cells if isinstance(c, dict) and c.get("cell_type") == "code"]
         return "\n".join(line for cell in code for line in cell.splitlines() if not line.lstrip().startswith(("%", "!")))
     with tokenize.open(file) as opened:  # honours the coding line
         return opened.read()

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import difflib
 import io
+import os
+import re
+import tempfile
 import tokenize
 from pathlib import Path
 
@@ -57,10 +61,41 @@ def diff(path: str, before: str, after: str) -> str:
 
 
 def write(path: Path, before: str, after: str) -> None:
-    """Write a file back in its own encoding and with its own line ends."""
+    """Write a file back in its own encoding and with its own line ends.
+
+    The new text is complete beside the old one before it takes its place: a full disk or Ctrl-C costs nothing.
+    """
     raw = path.read_bytes()
     if decode(raw) != before:
         return  # changed since it was read
     encoding, _ = tokenize.detect_encoding(io.BytesIO(raw).readline)
-    ends = "\r\n" if b"\r\n" in raw else "\n"
-    path.write_bytes(after.replace("\n", ends).encode(encoding))
+    with path.open("r+b"):
+        pass  # a file that may not be written is not replaced either
+    target = path.resolve()  # a link stays a link
+    handle, beside = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(_with_ends(after, before, raw.decode(encoding)).encode(encoding))
+            file.flush()
+            os.fsync(file.fileno())
+        status = target.stat()
+        os.chmod(beside, status.st_mode & 0o7777)
+        with contextlib.suppress(OSError):  # only its owner, or root, can give a file away
+            os.chown(beside, status.st_uid, status.st_gid)
+        os.replace(beside, target)
+    except BaseException:
+        os.unlink(beside)
+        raise
+
+
+def _with_ends(after: str, before: str, written: str) -> str:
+    """A text with the line ends that each of its lines had; a new line gets that of the line above."""
+    ends = re.findall(r"\r\n|\r|\n", written)
+    if len(set(ends)) < 2:
+        return after.replace("\n", ends[0] if ends else "\n")
+    old, new = before.split("\n"), after.split("\n")
+    kept: list[str] = []
+    for tag, i, j, k, m in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        taken = ends[i:j] if tag == "equal" else ends[i : min(j, i + m - k)]
+        kept += taken + [(taken or kept or ends)[-1]] * (m - k - len(taken))
+    return "".join(line + end for line, end in zip(new, [*kept[: len(new) - 1], ""], strict=True))

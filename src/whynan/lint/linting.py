@@ -97,7 +97,7 @@ def lint_source(source: Source, project: Project, imports: str = "") -> tuple[li
         found = Walk(module, Values()).run()
         module.release()
     except SyntaxError as error:
-        return [], f"syntax error in line {error.lineno}: {error.msg}"
+        return [], f"syntax error{f' in line {error.lineno}' if error.lineno else ''}: {error.msg}"
     except (ValueError, MemoryError) as error:
         return [], f"cannot be parsed: {error or 'out of memory'}"
     except RecursionError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from whynan.lint import fixes
@@ -16,6 +16,7 @@ class Changes:
     count: int = 0
     files: int = 0
     diff: str = ""
+    trouble: list[tuple[str, str]] = field(default_factory=list)  # (path, why it could not be written)
 
 
 def mend(report: Report, unsafe: bool, write: bool) -> Changes:
@@ -29,12 +30,13 @@ def mend(report: Report, unsafe: bool, write: bool) -> Changes:
         after, count = fixes.mended(before, findings)
         if not count or after == before:
             continue
-        changes.count += count
-        changes.files += 1
-        changes.diff += fixes.diff(path, before, after)
         if write:
             try:
                 fixes.write(Path(path), before, after)
-            except OSError as error:
-                report.trouble.append((path, f"cannot be written: {(error.strerror or str(error)).lower()}"))
+            except (OSError, UnicodeError) as error:
+                changes.trouble.append((path, f"cannot be written: {(getattr(error, 'strerror', None) or str(error)).lower()}"))
+                continue
+        changes.count += count
+        changes.files += 1
+        changes.diff += fixes.diff(path, before, after)
     return changes

@@ -8,6 +8,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import quote
 
 from whynan import __version__
 from whynan.lint.codes import CODES
@@ -20,10 +21,24 @@ WIDTH = 80
 
 def shown_path(path: str) -> str:
     """A path from the working directory, where it lies below it."""
+    return printable(_near(path))
+
+
+def printable(path: str) -> str:
+    r"""A path in one line: a name may hold a line end or an escape sequence, which would take over the terminal.
+
+    >>> printable("a\nb.py")
+    'a\\nb.py'
+    """
+    return path if path.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in path)
+
+
+def _near(path: str) -> str:
     try:
-        return os.path.relpath(path) if not os.path.relpath(path).startswith("..") else path
+        near = os.path.relpath(path)
     except ValueError:
         return path
+    return path if near.startswith("..") else near
 
 
 def where(finding: Finding) -> str:
@@ -34,11 +49,11 @@ def where(finding: Finding) -> str:
 
 def text(report: Report) -> str:
     """Each finding with its source, and the ranked summary last."""
-    return "\n".join([*(_block(f, report.texts.get((f.path, f.cell), "")) + "\n" for f in report.findings), summary(report)])
+    lines = {key: source.split("\n") for key, source in report.texts.items()}  # once a file: a file can have thousands of findings
+    return "\n".join([*(_block(f, lines.get((f.path, f.cell), [])) + "\n" for f in report.findings), summary(report)])
 
 
-def _block(finding: Finding, source: str) -> str:
-    lines = source.split("\n")
+def _block(finding: Finding, lines: list[str]) -> str:
     gutter = len(str(max(finding.place.line, finding.origin.line if finding.origin else 0)))
     pad = " " * gutter
     out = [f"{finding.severity}[{finding.code}]: {finding.title}  (confidence {finding.confidence})", f"{pad}--> {where(finding)}", f"{pad} |"]
@@ -220,7 +235,7 @@ def _region(place: Place) -> dict[str, int]:
 
 
 def _uri(path: str) -> str:
-    return Path(shown_path(path)).as_posix().replace(" ", "%20")
+    return quote(os.fsencode(Path(_near(path)).as_posix()))
 
 
 FORMATS: dict[str, Callable[[Report], str]] = {"text": text, "concise": concise, "json": as_json, "github": github, "sarif": sarif}

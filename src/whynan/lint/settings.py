@@ -90,15 +90,17 @@ def from_project(start: Path) -> Settings:
         try:
             if not file.is_file():
                 continue
-            table = tomllib.loads(file.read_text(encoding="utf-8")).get("tool", {}).get("whynan")
+            tools = tomllib.loads(file.read_text(encoding="utf-8")).get("tool")
         except (OSError, ValueError) as error:
             raise UsageError(f"{file}: {error}") from None
-        if table is not None:
-            return _settings(table, file)
+        if isinstance(tools, Mapping) and "whynan" in tools:
+            return _settings(tools["whynan"], file)
     return Settings(root=Path.cwd())
 
 
-def _settings(table: Mapping[str, object], file: Path) -> Settings:
+def _settings(table: object, file: Path) -> Settings:
+    if not isinstance(table, Mapping):
+        raise UsageError(f"{file}: tool.whynan is not a table")
     known = {"select", "ignore", "exclude", "per-file-ignores", "min-confidence"}
     lint = table.get("lint", table)
     if not isinstance(lint, Mapping):

@@ -27,7 +27,7 @@ def load_subject(address: str) -> Subject:
         return subject_of(factory, name)
     try:
         made = factory()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UsageError(f"{name}() of {place} raised {_one_line(error)}") from error
     return subject_of(made, f"{name}()")
 
