@@ -34,6 +34,11 @@ PYTHON = sys.executable
 ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith(("COV_", "PYTEST_"))} | {"NO_COLOR": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
+def hears_ctrl_c() -> None:
+    """In a child before it starts: a shell's background job ignores Ctrl-C, and its children would too."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @dataclass(frozen=True)
 class Finished:
     """How a program ended."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ENVIRONMENT, PYTHON
+from conftest import ENVIRONMENT, PYTHON, hears_ctrl_c
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
@@ -158,7 +158,8 @@ def test_a_report_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
 
 def test_ctrl_c_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text("import time\ndef rows():\n    print('ready', flush=True)\n    time.sleep(60)\n    yield 1.0\n")
-    with subprocess.Popen([*COMMAND, "slow:rows"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT) as told:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([*COMMAND, "slow:rows"], cwd=tmp_path, env=ENVIRONMENT, preexec_fn=hears_ctrl_c, **pipes) as told:  # type: ignore[call-overload]
         assert told.stdout is not None
         assert told.stdout.readline() == "ready\n"
         time.sleep(0.2)

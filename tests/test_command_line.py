@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ENVIRONMENT, PYTHON, Sandbox, strict_lines
+from conftest import ENVIRONMENT, PYTHON, Sandbox, hears_ctrl_c, strict_lines
 
 SIGHT = """
     import atexit, json, os, pickle, sys
@@ -223,7 +223,8 @@ LOOP = """
 
 def interrupted(box: Sandbox, command: list[str]) -> tuple[int, str]:
     """Start a program, send Ctrl-C once it says that it is ready, return its status and stderr."""
-    with subprocess.Popen(command, cwd=box.folder, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=box.folder, env=ENVIRONMENT, preexec_fn=hears_ctrl_c, **pipes) as process:  # type: ignore[call-overload]
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n", process.stderr.read() if process.stderr else ""
         time.sleep(0.05)  # somewhere in the middle
