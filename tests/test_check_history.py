@@ -821,3 +821,13 @@ def test_where_updates_grew_is_in_the_report_itself(tmp_path: Path) -> None:
     report = whynan.check(tmp_path, against=tmp_path)
     assert report.growth and report.growth[0].startswith("a.weight: updates grew from step-4.pt on")
     assert report.to_json()["growth"] == list(report.growth) and report.growth[0].split(":")[0] in repr(report)
+
+
+def test_a_folder_that_deepspeed_wrote_is_a_history() -> None:
+    """Files of the library itself, kept in tests/files: the step before the NaN is the last healthy one."""
+    folder = Path(__file__).parent / "files" / "deepspeed"
+    [history] = whynan.check(folder).histories
+    assert [m.form.split(",")[0] for m in history.members] == ["DeepSpeed", "DeepSpeed"]
+    assert history.last_healthy.endswith("global_step3")
+    assert [(f.place, f.code) for f in history.members[1].findings if f.severity == "bad"] == [("module.0.weight", "WN601")]
+    assert {t.name for t in history.members[0].tensors} >= {"module.0.weight", "module.2.bias"}
