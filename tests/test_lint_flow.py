@@ -291,3 +291,17 @@ def test_same_name_in_sibling_branches() -> None:
 def test_a_name_defined_by_itself_ends() -> None:
     """A recursive function and a name that refers to itself do not hang."""
     assert isinstance(found("def f(x):\n    x = f(x)\n    return x / f(x).norm()\n"), list)
+
+
+def test_a_clamp_that_lets_1_through_is_judged_by_what_comes_after_it() -> None:
+    """1 - 1e-8 is 1 in float32: that matters before a logarithm, hardly for a difference, and in float64 it is not so."""
+    for dtype, rest, expected in [("", "torch.log(1 - p)", "high"), ("", "p - x", "low"), (".double()", "torch.log(1 - p)", None)]:
+        seen = [f for f in found(f"def f(x):\n    p = torch.sigmoid(x){dtype}.clamp(1e-8, 1 - 1e-8)\n    return {rest}\n") if f.code == "WN204"]
+        assert [str(f.confidence) for f in seen] == ([expected] if expected else [])
+
+
+def test_no_gradient_is_taken_through_the_forward_pass_of_an_autograd_function() -> None:
+    """A function with a backward pass of its own: the slope of its sqrt is nobody's."""
+    body = "    @staticmethod\n    def forward(ctx, x):\n        return torch.sqrt((x ** 2).sum(-1))\n"
+    assert "WN501" not in codes(f"class Root(torch.autograd.Function):\n{body}")
+    assert "WN501" in codes("def loss(x):\n    return torch.sqrt((x ** 2).sum(-1))\n")

@@ -115,6 +115,19 @@ class Spot:
             r"[Ll]oss|forward|diverg|distance|penalty", whole
         ) is not None
 
+    @property
+    def function_text(self) -> str:
+        """The source of the function that is looked at, or of the file."""
+        node = self.scope.node
+        if isinstance(node, ast.Module):
+            return self.module.text
+        return "\n".join(self.module.text.split("\n")[node.lineno - 1 : node.end_lineno])
+
+    def _without_graph(self) -> bool:
+        """Whether autograd does not look into this code: a function with a backward pass of its own."""
+        owner = self.scope.owner
+        return owner is not None and any(ast.unparse(base).endswith("Function") for base in owner.node.bases)
+
     def direct(self, node: ast.expr) -> bool:
         """Whether a value is what the function was given, or a difference or part of it: nothing is between the caller and it."""
         if isinstance(self.scope.node, ast.Module):
@@ -189,7 +202,7 @@ class Spot:
         note: str = "",
     ) -> None:
         """Write down a finding."""
-        if confidence is None or (code in _BACKWARD and (self.frame.no_grad or self._detached())):
+        if confidence is None or (code in _BACKWARD and (self.frame.no_grad or self._detached() or self._without_graph())):
             return
         if code.startswith("WN") and (self.frame.no_grad or _ASIDE.search(f"{self.scope.name} {self.module.path.as_posix()}")):
             confidence = confidence.lowered()

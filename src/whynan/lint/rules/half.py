@@ -43,6 +43,11 @@ def _lost(spot: Spot, other: Fact, eps: float) -> None:
         spot.report("WN204", *words, LOW)
 
 
+_MINDS_ONE = re.compile(
+    r"log|acos|asin|atanh|erfinv|arccos|arcsin|entropy|bce|/|reciprocal|rsqrt|\*\*\s*-?0?\.|pow\("
+)  # what an exact 1, or 0 beside it, does harm to
+
+
 def _half_file(spot: Spot) -> bool:
     return _TO_HALF.search(spot.module.text) is not None
 
@@ -58,14 +63,15 @@ def near_one(spot: Spot, op: Operation | None, node: ast.Call) -> None:
     if high is None or value is None or fact.owner == OTHER or fact.kind == "uniform":  # rand is below 1
         return
     dtype = fact.dtype or spot.frame.half
-    step = {"float16": 4.8e-4, "bfloat16": _BFLOAT_STEP}.get(dtype, 5.9e-8)
+    step = {"float16": 4.8e-4, "bfloat16": _BFLOAT_STEP, "float64": 1.1e-16}.get(dtype, 5.9e-8)
     if 0 < 1 - value < step / 2:
         words = (
             "1 - eps that rounds to 1",
             f"in {dtype or 'float32'} {value!r} is 1: the clamp lets exactly 1 through",
             "use an eps of at least 1e-6, in half 1e-3",
         )
-        spot.report("WN204", *words, spot.sure(HIGH, TORCH if op.sure or op.name.startswith("clamp") else fact.owner))
+        sure = HIGH if _MINDS_ONE.search(spot.function_text) else LOW
+        spot.report("WN204", *words, spot.sure(sure, TORCH if op.sure or op.name.startswith("clamp") else fact.owner))
 
 
 @on_binary(ast.Sub)
