@@ -358,7 +358,13 @@ def test_the_text_of_a_report_reads_as_meant() -> None:
     member = Checked("run/a-1.pt", Kind.CHECKPOINT, "torch zip", 1200, 1, (), (TensorStats("w", "float32", (2,), min=0.0, max=1.0),))
     broken = Checked("run/a-2.pt", Kind.CHECKPOINT, step=2, findings=(Finding(Severity.BAD, "not-finite", "2 nan of 4 values", "w", "WN601"),))
     history = History(
-        "run", (member, broken), "run/a-1.pt", "run/a-2.pt", (), ("a-2.pt: w: 2 nan of 4 values (healthy until a-1.pt)",), ("last.pt is a link to a-2.pt",)
+        "run",
+        (member, broken),
+        "run/a-1.pt",
+        "run/a-2.pt",
+        story=("a-2.pt: w: 2 nan of 4 values (healthy until a-1.pt)",),
+        growth=("w grew 12x a checkpoint since step 0 (1 to 144)",),
+        notes=("last.pt is a link to a-2.pt",),
     )
     pair = Comparison("run/a-2.pt", "run/a-1.pt", (Change("w", 0.5, 1.0), Change("v", 0.0, 0.0)), ("n",), ("g",))
     assert repr(Report((), (history,), (pair,), ("run: passed over 1 other file (x.txt)",))) == (
@@ -366,6 +372,7 @@ def test_the_text_of_a_report_reads_as_meant() -> None:
         "  1  a-1.pt  ok\n"
         "  2  a-2.pt  bad      w: 2 nan of 4 values (WN601)\n"
         "first bad: a-2.pt: w: 2 nan of 4 values (healthy until a-1.pt)\n"
+        "before it: w grew 12x a checkpoint since step 0 (1 to 144)\n"
         "note: last.pt is a link to a-2.pt\n"
         "\n"
         "run/a-2.pt against run/a-1.pt\n"

@@ -26,7 +26,6 @@ def train(values):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    assert True
 
 def test_healthy():
     train([1.0, 2.0])

@@ -120,7 +120,8 @@ class History:
     last_healthy: str = ""
     first_bad: str = ""
     moved: tuple[tuple[str, str], ...] = ()  # from, to; with --dry-run, what would be moved
-    story: tuple[str, ...] = ()  # what went bad first, what grew before that
+    story: tuple[str, ...] = ()  # what went bad first, and what after it
+    growth: tuple[str, ...] = ()  # tensors that grew up to the first one whose values are bad
     notes: tuple[str, ...] = ()  # links, copies, what could not be looked at or moved
 
 

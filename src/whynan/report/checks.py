@@ -124,7 +124,7 @@ def _history(history: History, dry_run: bool, everything: bool) -> list[str]:
         if everything or ((len(row) > WIDTH or len(_counted(member)) > 1) and reason not in seen):
             lines += _details(member, everything)
         seen.add(reason)
-    for label, told in (("first bad", history.story[:1]), ("then", history.story[1:]), ("note", history.notes)):
+    for label, told in (("first bad", history.story[:1]), ("then", history.story[1:]), ("before it", history.growth), ("note", history.notes)):
         lines += [line for item in told for line in wrap(f"{label}: {item}")]
     verb = "would be moved" if dry_run else "moved"
     return lines + [line for a, b in history.moved for line in wrap(f"{verb}: {a} to {b}")]

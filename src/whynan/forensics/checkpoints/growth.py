@@ -23,7 +23,7 @@ def growth_before(members: Sequence[Checked], bad: int | None) -> list[str]:
     series: dict[str, list[tuple[Checked, float]]] = {}
     for checked in before:
         for tensor in checked.tensors:
-            if not tensor.nonfinite and tensor.max is not None and role_of(tensor.name) in (Role.WEIGHT, Role.MOMENT, Role.BUFFER):
+            if not tensor.nonfinite and tensor.max is not None and role_of(tensor.name) in (Role.WEIGHT, Role.BUFFER):  # fresh moments grow by nature
                 series.setdefault(tensor.name, []).append((checked, largest_of(tensor)))
     runs = [(name, run) for name, points in series.items() if (run := _run(points, before))]
     runs.sort(key=lambda item: item[1][-1][1] / item[1][0][1], reverse=True)

@@ -49,6 +49,7 @@ def tell_history(folder: Folder, wishes: Wishes) -> History:
         _last_healthy(kept, {str(m.place) for m in folder.members if m.beside}),
         kept[bad].path if bad is not None else "",
         story=tuple(_story(kept)),
+        growth=tuple(growth_before(kept, next((i for i, c in enumerate(kept) if _value_findings(c)), None))),
         notes=tuple(notes),
     )
 
@@ -134,8 +135,7 @@ def _story(members: Sequence[Checked]) -> list[str]:
     values = next((i for i in bad if _value_findings(members[i])), None)
     last = max((i for i, c in enumerate(members) if c.healthy), default=-1)
     told = dict.fromkeys(i for i in (bad[0], values, last + 1) if i in bad)
-    lines = [line for i in told if i is not None for line in _went_bad(members, i)]
-    return lines + growth_before(members, values)
+    return [line for i in told if i is not None for line in _went_bad(members, i)]
 
 
 def _value_findings(checked: Checked) -> list[Finding]:
