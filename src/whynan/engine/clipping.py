@@ -18,6 +18,7 @@ from whynan.tripwire.checks import nonfinite
 from whynan.tripwire.values import Damage
 
 _signature = functools.cache(inspect.signature)
+_DEFAULTS = {"norm_type": 2.0, "error_if_nonfinite": False, "foreach": None}  # what most loops leave; binding by name is slow
 Names = list[tuple[str, Damage]]
 
 
@@ -61,16 +62,21 @@ def _clip_in_two(call: Callable[..., Any], parameters: list[torch.Tensor], rest:
     grads = [p.grad for p in parameters if p.grad is not None]
     if not grads or not all(g.is_cpu for g in grads):
         return call(parameters, *rest, **named)
-    max_norm, norm_type, raises, foreach = rest[0] if rest and len(rest) == 1 and not named else None, 2.0, False, None
-    if max_norm is None:
-        try:
-            bound = _signature(call).bind(parameters, *rest, **named)
-        except TypeError:
-            return call(parameters, *rest, **named)
-        bound.apply_defaults()
-        _, max_norm, norm_type, raises, foreach = bound.arguments.values()
-    norm = torch.nn.utils.get_total_norm(grads, norm_type, raises, foreach)
+    options = {"max_norm": rest[0], **_DEFAULTS} if len(rest) == 1 and not named else _bound(call, parameters, rest, named)
+    if options is None:
+        return call(parameters, *rest, **named)
+    norm = torch.nn.utils.get_total_norm(grads, options["norm_type"], options["error_if_nonfinite"], options["foreach"])
     if not math.isfinite(float(norm)):
         before()
-    torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm, foreach)
+    torch.nn.utils.clip_grads_with_norm_(parameters, options["max_norm"], norm, options["foreach"])
     return norm
+
+
+def _bound(call: Callable[..., Any], parameters: list[torch.Tensor], rest: Any, named: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the arguments of a call by their names, or None where they do not fit: torch says so itself."""
+    try:
+        bound = _signature(call).bind(parameters, *rest, **named)
+    except TypeError:
+        return None
+    bound.apply_defaults()
+    return bound.arguments
