@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import runpy
 import shutil
 import sys
@@ -117,10 +118,20 @@ def moved(box: Sandbox) -> Path:
     return elsewhere / "capsule"
 
 
+HEALTHY = re.compile(r"(, |; )?same loss [^()]*on the last healthy steps? \([\d, ]+\)")
+
+
+def in_a_capsule(incident: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what only the run knows: the healthy steps before this one."""
+    remedies = [{**r, "effect": HEALTHY.sub("", r["effect"])} for r in incident["remedies"]]
+    experiments = [{**e, "answer": HEALTHY.sub("", e["answer"])} for e in incident["experiments"]]
+    return {**incident, "remedies": remedies, "experiments": experiments}
+
+
 def told(capsule: Path) -> dict[str, Any]:
     """The incident as the run saw it, without what the clock and the policy add."""
     incident: dict[str, Any] = json.loads((capsule / "capsule.json").read_text())["incident"]
-    return {k: v for k, v in incident.items() if k not in ("time", "action")}
+    return in_a_capsule({k: v for k, v in incident.items() if k not in ("time", "action")})
 
 
 def replayed(box: Sandbox, capsule: Path, *options: str, fresh: bool = False) -> Finished:

@@ -305,20 +305,36 @@ def test_nothing_is_kept_alive() -> None:
 
 
 def test_memory_of_a_step_is_let_go() -> None:
-    """While watching, the batches and activations of the steps before the last are not held."""
+    """While watching, no activation of an earlier step is held, and of the batches only those of the two healthy steps that are kept."""
     import weakref
 
     model, optimizer = make()
-    refs = []
+    batches, activations = [], []
     with whynan.watch(model, optimizer, files=False):
-        for _ in range(5):
+        for _ in range(40):
             x = torch.randn(5, 3)
-            refs.append(weakref.ref(x))
+            batches.append(weakref.ref(x))
             optimizer.zero_grad()
             out = model(x) * 2
-            refs.append(weakref.ref(out))
+            activations.append(weakref.ref(out))
             out.square().mean().backward()
             optimizer.step()
             del x, out
         gc.collect()
-        assert [ref() is None for ref in refs[:8]] == [True] * 8
+        assert not any(ref() is not None for ref in activations[:-1])
+        assert sum(ref() is not None for ref in batches[:-1]) <= 2
+
+
+def test_a_moving_average_does_not_hold_the_steps_before() -> None:
+    """A value that is carried from step to step does not keep the tape of all of them alive."""
+    model, optimizer = make()
+    average = torch.zeros(())
+    with whynan.watch(model, optimizer, files=False) as guard:
+        for _ in range(40):
+            out = model(torch.randn(5, 3))
+            average = 0.9 * average + 0.1 * out.detach().mean()
+            loss = (out - average).square().mean()  # alive when the next step begins
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        assert len(guard._guard.recorder.tape.entries) < 40

@@ -18,6 +18,7 @@ from whynan.records import Incident, Symptom
 from whynan.trace.birth import Birth
 from whynan.trace.locate import Targets, locate
 from whynan.trace.tracer import storage_key
+from whynan.tripwire.stillness import Still
 from whynan.tripwire.values import damage_of
 
 
@@ -36,6 +37,8 @@ class Case:
     made_at: Site | None = None
     rank: int = 0
     note: str = ""  # what makes every replay of it inexact
+    healthy: dict[int, Program] = field(default_factory=dict)  # by step: earlier ones that were finite, the newest first
+    still: Still | None = None  # no symptom of damage: the training stands still
 
 
 def diagnose(case: Case) -> Incident:
@@ -56,6 +59,8 @@ def diagnose(case: Case) -> Incident:
         compiled=any(is_compiled(e.fn) for e in case.program.entries),
         trouble=trouble or case.note or case.program.inexact(),
         made_at=case.made_at,
+        healthy=case.healthy,
+        still=case.still,
     )
     origin, cause, remedies, experiments = judge(scene)
     return Incident(
@@ -72,6 +77,8 @@ def diagnose(case: Case) -> Incident:
 
 def _find(case: Case, targets: Targets) -> tuple[Birth | None, str]:
     """Locate the birth; where memory runs out, once more without the autograd graph if a bad loss is all there is to find."""
+    if case.still is not None:
+        return None, ""
     program = _shortest(case)
     tries = [program, program.frugal()] if program.skip_backward else [program]
     for attempt in tries:
@@ -117,6 +124,7 @@ def _targets(case: Case) -> Targets:
         "parameter": updated if any(e.kind == "optimizer" for e in program.entries) else before,
         "optimizer state": before,
         "exception": losses,
+        "training": losses,
     }
     return chosen[place]
 

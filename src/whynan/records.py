@@ -157,6 +157,7 @@ class Remedy:
     safe: bool = False
     result: str = "not tried"  # proven | failed | not tried
     effect: str = ""
+    alive: bool = True  # false: it stops the gradient at some elements, as a clamp does
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +227,7 @@ class NoticeKind(StrEnum):
     SPIKE = "spike"
     HEADROOM = "headroom"
     LIMIT = "limit"
+    STILL = "still"
 
 
 @dataclass(frozen=True, slots=True)

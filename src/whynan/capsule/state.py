@@ -101,6 +101,10 @@ class ModuleState:
         self.changing = True
         return [(name, b) for name, b in root.named_buffers() if id(b) in changed]
 
+    def carried(self) -> list[tuple[str, torch.Tensor]]:
+        """Return the plain tensors that forward passes put in place of older ones, with the names of their attributes."""
+        return [(name, value) for m in self._busy for name, value in vars(m).items() if isinstance(value, torch.Tensor)]
+
     def rewind(self, alone: bool = False) -> None:
         """Put buffers and attributes back to the beginning of the step (or only of the micro-batch), bit for bit."""
         if not self.begun:

@@ -126,6 +126,7 @@ class Tape:
         self.limit = limit
         self.overflowed = False
         self.last = 0  # the newest number handed out
+        self._rolled = 0  # the number at which the present step began
         self._slots: dict[int, tuple[weakref.ref[torch.Tensor], Slot]] = {}
         self._outside: dict[int, Outside] = {}
         self._memory: dict[int, list[Outside]] = {}  # storage: the outside tensors that live in it
@@ -169,6 +170,11 @@ class Tape:
         ref, slot = found
         return slot if ref() is tensor and slot.entry in self.entries else None
 
+    def made_before(self, tensor: torch.Tensor) -> bool:
+        """Whether an entry of an earlier step made this tensor: the program carries it from step to step."""
+        found = self._slots.get(id(tensor))
+        return found is not None and found[0]() is tensor and found[1].entry <= self._rolled
+
     def drop_unless_trained(self, first: int) -> None:
         """Drop the entries of a hook that trained nothing: they belong to the module call they were made in."""
         made = [e for n, e in self.entries.items() if n > first]
@@ -192,7 +198,9 @@ class Tape:
         """Say how to get this tensor again."""
         found = self._slots.get(id(tensor))
         trained = tensor.requires_grad and tensor.grad_fn is None  # a leaf is state, whoever made it: gradients end in it
-        if found is not None and not trained and found[0]() is tensor and found[1].entry in self.entries:
+        # a plain value of an earlier step is taken as it is: a moving average would hold the tape of all steps before it
+        usable = found is not None and not trained and (tensor.requires_grad or found[1].entry > self._rolled)
+        if usable and found is not None and found[0]() is tensor and found[1].entry in self.entries:
             return found[1]
         if tensor.requires_grad and tensor.grad_fn is not None:
             inner = self._inner(tensor)
@@ -261,6 +269,7 @@ class Tape:
     def roll(self) -> None:
         """Begin a new step: forget everything that nothing alive depends on."""
         keep: set[int] = set()
+        self._rolled = self.last
         self._unfiled = []
         for number, entry in reversed(self.entries.items()):
             if entry.kind != "backward" and (number in keep or (entry.needs_grad and _alive(entry.refs))):

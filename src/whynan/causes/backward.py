@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from whynan.causes.catalogue import Finding, Scene, rule
 from whynan.causes.domain import from_spans
 from whynan.causes.facts import SELECTS, as_view, biggest, consumers, rows, share
-from whynan.causes.fixes import Fix, guarded
+from whynan.causes.fixes import BRAIN, Fix, guarded
 from whynan.causes.ranges import overflowed
 from whynan.records import Phase, number
 
@@ -326,7 +326,7 @@ def gradient_overflow(scene: Scene) -> Finding | None:
         else [Fix(_SOFTEN if forward.name in ("div", "reciprocal", "rsqrt") else _CALM)]
     )
     if dtype == "float16":
-        fixes.insert(0, Fix("compute this in float32", "{x}.float()", 0))
+        fixes = [Fix("compute this in float32", "{x}.float()", 0), BRAIN, *fixes]
     return Finding(f"the gradient {number(size)} is past the range of {dtype}", evidence, fixes, proven=True)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from whynan.causes.fixes import Fix
-from whynan.records import Experiment, Remedy, Span, Symptom
+from whynan.records import Experiment, Phase, Remedy, Span, Symptom
 
 if TYPE_CHECKING:
     from whynan.capsule.replay import Program
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from whynan.causes.lab import Lab
     from whynan.trace.birth import Birth
     from whynan.trace.locate import Targets
+    from whynan.tripwire.stillness import Still
 
-FAMILIES = ("data", "state", "machine", "reductions", "ranges", "indeterminate", "backward", "domain", "limits")
+FAMILIES = ("standing", "data", "state", "machine", "reductions", "ranges", "indeterminate", "backward", "domain", "limits")
 
 
 @dataclass(slots=True)
@@ -43,6 +44,8 @@ class Scene:
     lab: Lab | None = None
     experiments: list[Experiment] = field(default_factory=list)
     made_at: Site | None = None  # where the optimizer was constructed
+    healthy: dict[int, Program] = field(default_factory=dict)  # by step: earlier ones that were finite
+    still: Still | None = None  # nothing is bad, but nothing is learned either
 
     def tried(self, question: str, answer: str) -> None:
         """Write down an experiment."""
@@ -60,6 +63,7 @@ class Finding:
     proven: bool = False  # shown by an experiment of the rule itself, without a remedy
     backward: bool = False  # born in the forward pass, but only the gradient suffers
     site: Site | None = None  # another place than the birth's
+    phase: Phase | None = None  # of that place, where there was no birth
     rows: list[int] = field(default_factory=list)
     among: int = 0  # how many rows the tensor has in which these were counted
     empty: bool = False  # the batch has nothing to teach: a remedy may leave it without gradient

@@ -164,6 +164,7 @@ def _log_fixes(view: View) -> list[Fix]:
         elif made.name == "sigmoid":
             fixes.append(Fix("compute the logarithm of the sigmoid directly", "torch.nn.functional.logsigmoid({inner})", safe=True, inner="sigmoid"))
         fixes.append(BY_HAND)
+    fixes.append(Fix("take the logarithm from the logits: log_softmax or logsigmoid instead of log", "{inner}", safe=True, inner="log directly"))
     return fixes + guarded(view.name.removeprefix("special_") if "entr" not in view.name else view.name, view.op.dtype)
 
 
@@ -487,7 +488,11 @@ def root_of_negative(scene: Scene) -> Finding | None:
     if any(m.name in ("sub", "rsub") for m in lineage(view, depth=2)) and abs(low) < 1e-2 * max(1.0, abs(float(base[base.isfinite()].max()))):
         evidence.append("it is a difference that cancelled: rounding pushed it below 0")
     power = float(exponent) if isinstance(exponent, int | float) else 0.5
-    return Finding(f"the root of {number(low)} is not real", evidence, guarded(view.name.replace("float_power", "pow"), view.op.dtype, power), from_spans(view))
+    fixes = [_SPREAD, *guarded(view.name.replace("float_power", "pow"), view.op.dtype, power)]
+    return Finding(f"the root of {number(low)} is not real", evidence, fixes, from_spans(view))
+
+
+_SPREAD = Fix("compute the variance with torch.var (correction=0), which cannot cancel", "{inner}", safe=True, inner="variance by hand")
 
 
 @rule("WN107", "inverse-function-out-of-range", "inverse function outside its range", rank=66)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 from whynan.causes import patterns
@@ -61,20 +62,23 @@ class Fix:
         return expression.node, new
 
     def _keyword_text(self, expression: Expression) -> tuple[ast.AST, str] | None:
-        if not isinstance(expression.node, ast.Call):
+        if not isinstance(expression.node, ast.Call) or ("{0}" in self.template and not expression.operands):
             return None
+        template = self.template.replace("{0}", as_operand(expression.operands[0])) if "{0}" in self.template else self.template
         value = expression.keywords.get(self.keyword, "")
         for keyword in expression.node.keywords:
             if keyword.arg == self.keyword:
-                return keyword.value, self.template.replace("{x}", as_operand(value))
-        if "{x}" in self.template:
+                return keyword.value, template.replace("{x}", as_operand(value))
+        if "{x}" in template:
             return None
         inside = expression.text[:-1].rstrip().rstrip(",")
         comma = "" if inside.endswith("(") else ", "
-        return expression.node, f"{inside}{comma}{self.keyword}={self.template})"
+        return expression.node, f"{inside}{comma}{self.keyword}={template})"
 
-    def swap(self, expression: Expression | None, name: str) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]:
-        """Return the same change as a computation for the replay."""
+    def swap(
+        self, expression: Expression | None, name: str, stopped: list[tuple[int, int]] | None = None
+    ) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]:
+        """Return the same change as a computation for the replay; `stopped` is told how many elements let no gradient through."""
         if self.keyword:
             return self._swap_keyword(name)
         if self.inner:
@@ -90,11 +94,14 @@ class Fix:
             flipped = expression is not None and _flipped(expression, func, args)
             operands = list(reversed(args[:2])) + list(args[2:]) if flipped else list(args)
             if self.operand is None:
-                scope = _scope(torch, operands) | {"_rest": tuple(operands[1:]), "_named": kwargs}
+                named = {k: v for k, v in kwargs.items() if f" {k}=" not in self.template}  # torch hands defaults on as if they were given
+                scope = _scope(torch, operands) | {"_rest": tuple(operands[1:]), "_named": named}
                 return eval(code, scope)  # our own template
             if self.operand >= len(operands):
                 return NotImplemented
             scope = _scope(torch, operands) | {"_x": operands[self.operand]}
+            if stopped is not None:
+                stopped.append(_stopped(code, scope))
             operands[self.operand] = eval(code, scope)  # our own template
             if flipped:
                 operands[:2] = reversed(operands[:2])
@@ -123,7 +130,20 @@ class Fix:
         return change
 
 
+BRAIN = Fix("use bfloat16 instead of float16: it has the range of float32", "{inner}", inner="bfloat16")
 BY_HAND = Fix("use binary_cross_entropy, which keeps the logarithm at or above -100", "{inner}", safe=True, inner="cross-entropy by hand")
+
+
+def _stopped(code: CodeType, scope: dict[str, Any]) -> tuple[int, int]:
+    """Count the elements whose slope a change of an operand sets to 0, and all: a clamp makes finite by killing the gradient."""
+    torch, x = scope["torch"], scope["_x"]
+    if not isinstance(x, torch.Tensor) or not x.requires_grad:
+        return 0, 1
+    with torch.enable_grad():
+        leaf = x.detach().requires_grad_()
+        made = eval(code, scope | {"_x": leaf})  # our own template
+        slope = torch.autograd.grad(made.sum(), leaf)[0] if made.requires_grad else torch.zeros_like(leaf)
+    return int((slope == 0).sum()), x.numel()
 
 
 def _writes(func: Any) -> bool:
@@ -146,7 +166,7 @@ def _placeholders(template: str) -> str:
 
 def _scope(torch: Any, operands: list[Any]) -> dict[str, Any]:
     scope: dict[str, Any] = {f"_{i}": o for i, o in enumerate(operands)}
-    return scope | {"torch": torch, "F": torch.nn.functional, "max": max, "float": float}
+    return scope | {"torch": torch, "F": torch.nn.functional, "max": max, "float": float, "int": int}
 
 
 def plain_name(func: Any) -> str:

@@ -1,7 +1,8 @@
 """Experiments on the replay: this step with another expression at that line, without these samples, twice in a row.
 
 A remedy counts as proven only if the replayed step has a finite loss, finite gradients, a gradient that is alive, and a
-loss of the size the run had before: making numbers finite is not enough.
+loss of the size the run had before: making numbers finite is not enough. Where the step is finite in float64 the
+gradient must point the same way as there, and the healthy steps before must keep their loss.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from whynan.capsule.replay import Program, Run, call_entry
 from whynan.capsule.sites import Site, live_site
 from whynan.capsule.tape import Entry, Outside
 from whynan.causes import patterns
+from whynan.causes.widening import BRAIN, LARGEST, WIDE, converted, size_of
 from whynan.records import number
 from whynan.tripwire.checks import total_norm
 from whynan.tripwire.values import damage_of
 
 Swap = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+Sites = frozenset[Site] | None  # None: wherever it fits
 _FLOOR = call_entry.__code__
 
 
@@ -37,6 +40,7 @@ class Outcome:
     norm: float | None
     finite: bool
     error: str = ""
+    along: float | None = None  # cosine of the gradient with that of the same step in float64
 
     def effect(self) -> str:
         """Say it in words."""
@@ -50,43 +54,143 @@ class Outcome:
         return ", ".join(words) or ("everything finite" if self.finite else "not finite")
 
 
+ALONG = 0.9  # the least cosine with the gradient in float64
+TOLERANCE = 0.01  # by how much the loss of a healthy step may move: an epsilon does not come free
 NO_MEMORY = Outcome(None, None, False, "MemoryError: there was too little memory for another replay")
 
 
 class Lab:
     """Runs variations of one failing step."""
 
-    def __init__(self, program: Program, targets: Callable[[Run], list[torch.Tensor]], history: list[dict[str, float]]) -> None:
+    def __init__(
+        self, program: Program, targets: Callable[[Run], list[torch.Tensor]], history: list[dict[str, float]], healthy: dict[int, Program] | None = None
+    ) -> None:
         self.program = program
         self.targets = targets
+        self.healthy = healthy or {}
+        self.small = size_of(program) <= LARGEST
+        self.truth: dict[int, torch.Tensor] = {}  # by leaf: its gradient in float64
+        self.wide: Outcome | None = None
+        self._usual: dict[int, Outcome] = {}  # by healthy step: as it is
         self.losses = [h["loss"] for h in history if math.isfinite(h.get("loss", math.nan))]
         self.norms = [h["grad_norm"] for h in history if math.isfinite(h.get("grad_norm", math.nan))]
         self.hit = 0
+        self.where: Site | None = None  # the last place where something was put in
 
-    def run(self, swap: Swap | None = None, sites: frozenset[Site] = frozenset(), around: Any = None) -> Outcome:
-        """Replay the step once, with `swap` in place of the torch function called at `sites`."""
+    def run(self, swap: Swap | None = None, sites: Sites = frozenset(), around: Any = None, program: Program | None = None) -> Outcome:
+        """Replay the step (or a healthy one) once, with `swap` in place of the torch function called at `sites`."""
+        program = program or self.program
         mode = Swapper(swap, sites) if swap is not None else contextlib.nullcontext()
         patterns.forget()
         try:
-            with self.program.still(), around or contextlib.nullcontext(), mode:
-                run = self.program.play(mode if isinstance(mode, Swapper) else None)
-                outcome = self._outcome(run)
+            with program.still(), around or contextlib.nullcontext(), mode:
+                run = program.play(mode if isinstance(mode, Swapper) else None)
+                outcome = self._outcome(run, program)
         except MemoryError:
             outcome = NO_MEMORY
         finally:
             patterns.forget()  # what was remembered are the tensors of this replay
-        self.hit = mode.hits if isinstance(mode, Swapper) else 0
+        self.hit, self.where = (mode.hits, mode.where) if isinstance(mode, Swapper) else (0, None)
         return outcome
 
-    def _outcome(self, run: Run) -> Outcome:
+    def _outcome(self, run: Run, program: Program) -> Outcome:
         if run.error is not None:
             return Outcome(None, None, False, f"{type(run.error).__name__}: {str(run.error).splitlines()[0] if str(run.error) else ''}")
+        failing = program is self.program
         with torch.no_grad():
             losses = [float(t.detach().float().sum()) for t in run.losses]
-            grads = [p.grad for p in self.program.leaves if p.grad is not None]
+            grads = [p.grad for p in program.leaves if p.grad is not None]
             norm = total_norm([g.detach().to_dense() if g.is_sparse else g for g in grads]) if grads else None
-            finite = all(map(math.isfinite, losses)) and not any(damage_of(t.detach()) for t in self.targets(run) + grads)
-        return Outcome(losses[-1] if losses else None, float(norm) if norm is not None else None, finite)
+            finite = all(map(math.isfinite, losses)) and not any(damage_of(t.detach()) for t in (self.targets(run) if failing else []) + grads)
+            along = self._along(program) if failing and finite and self.truth else None
+        return Outcome(losses[-1] if losses else None, float(norm) if norm is not None else None, finite, along=along)
+
+    # -- the same step in float64 -------------------------------------------------------------------------------
+
+    def widen(self) -> Outcome | None:
+        """Play the step as it is in float64, once; its gradient is kept where it is finite. None: it cannot be compared."""
+        if self.wide is None and self.small and self.program.undo is None:
+            try:
+                self.wide = self._widen()
+            except Exception as error:  # a program that cannot run in float64 has no such truth
+                self.wide = Outcome(None, None, False, f"{type(error).__name__}: {error}")
+        return self.wide if self.wide is not None and not self.wide.error else None
+
+    def _widen(self) -> Outcome:
+        program = self.program
+        with program.still(), converted(program, WIDE):
+            before = _drawn()
+            outcome = self._outcome(program.play(), program)
+            after = _drawn()
+            truth = {id(p): p.grad for p in program.leaves if p.grad is not None} if outcome.finite else {}
+        if before != after and not self._draws_like(before, after):
+            return Outcome(None, None, False, "it draws other random numbers")
+        self.truth = truth
+        return outcome
+
+    def _draws_like(self, before: bytes, after: bytes) -> bool:
+        """Whether the step as it is leaves the random generators where the one in float64 left them."""
+        with self.program.still():
+            if _drawn() != before:
+                return False
+            self.program.play()
+            return _drawn() == after
+
+    def _along(self, program: Program) -> float | None:
+        """Return the cosine between the gradient of this replay and the one in float64."""
+        dot = own = true = 0.0
+        for leaf in program.leaves:
+            truth = self.truth.get(id(leaf))
+            grad = leaf.grad.detach().to_dense().double() if leaf.grad is not None else None
+            own += float(grad.square().sum()) if grad is not None else 0.0
+            true += float(truth.to_dense().square().sum()) if truth is not None else 0.0
+            dot += float((grad * truth.to_dense()).sum()) if grad is not None and truth is not None else 0.0
+        return dot / math.sqrt(own * true) if own and true else None
+
+    # -- judgement ----------------------------------------------------------------------------------------------
+
+    def in_bfloat16(self, program: Program | None = None) -> Outcome:
+        """Replay the step with bfloat16 in the place of float16."""
+        program = program or self.program
+        outcome = self.run(around=converted(program, BRAIN), program=program)
+        self.hit = 1
+        return outcome
+
+    def weigh(self, outcome: Outcome, again: Callable[[Program], Outcome], tolerance: float = TOLERANCE) -> tuple[bool, str]:
+        """Hold a remedy that made the step finite against float64 and the healthy steps before; say what that gave.
+
+        `again` plays another step with the remedy.
+        """
+        words = []
+        if outcome.along is not None and outcome.along < ALONG:
+            return False, f"finite, but the gradient is not that of the same step in float64 (cosine {outcome.along:.2f}): {outcome.effect()}"
+        if outcome.norm:
+            words.append("gradient alive" + (f", as in float64 (cosine {outcome.along:.3f})" if outcome.along is not None else ""))
+        kept: dict[int, float] = {}
+        for step, program in self.healthy.items():
+            usual = self._usual.get(step) or self.run(program=program)
+            self._usual[step] = usual
+            changed = again(program) if usual.finite and usual.loss is not None else None
+            if changed is None or usual.loss is None or not self.hit:
+                continue
+            if changed.loss is None or not changed.finite:
+                return False, f"it breaks step {step}, which was finite: {changed.effect()}"
+            kept[step] = abs(changed.loss - usual.loss) / max(abs(usual.loss), 1e-6)
+            if kept[step] > tolerance and not self._truer(program, changed.loss, usual.loss):
+                return False, f"finite, but healthy step {step} then has another loss: {number(changed.loss)} where it was {number(usual.loss)}"
+        if kept:
+            steps = ", ".join(map(str, sorted(kept)))
+            apart = max(kept.values())
+            words.append(f"same loss {f'within {apart:.1g} ' if apart > 1e-5 else ''}on the last healthy step{'s' * (len(kept) > 1)} ({steps})")
+        return True, ", ".join(words)
+
+    def _truer(self, program: Program, changed: float, usual: float) -> bool:
+        """Whether a loss that moved came nearer to that of float64: then the old one was the inaccurate one."""
+        if not self.small:
+            return False
+        with program.still(), converted(program, WIDE):
+            wide = self._outcome(program.play(), program)
+        return wide.loss is not None and wide.finite and abs(changed - wide.loss) < 0.1 * abs(usual - wide.loss)
 
     def judge(self, outcome: Outcome, empty: bool = False, same: float | None = None) -> tuple[bool, str]:
         """Say whether an outcome proves a remedy, and what is wrong with it otherwise."""
@@ -98,6 +202,8 @@ class Lab:
             return False, f"finite, but the gradient is dead ({outcome.effect()})"
         if same is not None and outcome.loss is not None and abs(outcome.loss - same) > 1e-3 * max(1.0, abs(same)):
             return False, f"finite, but the loss is another: {outcome.effect()} where it was {number(same)}"
+        if self._is_true(outcome):
+            return True, outcome.effect()  # large, but so it is in float64
         if outcome.norm is not None and outcome.norm > max([1e4 * n for n in self.norms[-50:]], default=1e8):
             return False, f"finite, but the gradient is absurd: {outcome.effect()}"
         if self.losses and outcome.loss is not None:
@@ -106,17 +212,31 @@ class Lab:
                 return False, f"finite, but absurd: {outcome.effect()}, the steps before had about {number(usual)}"
         return True, outcome.effect()
 
+    def _is_true(self, outcome: Outcome) -> bool:
+        """Whether a remedy gives the loss and the gradient that the step as it is has in float64."""
+        wide = self.wide
+        if wide is None or not wide.finite or wide.loss is None or outcome.loss is None or outcome.along is None:
+            return False
+        return outcome.along >= ALONG and abs(outcome.loss - wide.loss) <= TOLERANCE * abs(wide.loss)
+
     def _often_still(self) -> bool:
         """Whether steps without any gradient are ordinary in this run: then one more says nothing against a remedy."""
         return len(self.norms) > 2 and statistics.median(self.norms[-20:]) == 0
 
 
+def _drawn() -> bytes:
+    """Return where the random generators stand."""
+    states = [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [])]
+    return b"".join(bytes(s.tolist()) for s in states)
+
+
 class Swapper(TorchFunctionMode):
     """Puts another computation in place of the torch function called at one site, wherever it is called from there."""
 
-    def __init__(self, swap: Swap, sites: frozenset[Site]) -> None:
+    def __init__(self, swap: Swap, sites: Sites) -> None:
         super().__init__()
         self.swap, self.sites, self.hits = swap, sites, 0
+        self.where: Site | None = None
         self.entry: Entry | None = None
 
     def entering(self, entry: Entry) -> None:
@@ -129,10 +249,11 @@ class Swapper(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         site = live_site(_FLOOR, 2) or (self.entry.site if self.entry else None)
-        if site in self.sites:
+        if self.sites is None or site in self.sites:
             result = self.swap(func, args, kwargs or {})
             if result is not NotImplemented:
                 self.hits += 1
+                self.where = site
                 return result
         result = func(*args, **(kwargs or {}))
         patterns.remember(func, args, kwargs or {}, result)

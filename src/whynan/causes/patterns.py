@@ -13,15 +13,23 @@ from typing import Any
 from whynan.causes.source import Expression, call_parts
 
 OUTER = ("softmax by hand", "sigmoid by hand", "logsumexp by hand", "softplus by hand", "logcosh by hand", "tanh by hand", "cross-entropy by hand")
-_REMEMBERED = frozenset({"softmax", "sigmoid", "pow", "square", "sum", "mul", "exp", "add", "cosh", "radd", "sub", "rsub", "rmul", "log"})
-_made: dict[int, tuple[Any, str, tuple[Any, ...], dict[str, Any]]] = {}
+ELSEWHERE = ("log directly", "log of exp", "variance by hand", "scale first")  # the two calls may be far apart: no diff can be given
+_PICKS = frozenset(
+    {"gather", "getitem", "select", "index_select", "take_along_dim", "squeeze", "unsqueeze", "view", "reshape", "flatten", "transpose", "permute",
+     "diagonal", "contiguous", "masked_select", "narrow", "expand", "t", "swapaxes", "movedim"}
+)  # fmt: skip
+_ARITHMETIC = frozenset(
+    {"softmax", "sigmoid", "pow", "square", "sum", "mul", "exp", "add", "cosh", "radd", "sub", "rsub", "rmul", "log", "neg", "mean", "matmul", "bmm", "mm"}
+)
+_REMEMBERED = _ARITHMETIC | _PICKS
+_made: dict[int, tuple[Any, str, tuple[Any, ...], dict[str, Any], Any]] = {}
 
 
 def remember(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
     """Keep what a call of interest was made with."""
     name = getattr(func, "__name__", "").strip("_")
     if name in _REMEMBERED:
-        _made[id(result)] = (result, name, args, kwargs)
+        _made[id(result)] = (result, name, args, kwargs, func)
 
 
 def forget() -> None:
@@ -281,3 +289,114 @@ def _exponent(value: Any, depth: int) -> Any:
     if found[1] in ("exp", "cosh"):
         return found[2][0]
     return next((e for e in (_exponent(a, depth - 1) for a in found[2]) if e is not None), None)
+
+
+def elsewhere_swap(kind: str) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]:
+    """Return a computation made straight from what an argument was made of, however many lines lie between."""
+    import torch
+
+    def change(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name = getattr(func, "__name__", "").strip("_")
+        made = _ELSEWHERE[kind](torch, name, args) if args else None
+        return NotImplemented if made is None else made
+
+    return change
+
+
+def _log_directly(torch: Any, name: str, args: tuple[Any, ...]) -> Any:
+    return _log_of(torch, args[0], name) if name in ("log", "log1p") else None
+
+
+def _log_of_exponentials(torch: Any, name: str, args: tuple[Any, ...]) -> Any:
+    return _log_of_exp(torch, args[0], name) if name in ("log", "log1p") else None
+
+
+def _variance(torch: Any, name: str, args: tuple[Any, ...]) -> Any:
+    """Compute mean(x²) - mean(x)² as the variance: it cannot cancel below 0."""
+    if name not in ("sub", "isub") or len(args) < 2:
+        return None
+    of_squares, squared = _maker(args[0], "mean"), _maker(args[1], "pow", "square", "mul")
+    inner = _maker(of_squares[0][0], "pow", "square", "mul") if of_squares is not None else None
+    mean = _maker(squared[0][0], "mean") if squared is not None else None
+    if of_squares is None or inner is None or mean is None or inner[0][0] is not mean[0][0]:
+        return None
+    made, named = of_squares
+    dim = made[1] if len(made) > 1 else named.get("dim", named.get("axis"))
+    keep = bool(made[2] if len(made) > 2 else named.get("keepdim", False))
+    return torch.var(inner[0][0], dim=dim, correction=0, keepdim=keep)
+
+
+def _scaled_first(torch: Any, name: str, args: tuple[Any, ...]) -> Any:
+    """Compute (a @ b) / c as (a / c) @ b: the product then fits."""
+    if name not in ("div", "truediv", "mul") or len(args) < 2 or not isinstance(args[1], int | float):
+        return None
+    product = _maker(args[0], "matmul", "bmm", "mm")
+    factor = 1 / args[1] if name != "mul" else args[1]
+    return torch.matmul(product[0][0] * factor, product[0][1]) if product is not None and abs(factor) < 1 else None
+
+
+_ELSEWHERE: dict[str, Callable[[Any, str, tuple[Any, ...]], Any]] = {
+    "log directly": _log_directly,
+    "log of exp": _log_of_exponentials,
+    "variance by hand": _variance,
+    "scale first": _scaled_first,
+}
+
+
+def _log_of(torch: Any, value: Any, name: str) -> Any:
+    """Compute log(p) or log(1 - p) from the argument of the softmax or sigmoid that p was picked from."""
+    found = _found(value)
+    if found is None:
+        return None
+    _, made_by, args, kwargs, func = found
+    if name == "log1p":
+        return _log_of_rest(torch, args[0]) if made_by == "neg" else None
+    if made_by == "softmax":
+        return torch.log_softmax(*args[:2], **{k: v for k, v in kwargs.items() if k in ("dim", "dtype")})
+    if made_by == "sigmoid":
+        return torch.nn.functional.logsigmoid(args[0])
+    if made_by in ("rsub", "sub") and any(isinstance(a, int | float) and a == 1 for a in (args[0], args[-1])):
+        taken = [a for a in args if isinstance(a, torch.Tensor)]
+        return _log_of_rest(torch, taken[0]) if len(taken) == 1 and (made_by == "rsub" or taken[0] is args[1]) else None
+    if made_by in _PICKS:
+        inner = _log_of(torch, args[0], name)
+        return None if inner is None else func(inner, *args[1:], **kwargs)
+    return None
+
+
+def _log_of_rest(torch: Any, value: Any) -> Any:
+    """Compute log(1 - p) of a sigmoid."""
+    found = _found(value)
+    if found is None:
+        return None
+    _, made_by, args, kwargs, func = found
+    if made_by == "sigmoid":
+        return torch.nn.functional.logsigmoid(-args[0])
+    inner = _log_of_rest(torch, args[0]) if made_by in _PICKS else None
+    return None if inner is None else func(inner, *args[1:], **kwargs)
+
+
+def _log_of_exp(torch: Any, value: Any, name: str) -> Any:
+    """Compute log(1 + exp(x)), log(sum(exp(x))) or log(cosh(x)) from x."""
+    found = _found(value)
+    if found is None:
+        return None
+    _, made_by, args, kwargs, _ = found
+    if made_by == "exp" and name == "log1p":
+        return torch.nn.functional.softplus(args[0])
+    if made_by == "cosh" and name == "log":
+        return args[0].abs() + torch.nn.functional.softplus(-2 * args[0].abs()) - 0.6931471805599453
+    inner = next((m for m in (_maker(a, "exp") for a in args) if m is not None), None) if name == "log" else None
+    if inner is None:
+        return None
+    if made_by in ("add", "radd") and any(isinstance(a, int | float) and a == 1 for a in args):
+        return torch.nn.functional.softplus(inner[0][0])
+    dim = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis"))
+    if made_by == "sum" and dim is not None:
+        return torch.logsumexp(inner[0][0], dim=dim, keepdim=bool(args[2] if len(args) > 2 else kwargs.get("keepdim", False)))
+    return None
+
+
+def _found(value: Any) -> Any:
+    found = _made.get(id(value))
+    return found if found is not None and found[0] is value else None

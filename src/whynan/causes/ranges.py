@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from whynan.causes.catalogue import Finding, Scene, rule
 from whynan.causes.facts import LIMITS, biggest, lineage
-from whynan.causes.fixes import Fix, guarded
+from whynan.causes.fixes import BRAIN, Fix, guarded
 from whynan.causes.reductions import _forward_view
 from whynan.records import number
 
@@ -243,7 +243,7 @@ def exp_overflow(scene: Scene) -> Finding | None:
     output = view.output()
     count = int((~output.isfinite()).sum()) if output is not None else 1
     evidence = [f"the largest argument is {number(top)}; {view.name} overflows {dtype} past {limit}", f"{count} of {argument.numel()} results are infinite"]
-    fixes = [*_by_hand(view.name), *guarded(view.name, dtype), *_tighter(view.name, dtype)]
+    fixes = [*_by_hand(view.name), *guarded(view.name, dtype), *_tighter(view.name, dtype), _BOUND]
     if "poisson" in view.call:
         fixes = [Fix("keep the log rate at or below 80", "{x}.clamp(max=80)", 0)]
     return Finding(f"{view.name}({number(top)}) is past the range of {dtype} ({limit})", evidence, fixes)
@@ -251,8 +251,12 @@ def exp_overflow(scene: Scene) -> Finding | None:
 
 def _by_hand(name: str) -> list[Fix]:
     """The functions people write out with an exponential; each has a form that cannot overflow."""
+    apart = Fix("take the logarithm of the exponentials in one call: softplus, logsumexp", "{inner}", safe=True, inner="log of exp")
     if name == "cosh":
-        return [Fix("write log(cosh(x)) so that it cannot overflow", "{inner}", safe=True, inner="logcosh by hand")]
+        return [
+            Fix("write log(cosh(x)) so that it cannot overflow", "{inner}", safe=True, inner="logcosh by hand"),
+            Fix("write log(cosh(x)) as |x| + softplus(-2|x|) - log(2)", "{inner}", safe=True, inner="log of exp"),
+        ]
     if name != "exp":
         return []
     return [
@@ -261,7 +265,11 @@ def _by_hand(name: str) -> list[Fix]:
         Fix("use torch.tanh", "{inner}", safe=True, inner="tanh by hand"),
         Fix("use torch.logsumexp", "{inner}", safe=True, inner="logsumexp by hand"),
         Fix("use softplus", "{inner}", safe=True, inner="softplus by hand"),
+        apart,
     ]
+
+
+_BOUND = Fix("keep what enters here in range: normalise it, or work with its logarithm")
 
 
 def _tighter(name: str, dtype: str) -> list[Fix]:
@@ -350,10 +358,14 @@ def _half_fixes(view: View) -> list[Fix]:
             Fix("stay in float32", "{0}.float()"),
         ]
     if view.name in ("mm", "bmm", "addmm", "baddbmm"):
-        return [Fix(title, "torch.matmul({0}.float(), {1}.float())"), Fix("use bfloat16 instead of float16 for this part")]
+        return [
+            Fix("scale before the product instead of after it", "{inner}", safe=True, inner="scale first"),
+            Fix(title, "torch.matmul({0}.float(), {1}.float())"),
+            BRAIN,
+        ]
     if view.name in ("sum", "mean", "cumsum", "prod"):
         return [Fix(title, "{x}.float()", 0)]
-    return [Fix(title, "{x}.float()", 0), Fix(title, "{0}.float() * {1}"), Fix("use bfloat16 instead of float16 for this part")]
+    return [Fix(title, "{x}.float()", 0), Fix(title, "{0}.float() * {1}"), BRAIN]
 
 
 @rule("WN203", "float-overflow", "result past the range of its dtype", rank=53)

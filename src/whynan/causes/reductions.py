@@ -446,14 +446,15 @@ def variance_of_one(scene: Scene) -> Finding | None:
     taken = 1 if correction is None else correction
     if not isinstance(taken, int | float) or size > taken or output is None:
         return None
-    title = "divide by n instead of n - 1"
+    title = "divide by n instead of n - 1 where there is one element"
+    several = f"{{0}}.shape[{axes[0]}] > 1" if len(axes) == 1 else "{0}.numel() > 1"
     keyword = "unbiased" if view.scalar("unbiased") is not None else "correction"
     return Finding(
         f"one element has no unbiased spread: n - 1 is {size - 1}",
         [f"{view.name} over {size} element{'s' if size != 1 else ''} of a tensor of shape {list(values.shape)}"],
-        [Fix(title, "0", keyword="correction"), Fix(title, "False", keyword="unbiased")]
+        [Fix(title, f"int({several})", keyword="correction"), Fix(title, several, keyword="unbiased")]
         if keyword == "correction"
-        else [Fix(title, "False", keyword="unbiased")],
+        else [Fix(title, several, keyword="unbiased")],
         empty=True,
     )
 

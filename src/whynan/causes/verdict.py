@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ast
 import math
+from collections.abc import Callable
 from typing import Any
 
+from whynan.capsule.replay import Program
 from whynan.capsule.sites import Site, resolve
 from whynan.capsule.tape import Outside
 from whynan.causes import patterns
 from whynan.causes.catalogue import Finding, Rule, Scene, first_match
 from whynan.causes.fixes import Fix, guarded, source_name
-from whynan.causes.lab import NO_MEMORY, Lab, Outcome, without_rows
+from whynan.causes.lab import NO_MEMORY, TOLERANCE, Lab, Outcome, without_rows
 from whynan.causes.several import Verdict, decide
 from whynan.causes.source import Expression, expression_at, sites_of_node
 from whynan.records import NOWHERE, Cause, Confidence, Experiment, Origin, Phase, Remedy, TensorStats
@@ -23,7 +25,7 @@ TRIES = 4
 
 def judge(scene: Scene) -> tuple[Origin, Cause, list[Remedy], list[Experiment]]:
     """Explain a birth and prove the explanation as far as the replay allows."""
-    scene.lab = Lab(scene.program, scene.targets, scene.history)
+    scene.lab = Lab(scene.program, scene.targets, scene.history, scene.healthy)
     verdict = decide(_explain(scene), _explain)
     chosen, finding = verdict.rule, verdict.finding
     cause = Cause(
@@ -53,13 +55,8 @@ def _origin(scene: Scene, chosen: Rule, finding: Finding, expression: Expression
     site = finding.site or (birth.site if birth is not None else None)
     span = resolve(site) if site is not None else NOWHERE
     if birth is None:
-        phase = (
-            Phase.OPTIMIZER
-            if scene.symptom.place in ("optimizer state", "scaler")
-            else Phase.PARAMETER
-            if scene.symptom.place == "parameter"
-            else Phase.FORWARD
-        )
+        places = {"optimizer state": Phase.OPTIMIZER, "scaler": Phase.OPTIMIZER, "parameter": Phase.PARAMETER}
+        phase = finding.phase or places.get(scene.symptom.place, Phase.FORWARD)
         known = span.known or chosen.code in ("WN803", "WN601", "WN603", "WN608")
         return Origin(phase, span, exact=known, note="" if known else scene.trouble)
     phase = birth.phase
@@ -120,10 +117,10 @@ def _remedies(scene: Scene, finding: Finding, expression: Expression | None, sit
         if fix.template and remedy.result == "not tried" and not remedy.effect:
             continue  # it does not fit this source
         tried.append(remedy)
-        if remedy.result == "proven":
+        if remedy.result == "proven" and remedy.alive:
             break
     order = {"proven": 0, "not tried": 1, "failed": 2}
-    return sorted(tried, key=lambda r: (order[r.result], not r.diff))
+    return sorted(tried, key=lambda r: (order[r.result], not r.alive, not r.diff))
 
 
 def _try(scene: Scene, finding: Finding, fix: Fix, expression: Expression | None, site: Site | None) -> Remedy:
@@ -137,6 +134,10 @@ def _try(scene: Scene, finding: Finding, fix: Fix, expression: Expression | None
         return Remedy(fix.title, "", fix.safe)
     if fix.inner in patterns.OUTER:
         return _try_around(scene, finding, fix, expression, site)
+    if fix.inner == "bfloat16":
+        return _try_bfloat16(scene, finding, fix)
+    if fix.inner in patterns.ELSEWHERE:
+        return _try_elsewhere(scene, finding, fix)
     runtime = _runtime_name(scene, fix, expression)
     if runtime != source_name(expression.name):
         expression = expression.as_plain_call()
@@ -144,20 +145,41 @@ def _try(scene: Scene, finding: Finding, fix: Fix, expression: Expression | None
         return Remedy(fix.title, "", fix.safe)
     change = fix.text(expression) if _handed_through(scene, fix, expression, runtime) else None
     diff = expression.diff(*change) if change is not None else ""
-    name = runtime
+    _widen(scene)
+    stopped: list[tuple[int, int]] = []
+    swap, sites = fix.swap(expression, runtime, stopped), frozenset([site]) if site is not None else frozenset()
     try:
-        outcome = lab.run(fix.swap(expression, name), frozenset([site]) if site is not None else frozenset())
+        outcome = lab.run(swap, sites)
     except Exception as error:
         return Remedy(fix.title, "", fix.safe, "failed", f"{type(error).__name__}: {error}")
     if outcome is NO_MEMORY:
         return Remedy(fix.title, diff, fix.safe, "not tried", "there was too little memory for another replay")
     if not lab.hit:
         return Remedy(fix.title, "", fix.safe)
+    dead, among = max(stopped, default=(0, 0))
     good, words = lab.judge(outcome, finding.empty, _finite_loss(scene))
+    if good:
+        good, words = _weighed(lab, outcome, lambda program: lab.run(swap, sites, program=program), words)
     scene.tried(fix.title, words)
     if not good and scene.symptom.place == "exception" and not outcome.error:
         good = outcome.finite
-    return Remedy(fix.title, diff, fix.safe, "proven" if good else "failed", words)
+    if dead and good:
+        words += f"; no gradient passes through {dead} of {among} elements there"
+    return Remedy(fix.title, diff, fix.safe, "proven" if good else "failed", words, alive=not dead)
+
+
+def _widen(scene: Scene) -> None:
+    """Play the step in float64 before the first remedy is tried, and write down what that gave."""
+    lab = scene.lab
+    assert lab is not None
+    if lab.wide is None and (outcome := lab.widen()) is not None:
+        scene.tried("the step as it is, in float64", outcome.effect() if outcome.finite else "not finite either")
+
+
+def _weighed(lab: Lab, outcome: Outcome, again: Callable[[Program], Outcome], words: str, tolerance: float = TOLERANCE) -> tuple[bool, str]:
+    """Judge a remedy by more than finiteness."""
+    good, more = lab.weigh(outcome, again, tolerance)
+    return good, f"{words}; {more}" if good and more else more or words
 
 
 def _fits(scene: Scene, fix: Fix, runtime: str) -> bool:
@@ -194,12 +216,50 @@ def _try_around(scene: Scene, finding: Finding, fix: Fix, expression: Expression
     outer = sites_of_node(site, found[0]) if found is not None else frozenset()
     if found is None or not outer:
         return Remedy(fix.title, "", fix.safe)
-    outcome = lab.run(patterns.outer_swap(fix.inner), outer)
+    _widen(scene)
+    swap = patterns.outer_swap(fix.inner)
+    outcome = lab.run(swap, outer)
     if not lab.hit:
         return Remedy(fix.title, "", fix.safe)
     good, words = lab.judge(outcome, finding.empty)
+    if good:
+        good, words = _weighed(lab, outcome, lambda program: lab.run(swap, outer, program=program), words)
     scene.tried(fix.title, words)
     return Remedy(fix.title, expression.diff(*found), fix.safe, "proven" if good else "failed", words)
+
+
+def _try_bfloat16(scene: Scene, finding: Finding, fix: Fix) -> Remedy:
+    """Try the whole step with bfloat16 in the place of float16; it rounds more, so healthy losses may move a little."""
+    lab = scene.lab
+    assert lab is not None
+    _widen(scene)
+    try:
+        outcome = lab.in_bfloat16()
+    except Exception:  # code that insists on float16
+        return Remedy(fix.title, "", fix.safe, "not tried", "it could not be replayed in bfloat16")
+    good, words = lab.judge(outcome, finding.empty)
+    if good:
+        good, words = _weighed(lab, outcome, lab.in_bfloat16, words, 5 * TOLERANCE)
+    scene.tried(fix.title, words)
+    return Remedy(fix.title, "", fix.safe, "proven" if good else "failed", f"with that: {words}" if good else words)
+
+
+def _try_elsewhere(scene: Scene, finding: Finding, fix: Fix) -> Remedy:
+    """Try a change of two calls that may stand far apart; the remedy names the place of the second."""
+    lab = scene.lab
+    assert lab is not None
+    _widen(scene)
+    swap = patterns.elsewhere_swap(fix.inner)
+    outcome = lab.run(swap, None)
+    if not lab.hit or lab.where is None:
+        return Remedy(fix.title, "", fix.safe)
+    place = resolve(lab.where)
+    good, words = lab.judge(outcome, finding.empty)
+    if good:
+        good, words = _weighed(lab, outcome, lambda program: lab.run(swap, None, program=program), words)
+    scene.tried(fix.title, words)
+    title = f"{fix.title} (line {place.line})" if place.known else fix.title
+    return Remedy(title, "", fix.safe, "proven" if good else "failed", f"with that: {words}" if good else words)
 
 
 def _runtime_name(scene: Scene, fix: Fix, expression: Expression) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,7 +24,11 @@ from whynan.errors import TrainingStopped
 from whynan.records import Incident, Symptom
 from whynan.recovery.followers import Followers
 from whynan.recovery.place import rank_here
+from whynan.recovery.policy import Policy
+from whynan.recovery.ranks import several
+from whynan.tripwire.stillness import Still
 
+ALIKE = 3  # diagnoses of one place that a program which skips by itself gets, until an update is made
 HOPELESS = ("WN601", "WN602", "WN603", "WN608")  # state is damaged: skipping cannot help
 
 
@@ -34,12 +39,14 @@ class Acting:
         self.session = session
         self.capsules = capsules
         self._beyond_help = False
+        self._alike, self._applied = 0, -1  # diagnoses in a row that came to the same place with no update between them
         self.stale: list[tuple[torch.Tensor, torch.Tensor]] = []  # gradients of a dropped step
         self.together = together
         self.followers = followers
         self.recovering = recovering
         self.places: list[tuple[torch.Tensor, torch.Tensor | None]] = []  # gradients put in place of dropped ones
         together.diagnosed = self.diagnosed
+        self.left_alone: Callable[[], None] = lambda: None  # told of each step that the program itself leaves
 
     def act(self, optimizer: Any, scaler: Any = None) -> str:
         """Diagnose the window's symptom, close the incident, and undo what the step has changed so far."""
@@ -151,16 +158,34 @@ class Acting:
         symptom = session.window.symptom
         assert symptom is not None
         session.window.told = True
-        incident = self.together.diagnose_alone(self.case(symptom, None, scaler))
         session.budget.total += 1
+        if self._alike >= ALIKE and session.applied == self._applied:
+            session.journal.again()  # a program that leaves step after step for one reason is not slowed down by more diagnoses
+            return
+        incident = self.together.diagnose_alone(self.case(symptom, None, scaler))
         session.journal.incident(incident, session.budget.action("observed"))
+        last = session.journal.incidents[-2:]
+        alike = len(last) == 2 and last[0].origin.span == last[1].origin.span and session.applied == self._applied
+        self._alike, self._applied = self._alike + 1 if alike else 1, session.applied
+
+    def stands_still(self, still: Still, optimizer: torch.optim.Optimizer) -> None:
+        """Nothing is learned any more: tell it; there is no step to skip."""
+        session = self.session
+        case = self.case(Symptom("training", "still", still.kind, still.detail), optimizer, None)
+        stops = session.budget.chain[0].policy is Policy.STOP and not several()
+        incident = self.together.diagnose_alone(replace(case, still=still))
+        session.journal.incident(incident, session.budget.action("stopped" if stops else "observed"), tell=not rank_here())
+        if stops:
+            session.stop(f"stopped at step {incident.step}: {incident.cause.title}")
 
     def turned_away(self) -> None:
         """The program saw the bad value itself and left the step: tell it, and begin anew."""
         self.report()
+        self.left_alone()
         session = self.session
         session.step_count += 1
         session.window = Window()
+        session.recorder.tape.roll()
         session.window_start = session.recorder.tape.number()
 
     def same_loss(self, tensors: Any) -> bool:
@@ -221,8 +246,9 @@ class Acting:
         if program is None:
             entries = self._entries_for(symptom)
             program = Program(session.recorder, entries, session.leaves(), self._undo(entries, optimizer))
+        step = session.step_count if step is None else step
         return Case(
-            step=session.step_count if step is None else step,
+            step=step,
             symptom=symptom,
             program=program,
             optimizers=session.optimizers,
@@ -232,6 +258,7 @@ class Acting:
             site=take_site(2),
             made_at=session.made_at.get(id(optimizer)),
             rank=rank_here(),
+            healthy={kept.step: Program(session.recorder, kept.entries, program.leaves) for kept in session.earlier.before(step)},
         )
 
     def _undo(self, entries: list[Entry], optimizer: Any) -> Callable[[], Snapshot] | None:

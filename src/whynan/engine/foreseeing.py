@@ -6,6 +6,7 @@ import torch
 
 from whynan.engine.options import Options
 from whynan.engine.session import Session
+from whynan.engine.standing import Standing
 from whynan.records import Notice
 from whynan.recovery.spikes import SpikePolicy, on_spike
 from whynan.tripwire.early import EarlyWarning, has_spike
@@ -17,28 +18,36 @@ TOGETHER = 16  # steps whose numbers are looked at together where nothing is don
 class Foreseeing:
     """Looks at loss, gradient norm and tracked values while everything is finite."""
 
-    def __init__(self, session: Session, options: Options) -> None:
+    def __init__(self, session: Session, options: Options, standing: Standing) -> None:
         self.session = session
+        self.standing = standing
         self.policy = SpikePolicy(options.spike)
         self.early = EarlyWarning(options.track, spikes=self.policy is not SpikePolicy.OFF)
         self.acts = self.policy not in (SpikePolicy.WARN, SpikePolicy.OFF)
         self._tracks = bool(options.track)
-        self._waiting: list[tuple[int, float | None, torch.Tensor | float | None, torch.optim.Optimizer, torch.dtype | None]] = []
+        self._waiting: list[tuple[int, float | None, torch.Tensor | float | None, bool, torch.optim.Optimizer, torch.dtype | None]] = []
 
     def before_update(self, optimizer: torch.optim.Optimizer) -> str:
         """Look at the numbers of a finite step; return what is to be done, nothing as a rule."""
         session, window = self.session, self.session.window
         norm = window.norm
-        if norm is not None and (window.scaled or (not isinstance(norm, float) and not norm.is_cpu)):
-            norm = None
-        self._waiting.append((session.step_count, window.loss, norm, optimizer, window.losses[-1].dtype if window.losses else None))
-        return self.settle(before_update=True) if self.acts or len(self._waiting) >= TOGETHER else ""
+        seen = norm is None or isinstance(norm, float) or norm.is_cpu
+        dead = seen and (norm is None or float(norm) == 0)
+        if window.scaled or not seen:
+            norm = None  # multiplied by a factor that says nothing of the gradient
+        self._waiting.append((session.step_count, window.loss, norm, dead, optimizer, window.losses[-1].dtype if window.losses else None))
+        if not self.acts and len(self._waiting) < TOGETHER:
+            return ""
+        taken = self.settle(before_update=True)
+        self.standing.look(optimizer)
+        return taken
 
     def settle(self, before_update: bool = False) -> str:
         """Look at the numbers that were put off."""
         waiting, self._waiting = self._waiting, []
         taken = ""
-        for step, loss, norm, optimizer, dtype in waiting:
+        for step, loss, norm, dead, optimizer, dtype in waiting:
+            self.standing.numbers(step, loss, dead, optimizer)
             norm_dtype = norm.dtype if isinstance(norm, torch.Tensor) else None
             notices = self.early.numbers(step, loss, None if norm is None else float(norm), self._curve(optimizer), dtype, norm_dtype)
             taken = self._pass_on(notices, before_update) if notices else ""
@@ -46,6 +55,8 @@ class Foreseeing:
 
     def late(self, step: int, loss: float, norm: float | None, optimizer: torch.optim.Optimizer) -> str:
         """Look at numbers that arrived one step late."""
+        self.standing.numbers(step, loss, norm == 0, optimizer)
+        self.standing.look(optimizer)
         notices = self.early.numbers(step, loss, norm, self._curve(optimizer))
         return self._pass_on(notices, before_update=False) if notices else ""
 

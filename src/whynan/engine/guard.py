@@ -35,6 +35,7 @@ from whynan.engine.recovering import Recovering
 from whynan.engine.scaling import Scaling
 from whynan.engine.session import Session, parameters_of, symptom_of
 from whynan.engine.sharing import Sharing
+from whynan.engine.standing import Standing
 from whynan.engine.together import Together
 from whynan.engine.waiting import Waiting
 from whynan.errors import TrainingStopped
@@ -83,7 +84,9 @@ class Guard:
         self.sharing = Sharing(self.session)
         self.scaling = Scaling(self.session, self.noticing, self.acting, self.together, self.sharing, self._finish)
         self.clipping = Clipping(self.session)
-        self.foreseeing = Foreseeing(self.session, self.options)
+        standing = Standing(self.session, self.followers, self.acting.stands_still)
+        self.acting.left_alone, self.noticing.left = standing.turned_away, self.acting.turned_away
+        self.foreseeing = Foreseeing(self.session, self.options, standing)
         self.by_hand = ByHand(self.session, self.noticing, self.acting)
         self.waiting = Waiting(
             self.session, self.noticing, self.acting, self.followers, self.recovering, self.sharing, self.scaling, self.foreseeing, self._finish
@@ -207,6 +210,7 @@ class Guard:
         self._risky.pop(id(optimizer), None)
         self.noticing.made_or_loaded(optimizer)
         self.recorder.tape.clear()
+        self.session.earlier.clear()
 
     def loading(self, owner: Any) -> object:
         """State is about to be loaded: remember the rates the script gave."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ class Noticing:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.unchecked: list[weakref.ref[Any]] = []  # state that was made or loaded and not looked at yet
+        self.left: Callable[[], None] = lambda: None  # told when the program has left a bad step behind
 
     def made_or_loaded(self, owner: Any) -> None:
         """Look at this before the next step."""
@@ -50,12 +52,22 @@ class Noticing:
     def probed(self, tensor: torch.Tensor, result: object) -> None:
         """The program looked at a value that requires grad: if it is a bad scalar, it is a loss."""
         session = self.session
-        if session.window.symptom is None and tensor.numel() == 1 and tensor.device.type == "cpu" and session.optimizers:
+        pending = session.window.symptom is not None
+        if (not pending or session.window.entry < 0) and tensor.numel() == 1 and tensor.device.type == "cpu" and session.optimizers:
             damage = damage_of(tensor.detach())
             slot = session.recorder.tape.slot_of(tensor)
             if damage and slot is not None and slot.entry > session.window_start:
+                if pending and not self._another_step(slot.entry):
+                    return
+                if pending:
+                    session.guarded(self.left)
                 session.see(Symptom("loss", damage.kind, "loss"))
                 session.window.entry = -slot.entry
+
+    def _another_step(self, entry: int) -> bool:
+        """Whether a model was called again since the bad loss that is pending: the program has left that step behind."""
+        first = -self.session.window.entry
+        return any(e.kind == "module" and first < e.number < entry for e in self.session.recorder.tape)
 
     def look(self, optimizer: torch.optim.Optimizer) -> None:
         """Look at everything an update would build on. Reads the device where values are there."""

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import torch
 
+from whynan.capsule.earlier import Earlier
 from whynan.capsule.recorder import Recorder
 from whynan.capsule.sites import Site
 from whynan.capsule.tape import Entry, Outside
@@ -53,6 +54,7 @@ class Session:
 
     def __init__(self, budget: Budget, journal: Journal) -> None:
         self.recorder = Recorder()
+        self.earlier = Earlier()
         self.budget = budget
         self.journal = journal
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
@@ -87,6 +89,8 @@ class Session:
 
     def next_step(self) -> None:
         """Begin a new optimizer step."""
+        if self.step_count >= self.earlier.due and self.window.symptom is None:
+            self.earlier.keep(self.step_count, self.recorder.tape, self.function)
         self.step_count += 1
         self.window = Window()
         self.recorder.roll()

@@ -151,7 +151,8 @@ def _help(incident: Incident, pad: str) -> list[str]:
 def _proof(step: int, remedy: Remedy) -> str:
     """Say what was replayed: the change itself, or what it comes to."""
     if remedy.diff:
-        return f"step {step} replayed with this change: {remedy.effect}, all gradients finite"
+        numbers, _, rest = remedy.effect.partition("; ")
+        return f"step {step} replayed with this change: {numbers}, all gradients finite{'; ' * bool(rest)}{rest}"
     return f"step {step} replayed {remedy.effect}"
 
 

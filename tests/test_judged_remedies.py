@@ -1,0 +1,133 @@
+"""A remedy is judged by more than finiteness: the gradient of float64, the loss of healthy steps, what it stops."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import whynan
+from whynan.records import Incident
+
+
+def first_incident(loss_of: object, steps: int = 12, bad: int = 10, dtype: torch.dtype = torch.float32) -> Incident:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3).to(dtype)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with whynan.watch(model, optimizer, files=False) as guard:
+        for step in range(steps):
+            x = torch.randn(8, 4, dtype=dtype)
+            optimizer.zero_grad()
+            loss_of(model(x), x, step == bad).backward()  # type: ignore[operator]
+            optimizer.step()
+    return guard.incidents[0]
+
+
+def test_a_clamp_that_loses_the_gradient_of_float64_fails_and_the_log_of_the_softmax_is_first() -> None:
+    """log(softmax) over several lines: the clamp is finite and points elsewhere; the logarithm taken from the logits does not."""
+
+    def loss_of(out: torch.Tensor, x: torch.Tensor, bad: bool) -> torch.Tensor:
+        p = torch.softmax(out * (150 if bad else 1), -1)
+        picked = p.gather(1, torch.zeros(8, 1, dtype=torch.long)).squeeze(1)
+        return -torch.log(picked).mean()
+
+    incident = first_incident(loss_of)
+    assert incident.cause.code == "WN101"
+    first = incident.remedies[0]
+    assert (first.result, first.safe, first.alive) == ("proven", True, True)
+    assert "log_softmax" in first.title and "as in float64 (cosine 1.000)" in first.effect
+    assert "same loss on the last healthy steps" in first.effect
+
+
+def test_what_a_clamp_stops_is_counted() -> None:
+    """A proven clamp says how many elements let no gradient through, and is marked as not alive."""
+
+    def loss_of(out: torch.Tensor, x: torch.Tensor, bad: bool) -> torch.Tensor:
+        values = out.square() + 0.1
+        if bad:
+            values = torch.cat([values[:1] * 0, values[1:]])
+        return torch.log(values).mean()
+
+    incident = first_incident(loss_of)
+    first = incident.remedies[0]
+    assert first.result == "proven" and not first.alive
+    assert "no gradient passes through 3 of 24 elements" in first.effect
+
+
+def test_a_change_that_moves_the_loss_of_healthy_steps_is_not_first() -> None:
+    """The spread of one element: dividing by n everywhere would move every healthy loss; only the single element may change."""
+
+    def loss_of(out: torch.Tensor, x: torch.Tensor, bad: bool) -> torch.Tensor:
+        rows = out[:1, 0] if bad else out[:, 0]
+        return rows.std() + out.square().mean()
+
+    incident = first_incident(loss_of)
+    assert incident.cause.code == "WN403"
+    first = incident.remedies[0]
+    assert first.result == "proven" and "> 1" in first.diff
+    assert "same loss on the last healthy steps" in first.effect
+
+
+def test_a_loss_that_moves_towards_float64_is_no_fault_of_the_remedy() -> None:
+    """mean(x²) - mean(x)² is itself wrong on healthy steps: the variance is nearer to the truth, and proven."""
+
+    def loss_of(out: torch.Tensor, x: torch.Tensor, bad: bool) -> torch.Tensor:
+        far = out * (1e-4 if bad else 1) + (300 if bad else 100)
+        m = far.mean(0)
+        return torch.sqrt((far * far).mean(0) - m * m).mean()
+
+    incident = first_incident(loss_of)
+    assert incident.cause.code == "WN105"
+    assert incident.remedies[0].result == "proven" and "torch.var" in incident.remedies[0].title
+
+
+def test_random_draws_do_not_spoil_the_comparison_with_float64() -> None:
+    """Dropout and noise draw the same numbers in float64, so the right remedy still agrees with it."""
+    drop = nn.Dropout(0.5)
+
+    def loss_of(out: torch.Tensor, x: torch.Tensor, bad: bool) -> torch.Tensor:
+        noisy = drop(out) + 0.1 * torch.randn_like(out)
+        p = torch.softmax(noisy * (150 if bad else 1), -1)
+        return -torch.log(p).mean()
+
+    first = first_incident(loss_of).remedies[0]
+    assert first.result == "proven" and "as in float64 (cosine 1.000)" in first.effect
+
+
+def test_bfloat16_in_the_place_of_float16_is_tried() -> None:
+    def loss_of(out: torch.Tensor, x: torch.Tensor, bad: bool) -> torch.Tensor:
+        return (out * (400 if bad else 1)).square().float().mean().clamp_max(1e9)
+
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with whynan.watch(model, optimizer, files=False) as guard:
+        for step in range(12):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.float16):
+                out = model(torch.randn(8, 4)) * (400 if step == 10 else 1)
+                scores = out @ out.T
+            scores.float().mean().backward()
+            optimizer.step()
+    incident = guard.incidents[0]
+    assert incident.cause.code == "WN202"
+    assert any("bfloat16" in r.title and r.result in ("proven", "failed") for r in incident.remedies)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_weights_and_batch_have_their_type_and_bits_back(dtype: torch.dtype) -> None:
+    """The step in float64 leaves nothing behind."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).to(dtype)
+    optimizer = torch.optim.Adam(model.parameters())
+    with whynan.watch(model, optimizer, files=False) as guard:
+        for step in range(3):
+            x = torch.randn(8, 4, dtype=dtype)
+            before = {k: v.clone() for k, v in model.state_dict().items()}
+            loss = (model(x) if step < 2 else model(x) * 0).sum().abs().sqrt()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    assert len(guard.incidents) == 1
+    assert all(torch.equal(v, before[k]) and v.dtype == before[k].dtype for k, v in model.state_dict().items())
+    assert torch.get_default_dtype() is torch.float32
