@@ -69,7 +69,7 @@ class MovingAverage(nn.Module):
 
     def _say(self, refused: int) -> None:
         if refused and not self.refused:
-            warnings.warn(f"a moving average refused {refused} values that are NaN or inf; it goes on without them", RuntimeWarning, stacklevel=5)
+            warnings.warn(f"a moving average refused {refused} values that are NaN or inf; it goes on without them", RuntimeWarning, stacklevel=6)
 
     def extra_repr(self) -> str:
         """Say the shape, the momentum and what was refused."""

@@ -65,9 +65,10 @@ def _refuse_outside(what: str, values: Tensor, limit: int) -> None:
     """Raise for the first value that is not from 0 to limit - 1."""
     if values.numel() == 0:
         return
-    low, high = values.aminmax()
+    low, high = (end.item() for end in values.aminmax())  # as Python numbers: a byte is never below 256, which is 0 as a byte
     if low >= 0 and high < limit:  # false for NaN
         return
-    first = ((values >= 0) & (values < limit)).logical_not().nonzero()[0]
+    wide = values.double()
+    first = ((wide >= 0) & (wide < limit)).logical_not().nonzero()[0]
     value = values[tuple(first)].item()
     raise ValueError(f"{what} {value:g} at position {first.tolist()} is outside 0..{limit - 1}")

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from whynan.stable.applying import apply
+
 _HALF = (torch.float16, torch.bfloat16)
 
 
@@ -36,7 +38,7 @@ def masked_softmax(scores: Tensor, mask: Tensor | None = None, dim: int = -1) ->
         _check_mask(mask)
         if mask.shape != scores.shape:
             scores = scores.expand(torch.broadcast_shapes(scores.shape, mask.shape))
-    return MaskedSoftmax.apply(scores, mask, dim)  # type: ignore[no-any-return, no-untyped-call]
+    return apply(MaskedSoftmax, scores, mask, dim)  # type: ignore[no-any-return]
 
 
 class MaskedSoftmax(Function):

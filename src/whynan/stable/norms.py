@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import threshold
 
+from whynan.stable.applying import apply
+
 _HALF = (torch.float16, torch.bfloat16)
 # beyond 2**far and below 2**-far a row is scaled by 2**-by or 2**by: then no square and no sum of squares leaves the dtype
 _SCALING = {torch.float32: (40, 90), torch.float64: (400, 650)}
@@ -85,8 +87,7 @@ def cosine_similarity(a: Tensor, b: Tensor, dim: int = -1) -> Tensor:
 
 def _apply(x: Tensor, dim: int, *, mean: bool, eps: float) -> Tensor:
     wide = x.float() if x.dtype in _HALF else x
-    with torch.autocast(x.device.type, enabled=False):
-        return OverRoot.apply(wide, dim, mean, eps)[0].to(x.dtype)  # type: ignore[no-any-return, no-untyped-call]
+    return apply(OverRoot, wide, dim, mean, eps)[0].to(x.dtype)  # type: ignore[no-any-return]
 
 
 class OverRoot(Function):
@@ -99,7 +100,7 @@ class OverRoot(Function):
 
     @staticmethod
     def forward(x: Tensor, dim: int, mean: bool, eps: float) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        scale = _scale(torch.linalg.vector_norm(x, math.inf, dim, keepdim=True), up=not eps)
+        scale = _scale(x.abs().amax(dim, keepdim=True), up=not eps)
         y = x * scale
         root = torch.linalg.vector_norm(y, 2, dim, keepdim=True)
         if mean:

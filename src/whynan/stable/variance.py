@@ -42,10 +42,10 @@ def fraction_of_variance_unexplained(prediction: Tensor, target: Tensor, *, vari
     error = (target - prediction).square().sum()
     if variance is not None:
         return error / _or_infinite(variance.to(target.dtype) * target.numel(), 0)
-    total, square = _deviation(target), target.detach().square().sum()
+    total, square = _deviation(target), target.square().sum()
     if floor:
         total = torch.maximum(total, floor * square)
-    return error / _or_infinite(total, square * (8 * torch.finfo(target.dtype).eps) ** 2)
+    return error / _or_infinite(total, square.detach() * (8 * torch.finfo(target.dtype).eps) ** 2)
 
 
 class RunningVariance(nn.Module):
