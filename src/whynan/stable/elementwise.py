@@ -178,7 +178,9 @@ class Pow(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         (base,) = ctx.saved_tensors
         slope = _base_for(base, ctx.exponent - 1)
-        return grad * (ctx.exponent * slope.pow(ctx.exponent - 1)), None
+        if torch.is_grad_enabled():
+            return grad * (ctx.exponent * slope.pow(ctx.exponent - 1)), None
+        return slope.pow_(ctx.exponent - 1).mul_(ctx.exponent) * grad, None
 
 
 def _base_for(base: Tensor, exponent: float) -> Tensor:
