@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["TrainingStopped", "WhynanError", "__version__", "check", "explain", "probe", "save", "watch"]
+__all__ = ["TrainingStopped", "WhynanError", "__version__", "check", "explain", "probe", "save", "stable", "watch"]
 
 if TYPE_CHECKING:
+    from whynan import stable
     from whynan.errors import TrainingStopped, WhynanError
     from whynan.explaining import explain
     from whynan.forensics.checking import check
@@ -32,4 +33,8 @@ def __getattr__(name: str) -> Any:
         import importlib
 
         return getattr(importlib.import_module(f"whynan.{_HOMES[name]}"), name)
+    if name == "stable":
+        import importlib
+
+        return importlib.import_module("whynan.stable")
     raise AttributeError(f"module 'whynan' has no attribute {name!r}")
