@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
+from whynan.lint.aftermath import patched
 from whynan.lint.calls import Operation, names_in
 from whynan.lint.edits import wrapped
 from whynan.lint.facts import COUNTS, NORMS, SATURATING, TORCH, Fact
@@ -69,12 +70,26 @@ def examine(spot: Spot, above: ast.expr, below: ast.expr) -> None:
         return
     if guard == 1 or not spot.given(below):
         sure = sure.lowered()
+    if patched(spot):
+        _patched_quotient(spot, fact, top)
+        return
     if spot.covered_later():
         sure = LOW
     fix = wrapped(spot, below, ".clamp_min(1)" if fact.kind in COUNTS else ".clamp_min(1e-6)")
     spot.report(
         code, title, label, help_, sure, origin=fact.node, origin_label=f"the denominator is a {_SAID.get(fact.kind, fact.kind.replace('-', ' '))}", fix=fix
     )
+
+
+def _patched_quotient(spot: Spot, below: Fact, above: Fact) -> None:
+    """The value is mended under a mask in the lines that follow; what is left is the slope."""
+    if below.graph and spot.learning:
+        words = (
+            "entries overwritten after the division, not before",
+            "the entry that is overwritten still sends back 0 * inf: nan",
+            "make the denominator safe first: torch.where(d == 0, 1.0, d)",
+        )
+        spot.report("WN502", *words, spot.sure(MEDIUM, max(below.owner, above.owner)))
 
 
 Judged = tuple[str, Confidence, str, str, str]
@@ -114,7 +129,7 @@ def _judge(spot: Spot, above: ast.expr, below: ast.expr, fact: Fact, owner: int)
     if fact.kind == "range":
         return (
             "WN404",
-            HIGH if spot.direct(above) or isinstance(above, ast.BinOp) else MEDIUM,
+            HIGH if spot.direct(above) else MEDIUM,
             "division by a range that can be 0",
             f"`{written}` is 0 where all values are the same: 0 / 0 is nan",
             "add an eps to the range, or treat a constant input apart",
@@ -168,7 +183,7 @@ def _count(spot: Spot, above: ast.expr, below: ast.expr, fact: Fact, written: st
     if fact.kind == "count":
         return (
             "WN103",
-            HIGH,
+            HIGH if fact.inner is not None and spot.direct(fact.inner) else MEDIUM,
             "division by a count that can be 0",
             f"`{written}` is 0 for what does not occur",
             "divide by the count clamped at 1: count.clamp_min(1)",

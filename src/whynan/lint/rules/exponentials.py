@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from math import inf
 
 from whynan.lint.calls import Operation, operation, same
 from whynan.lint.edits import name_of, replaced, source
@@ -145,6 +146,9 @@ def _softmax(spot: Spot, node: ast.BinOp) -> None:
     bounded = (
         not plain
         or _in_where(spot)
+        or spot.of(node.left).eased
+        or fact.high < inf
+        or (inner is not None and "log_prob" in ast.unparse(inner))
         or fact.kind in ("unit", "cosine", "scaled-cosine", "arange", "difference")
         or (inner is not None and re.search(r"^-.*(\*\* ?2|pow\(|square)", ast.unparse(inner)) is not None)
         or (inner is not None and spot.guard(inner) > 0)
@@ -176,7 +180,7 @@ def _sigmoid(spot: Spot, node: ast.BinOp) -> None:
     negative = inner.operand if isinstance(inner, ast.UnaryOp) and isinstance(inner.op, ast.USub) else None
     fix = replaced(node, f"{name}({source(spot, negative)})", True) if negative is not None and name else None
     words = ("sigmoid written by hand", "exp(-x) overflows below -88; the value is 0, the gradient inf * 0 is nan", "use torch.sigmoid")
-    spot.report("WN201", *words, HIGH if spot.learning and not spot.guard(inner) else MEDIUM, fix=fix)
+    spot.report("WN201", *words, HIGH if spot.learning and not spot.guard(inner) and spot.of(inner).high == inf else MEDIUM, fix=fix)
 
 
 @on_call("prod", "cumprod")

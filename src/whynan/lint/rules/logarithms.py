@@ -39,7 +39,7 @@ _ZEROES = frozenset(
 @on_call("log", "log2", "log10", "log1p")
 def logarithm(spot: Spot, op: Operation | None, node: ast.Call) -> None:
     """Look at the argument of a logarithm."""
-    if op is None or op.operand is None or _covered(spot):
+    if op is None or op.operand is None or _covered(spot) or (not op.module and op.keywords):  # torch's method takes none: another library's
         return
     fact = spot.of(op.operand)
     edge = _EDGE.get(op.name, 0.0)
