@@ -24,7 +24,7 @@ METHODS = frozenset(
     {
         "abs", "absolute", "acos", "acosh", "add", "addcmul", "addcdiv", "all", "amax", "amin", "angle", "any", "arccos", "arccosh", "arcsin",
         "arctanh", "argmax", "asin", "atan", "atan2", "atanh", "baddbmm", "bfloat16", "bincount", "bmm", "bool", "chunk", "clamp", "clamp_max", "clamp_min",
-        "clip", "clone", "contiguous", "cosh", "count_nonzero", "cpu", "cuda", "cumprod", "cumsum", "detach", "diagonal", "digamma", "div", "divide",
+        "clip", "clone", "contiguous", "cosh", "count_nonzero", "cpu", "cuda", "cumprod", "cumsum", "detach", "diag", "diagonal", "digamma", "div", "divide",
         "double", "eq", "erfinv", "exp", "exp2", "expand", "expand_as", "expm1", "fill", "flatten", "float", "float_power", "fmod", "gather", "ge",
         "gt", "half", "hypot", "index_add", "index_select", "int", "inverse", "item", "kthvalue", "le", "lerp", "lgamma", "log", "log10", "log1p",
         "log2", "log_softmax", "logaddexp", "logdet", "logit", "logsumexp", "long", "lt", "masked_fill", "masked_scatter", "masked_select", "matmul",

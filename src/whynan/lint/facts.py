@@ -233,7 +233,7 @@ def subtract(a: Fact, b: Fact, same_operand: bool) -> Fact:
     if a.number == 1 and b.kind == "epsilon" and b.number is None:
         return Fact("bound", 0.5, 1 - 1e-6, owned, graph=False)
     low, high = a.low - b.high, a.high - b.low
-    kind = "difference"
+    kind = "scaled-cosine" if a.kind == b.kind == "scaled-cosine" else "difference"
     if a.number == 1:
         kind = {
             "sigmoid": "one-minus-sigmoid",

@@ -62,8 +62,8 @@ def _relu(a: Fact) -> Fact:
 
 
 def _sigmoid(a: Fact) -> Fact:
-    low = 1 / (1 + e**-a.low) if -80 < a.low < 80 else 0.0 if a.low < 0 else 1.0
-    high = 1 / (1 + e**-a.high) if -80 < a.high < 16 else 0.0 if a.high < 0 else 1.0
+    low = 1 / (1 + e**-a.low) if -103 < a.low < 80 else 0.0 if a.low < 0 else 1.0
+    high = 1 / (1 + e**-a.high) if -103 < a.high < 16 else 0.0 if a.high < 0 else 1.0
     return Fact("sigmoid", low, high, TORCH, dtype=a.dtype, graph=a.graph)
 
 
@@ -93,7 +93,7 @@ VIEWS = frozenset(
     {
         "view", "reshape", "squeeze", "unsqueeze", "permute", "transpose", "flatten", "expand", "contiguous", "clone", "gather", "index_select",
         "select", "repeat", "expand_as", "view_as", "narrow", "movedim", "swapaxes", "masked_select", "take_along_dim", "chunk", "split", "unbind",
-        "flip", "roll", "t", "diagonal", "cpu", "cuda", "type_as", "requires_grad", "unfold", "cat", "stack", "concat", "hstack", "vstack",
+        "flip", "roll", "t", "diag", "diagonal", "cpu", "cuda", "type_as", "requires_grad", "unfold", "cat", "stack", "concat", "hstack", "vstack",
         "repeat_interleave", "unflatten", "broadcast_to", "adjoint", "atleast_1d", "tile", "ravel", "take", "numpy", "resolve_conj", "values", "sort",
         "topk", "kthvalue", "cumsum", "triu", "tril", "nan_to_num", "zero_", "item",
     }

@@ -24,7 +24,7 @@ _NOT_A_GUARD = re.compile(
 _ASIDE = re.compile(r"^_*init|initiali[sz]e|reset_parameters|/testing/|/test_\w+\.py|_test\.py")  # not the code that trains
 _NOT_LEARNING = re.compile(
     r"Optimizer|[Mm]etric|Transform[^e]|Dataset|optim|init|eval|[Tt]est|dataset|schedul"
-    r"|convert|plot|process|augment|sampl|generat|\bdata\b|[Aa]ssign"
+    r"|convert|plot|process|augment|sampl|generat|\bdata\b|[Aa]ssign|integrat|simulat"
 )
 _TESTS = 200  # conditions that are looked at: keeps the time linear
 _UNINTERESTING = frozenset({"self", "torch", "F", "nn", "np", "math", "dim", "keepdim", "cls"})
@@ -105,17 +105,25 @@ class Spot:
         return best
 
     @property
+    def _whole(self) -> str:
+        """The names around this place: class, function, the end of the path."""
+        owner = self.scope.owner
+        return f"{owner.node.name if owner else ''} {self.scope.name} {'/'.join(self.module.path.parts[-4:])}"
+
+    @property
+    def aside(self) -> bool:
+        """Whether the names around say that this prepares data, measures or simulates: large values and gradients are not met there."""
+        return self.frame.no_grad or _NOT_LEARNING.search(self._whole) is not None
+
+    @property
     def learning(self) -> bool:
         """Whether a gradient is likely to be taken here: in a module's forward pass or in a loss."""
-        if self.frame.no_grad or isinstance(self.scope.node, ast.Module):
+        if self.aside or isinstance(self.scope.node, ast.Module):
             return False
         owner = self.scope.owner
-        whole = f"{owner.node.name if owner else ''} {self.scope.name} {'/'.join(self.module.path.parts[-4:])}"
-        if _NOT_LEARNING.search(whole):
-            return False
-        return (owner is not None and any("Module" in ast.unparse(b) or "Loss" in ast.unparse(b) for b in owner.node.bases)) or re.search(
-            r"[Ll]oss|forward|diverg|penalty", whole
-        ) is not None
+        if owner is not None and any("Module" in ast.unparse(b) or "Loss" in ast.unparse(b) for b in owner.node.bases):
+            return True
+        return re.search(r"[Ll]oss|forward|diverg|penalty", self._whole) is not None
 
     @property
     def function_text(self) -> str:

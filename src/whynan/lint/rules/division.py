@@ -209,6 +209,8 @@ def _count(spot: Spot, above: ast.expr, below: ast.expr, fact: Fact, written: st
 def _plain_mask(spot: Spot, below: ast.expr) -> bool:
     """Whether the mask is one that is given, or compares with a padding or ignored value: nothing says it selects anything."""
     written = ast.unparse(spot.values.base(below, spot.scope))
+    if "attention_mask" in written:  # made by a tokenizer, which marks its special tokens in every text
+        return False
     return re.fullmatch(r"~?\(?[\w.]*(mask|valid|weights?)[\w.]*\)?(\[.*\])?", written) is not None or re.search(r"(pad|ignore)", written) is not None
 
 

@@ -125,7 +125,7 @@ def _softmax(spot: Spot, node: ast.BinOp) -> None:
         name = name_of(spot, "torch.sigmoid")
         simple = inner is not None and isinstance(node.left, ast.Call) and name
         fix = replaced(node, f"{name}({source(spot, inner)})", True) if simple and inner is not None else None
-        sure = HIGH if inner is not None and not spot.guard(inner) and not _in_where(spot) else MEDIUM
+        sure = HIGH if inner is not None and not spot.guard(inner) and not _in_where(spot) and not spot.aside else MEDIUM
         spot.report(
             "WN303",
             "sigmoid written by hand",
@@ -147,6 +147,7 @@ def _softmax(spot: Spot, node: ast.BinOp) -> None:
         not plain
         or _in_where(spot)
         or spot.of(node.left).eased
+        or spot.aside
         or fact.high < inf
         or (inner is not None and "log_prob" in ast.unparse(inner))
         or fact.kind in ("unit", "cosine", "scaled-cosine", "arange", "difference")

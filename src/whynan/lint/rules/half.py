@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from itertools import pairwise
 
 from whynan.lint.aftermath import assigned
 from whynan.lint.calls import Operation, names_in, operation
@@ -89,7 +90,18 @@ def one_minus(spot: Spot, node: ast.BinOp) -> None:
         one, small = spot.of(inner.left).number, spot.of(inner.right).number
         if one == 1 and small is not None and 0 < small < 5.9e-8 and spot.of(node.right).owner == TORCH:
             words = ("1 + eps that rounds to 1", f"in float32 1 + {small:g} is 1: nothing is guarded", "write (1 - x) + eps")
-            spot.report("WN204", *words, HIGH if not isinstance(inner.left, ast.Constant) or not isinstance(inner.right, ast.Constant) else LOW)
+            named = not isinstance(inner.left, ast.Constant) or not isinstance(inner.right, ast.Constant)
+            spot.report("WN204", *words, (HIGH if _under_a_pole(spot) else MEDIUM) if named else LOW)
+
+
+def _under_a_pole(spot: Spot) -> bool:
+    """Whether the value goes straight into a logarithm, a root or a denominator, which do not bear the 0 that is left."""
+    for inner, outer in pairwise([spot.node, *spot.above()]):
+        if isinstance(outer, ast.BinOp) and isinstance(outer.op, ast.Div) and outer.right is inner:
+            return True
+        if isinstance(outer, ast.Call) and isinstance(outer.func, ast.Attribute) and outer.func.attr in ("log", "log2", "sqrt", "rsqrt", "reciprocal", "pow"):
+            return True
+    return False
 
 
 @on_binary(ast.MatMult)

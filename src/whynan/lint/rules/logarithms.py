@@ -69,7 +69,15 @@ def _judge(spot: Spot, op: Operation, fact: Fact, node: ast.Call) -> None:
     if fact.kind in _SATURATED:
         title, label, help_ = _SATURATED[fact.kind]
         code = _times_target(spot, op, fact)
-        _report(spot, code, (title, label, help_), HIGH if spot.given(op.operand) else MEDIUM, owner, fact, _saturated_fix(spot, op, fact, node))
+        _report(
+            spot,
+            code,
+            (title, label, help_),
+            HIGH if spot.given(op.operand) and not _narrow(spot, fact) else MEDIUM,
+            owner,
+            fact,
+            _saturated_fix(spot, op, fact, node),
+        )
     elif fact.low >= 0 and fact.kind in _ZEROES:
         sure = HIGH if fact.kind in ("relu", "count", "one-hot") else MEDIUM
         written = fact.kind.replace("-", " ")
@@ -85,6 +93,11 @@ def _judge(spot: Spot, op: Operation, fact: Fact, node: ast.Call) -> None:
         _unknown(spot, op, fact, owner)
     else:
         _report(spot, "WN101", ("log of a value that can be 0", "log(0) is -inf", "add an eps inside the logarithm, or clamp"), LOW, owner, fact)
+
+
+def _narrow(spot: Spot, fact: Fact) -> bool:
+    """Whether what was squashed is a cosine over a temperature, which stays within what a sigmoid bears at the usual temperatures."""
+    return fact.kind == "sigmoid" and fact.inner is not None and spot.of(fact.inner).kind == "scaled-cosine"
 
 
 def _unknown(spot: Spot, op: Operation, fact: Fact, owner: int) -> None:
