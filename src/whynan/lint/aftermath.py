@@ -13,7 +13,7 @@ from whynan.lint.model import Binding
 if TYPE_CHECKING:
     from whynan.lint.spot import Spot
 
-_COVERED = re.compile(r"\bwhere\(|isinf|isnan|isfinite|nan_to_num|masked_fill|[\"']inf[\"']|\binf\b")
+_COVERED = re.compile(r"\bwhere\(|isinf|isnan|isfinite|nan_to_num|masked_fill|[\"']inf[\"']|\binf\b|\b(\w+) - \1 == 0")
 _LOOKED = 200  # lines further down that are looked at: keeps the time linear
 _NEAR = 6  # lines in which a patch belongs to the statement before it
 
@@ -32,8 +32,16 @@ def covered(spot: Spot) -> bool:
     if patched(spot):
         return True
     last = min(getattr(spot.scope.node, "end_lineno", None) or len(spot.module.lines), spot.statement.lineno + _LOOKED)
+    names |= _derived(spot, names)
     wanted = re.compile(rf"\b(?:{'|'.join(map(re.escape, sorted(names)))})\b")
     return any(wanted.search(text) for text in _covering(spot.module.lines, spot.statement.lineno - 1, last))
+
+
+def _derived(spot: Spot, names: set[str]) -> set[str]:
+    """The names that are made from these in the lines that follow."""
+    end = spot.statement.end_lineno or spot.statement.lineno
+    near = ((name, b) for name, bound in spot.scope.bindings.items() for b in bound if end < b.end[0] <= end + _NEAR)
+    return {name for name, b in near if b.value is not None and names & names_in(b.value)}
 
 
 def _covering(lines: list[str], first: int, last: int) -> Iterator[str]:

@@ -46,6 +46,8 @@ def dtype_of(node: ast.expr | None) -> str:
 
 def special(values: Values, op: Operation, base: Fact, scope: Scope) -> Fact | None:
     """Operations whose arguments matter."""
+    if _trained(op, base):
+        return Fact("weight", owner=TORCH, dtype=base.dtype)
     match op.name:
         case "clamp" | "clamp_min" | "clamp_max":
             return _clamped(values, op, base, scope)
@@ -94,6 +96,13 @@ def special(values: Values, op: Operation, base: Fact, scope: Scope) -> Fact | N
             return base.but(eased=True)
         case _:
             return None
+
+
+def _trained(op: Operation, base: Fact) -> bool:
+    """zeros(n, requires_grad=True), ones(n).requires_grad_(): where it starts says nothing of where training takes it."""
+    if op.name == "requires_grad":
+        return base.kind in ("zeros", "ones", "full")
+    return op.name in ("zeros", "ones", "full", "zeros_like", "ones_like", "full_like") and "requires_grad" in op.keywords
 
 
 def _is_dimension(values: Values, node: ast.expr, scope: Scope) -> bool:

@@ -24,7 +24,7 @@ def _sum(a: Fact) -> Fact:
     kinds = {
         "square": "sum-squares",
         "mask": "mask-sum",
-        "count": "count",
+        "count": "total-count",
         "exp": "sum-exp",
         "softmax": "sum-softmax",
         "abs": "sum-abs",

@@ -26,6 +26,7 @@ _NOT_LEARNING = re.compile(
     r"Optimizer|[Mm]etric|Transform[^e]|Dataset|optim|init|eval|[Tt]est|dataset|schedul"
     r"|convert|plot|process|augment|sampl|generat|\bdata\b|[Aa]ssign|integrat|simulat"
 )
+_NUMPY_ONLY = frozenset({"astype", "tobytes"})  # methods that tensors do not have
 _TESTS = 200  # conditions that are looked at: keeps the time linear
 _UNINTERESTING = frozenset({"self", "torch", "F", "nn", "np", "math", "dim", "keepdim", "cls"})
 
@@ -184,7 +185,7 @@ class Spot:
         """A confidence in the light of whose library the value belongs to; None: not torch's."""
         if owner == TORCH:
             return confidence
-        if owner == OTHER:
+        if owner == OTHER or any(isinstance(o, ast.Attribute) and o.attr in _NUMPY_ONLY for o in self.above()):
             return None
         return confidence.lowered() if self.mixed else confidence
 

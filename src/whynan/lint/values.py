@@ -349,6 +349,8 @@ class Values:
         op = operation(scope.module, node)
         if op is not None:
             return self._operation(op, node, scope)
+        if isinstance(function, ast.Attribute) and function.attr == "astype":
+            return Fact("foreign", owner=OTHER, graph=False)
         if is_foreign(scope.module, function) or foreign_name(scope.module.dotted(function)):
             return self._foreign(node, scope)
         return self._project_call(node, scope)

@@ -14,6 +14,7 @@ from whynan.lint.rules.registry import on_binary, on_call, on_statement
 from whynan.lint.spot import HIGH, LOW, MEDIUM, Spot
 
 _TEMPERATURE = re.compile(r"(^|_|\.)(temp|temperature|tau|t_scale)($|_)", re.IGNORECASE)
+_DRAWN_MASK = re.compile(r"mask_?ratio|random_?mask")  # a share above 0 is masked; so does a tokenizer mark its special tokens in every text
 _MASK_NAME = re.compile(r"mask|valid|keep|observed|ignore|!=|==|>|<|~")
 
 
@@ -209,7 +210,7 @@ def _count(spot: Spot, above: ast.expr, below: ast.expr, fact: Fact, written: st
 def _plain_mask(spot: Spot, below: ast.expr) -> bool:
     """Whether the mask is one that is given, or compares with a padding or ignored value: nothing says it selects anything."""
     written = ast.unparse(spot.values.base(below, spot.scope))
-    if "attention_mask" in written:  # made by a tokenizer, which marks its special tokens in every text
+    if "attention_mask" in written or _DRAWN_MASK.search(spot.module.text):
         return False
     return re.fullmatch(r"~?\(?[\w.]*(mask|valid|weights?)[\w.]*\)?(\[.*\])?", written) is not None or re.search(r"(pad|ignore)", written) is not None
 

@@ -13,6 +13,9 @@ from whynan.lint.findings import Confidence, Fix
 from whynan.lint.rules.registry import on_binary, on_call
 from whynan.lint.spot import HIGH, LOW, MEDIUM, Spot
 
+SHIFTED = re.compile(r"-=? *[\w.]*max\b|-=? *[\w.]*_max|-=? *max_|\.sub_?\([\w.]*max")
+"""A maximum is subtracted somewhere in the function."""
+
 
 @on_call("exp", "expm1", "exp2", "cosh", "sinh")
 def exponential(spot: Spot, op: Operation | None, node: ast.Call) -> None:
@@ -148,6 +151,7 @@ def _softmax(spot: Spot, node: ast.BinOp) -> None:
         or _in_where(spot)
         or spot.of(node.left).eased
         or spot.aside
+        or SHIFTED.search(spot.function_text)
         or fact.high < inf
         or (inner is not None and "log_prob" in ast.unparse(inner))
         or fact.kind in ("unit", "cosine", "scaled-cosine", "arange", "difference")

@@ -10,6 +10,7 @@ from whynan.lint.calls import Operation, operation, same
 from whynan.lint.edits import name_of, replaced, rest_of_call, source
 from whynan.lint.facts import OTHER, TORCH, Fact
 from whynan.lint.findings import Confidence, Fix
+from whynan.lint.rules.exponentials import SHIFTED
 from whynan.lint.rules.registry import on_call
 from whynan.lint.spot import HIGH, LOW, MEDIUM, Spot
 
@@ -222,7 +223,8 @@ def _logsumexp(spot: Spot, op: Operation, node: ast.Call) -> bool:
     if name and arguments and _is_op(spot, total.operand, "exp") and summed is op.operand:
         fix = replaced(node, f"{name}({source(spot, inner)}{arguments})", True)
     words = ("logsumexp written by hand", "exp overflows above 88: the sum is inf; far below, it is 0 and its log -inf", "use torch.logsumexp")
-    spot.report("WN201", *words, spot.sure(MEDIUM if spot.of(inner).kind == "difference" else _overflow(spot, inner), spot.of(inner).owner or TORCH), fix=fix)
+    shifted = spot.of(inner).kind == "difference" or SHIFTED.search(spot.function_text) is not None
+    spot.report("WN201", *words, spot.sure(MEDIUM if shifted else _overflow(spot, inner), spot.of(inner).owner or TORCH), fix=fix)
     return True
 
 

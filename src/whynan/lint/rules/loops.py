@@ -183,7 +183,7 @@ def zeroed(spot: Spot, node: ast.stmt) -> None:
         patched = (
             _CHECK.search(_text(node.test))
             and "grad" in _text(node.test)
-            and re.search(r"\.grad(\.data)?\.zero_\(\)|zero_grad\(|\.grad = (None|torch\.zeros)", body)
+            and re.search(r"\.grad(\.data)?\.zero_\(\)|set_to_none=False|\.grad = torch\.zeros", body)
             and not re.search(r"continue|return|raise|break", body)
         )
     else:
