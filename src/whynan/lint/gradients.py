@@ -9,7 +9,7 @@ from whynan.lint.calls import operation
 from whynan.lint.model import Scope
 from whynan.lint.values import Values
 
-_TARGET = re.compile(r"(^|_)(targets?|labels?|gts?|truths?|gold|y_?true|y_?trues|references?)\d*($|_)", re.IGNORECASE)
+_TARGET = re.compile(r"(^|_)(targets?|teachers?|labels?|gts?|truths?|gold|y_?true|y_?trues|references?)\d*($|_)", re.IGNORECASE)
 _CUT = frozenset({"detach", "item", "data", "shape", "size", "numel", "tolist", "numpy", "requires_grad"})
 _STEPS = 80  # expressions that are looked at: keeps the time linear
 

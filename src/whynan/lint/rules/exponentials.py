@@ -152,6 +152,7 @@ def _softmax(spot: Spot, node: ast.BinOp) -> None:
         or spot.of(node.left).eased
         or spot.aside
         or SHIFTED.search(spot.function_text)
+        or _tempered(spot, inner)
         or fact.high < inf
         or (inner is not None and "log_prob" in ast.unparse(inner))
         or fact.kind in ("unit", "cosine", "scaled-cosine", "arange", "difference")
@@ -160,6 +161,11 @@ def _softmax(spot: Spot, node: ast.BinOp) -> None:
     )
     fix = _softmax_fix(spot, node, inner)
     spot.report("WN303", *words, spot.sure(MEDIUM if bounded else HIGH, spot.of(node).owner), fix=fix)
+
+
+def _tempered(spot: Spot, inner: ast.expr | None) -> bool:
+    """A product of features over a temperature, as in a contrastive loss: such features are normalised, mostly elsewhere."""
+    return isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.Div) and spot.of(inner.left).kind == "matmul"
 
 
 def _in_where(spot: Spot) -> bool:
