@@ -152,6 +152,12 @@ def test_a_patched_quotient_still_has_its_slope() -> None:
     assert surest(source, "WN502") is Confidence.MEDIUM
 
 
+def test_a_patch_that_does_not_hold_for_nan_mends_nothing() -> None:
+    """nan > 1 is false: such a mask leaves the nan where it is."""
+    source = "def f(v: torch.Tensor):\n    v = v / v.norm()\n    v[v > 1] = 1.0\n    return v"
+    assert surest(source, "WN104") is Confidence.HIGH
+
+
 @pytest.mark.parametrize("made", ["torch.zeros(3, requires_grad=True)", "torch.zeros(3).requires_grad_()"])
 def test_a_weight_that_starts_at_zero_is_not_bounded(made: str) -> None:
     """Where a weight starts says nothing of where training takes it."""

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from whynan.lint.spot import Spot
 
 _COVERED = re.compile(r"\bwhere\(|isinf|isnan|isfinite|nan_to_num|masked_fill|[\"']inf[\"']|\binf\b|\b(\w+) - \1 == 0")
+_HOLDS_FOR_NAN = re.compile(r"isnan|isfinite|isinf|~|!=")  # a comparison of the result with a number does not hold for nan
 _LOOKED = 200  # lines further down that are looked at: keeps the time linear
 _NEAR = 6  # lines in which a patch belongs to the statement before it
 
@@ -53,13 +54,20 @@ def _covering(lines: list[str], first: int, last: int) -> Iterator[str]:
 
 
 def patched(spot: Spot) -> bool:
-    """Whether a mask overwrites entries of the result in the lines that follow: `q[n == 0] = 0`."""
+    """Whether a mask that can hold for what is not finite overwrites entries of the result in the lines that follow: `q[n == 0] = 0`."""
     end = spot.statement.end_lineno or spot.statement.lineno
-    return any(_near_patch(spot, b, end) for name in assigned(spot.statement) for b in spot.scope.bindings.get(name, ()))
+    return any(_near_patch(spot, b, name, end) for name in assigned(spot.statement) for b in spot.scope.bindings.get(name, ()))
 
 
-def _near_patch(spot: Spot, b: Binding, end: int) -> bool:
-    return b.patch and end < b.end[0] <= end + _NEAR and b.key is not None and spot.of(b.key).kind == "mask"
+def _near_patch(spot: Spot, b: Binding, name: str, end: int) -> bool:
+    if not b.patch or not end < b.end[0] <= end + _NEAR or b.key is None or spot.of(b.key).kind != "mask":
+        return False
+    asked, written = names_in(b.key), ast.unparse(b.key)
+    if isinstance(b.key, ast.Name):
+        made = spot.scope.reaching(b.key.id, (b.key.lineno, b.key.col_offset)) or []
+        written += " ".join(ast.unparse(m.value) for m in made if m.value is not None)
+        asked = (asked | {n for m in made if m.value is not None for n in names_in(m.value)}) - {b.key.id}
+    return bool(asked - {name, "torch"}) or _HOLDS_FOR_NAN.search(written) is not None
 
 
 def overwritten(spot: Spot) -> bool:
