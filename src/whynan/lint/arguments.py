@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -33,9 +34,9 @@ def extreme(name: str, parts: list[Fact]) -> Fact:
 
 
 def gathered(values: Values, parts: ast.Tuple | ast.List, scope: Scope) -> Fact:
-    """cat, stack: one of several; with a part that is never 0, neither is the whole a zero vector."""
+    """cat, stack: one of several; with a part that is never 0 or never masked, neither is the whole."""
     found = [values.of(x, scope) for x in parts.elts[:4]]
-    return join(found).but(eased=any(f.eased or f.low > 0 for f in found), number=None)
+    return join(found).but(eased=any(f.eased or f.low > 0 for f in found), number=None, masked=all(f.masked for f in found))
 
 
 def dtype_of(node: ast.expr | None) -> str:
@@ -45,13 +46,15 @@ def dtype_of(node: ast.expr | None) -> str:
 
 def special(values: Values, op: Operation, base: Fact, scope: Scope) -> Fact | None:
     """Operations whose arguments matter."""
+    if _trained(op, base):
+        return Fact("weight", owner=TORCH, dtype=base.dtype)
     match op.name:
         case "clamp" | "clamp_min" | "clamp_max":
             return _clamped(values, op, base, scope)
         case "maximum" | "minimum":
             return extreme(op.name, [base, values.of(op.argument(1, "other"), scope)])
-        case "max" | "min" if len(op.operands) == 2 and values.of(op.operands[1], scope).owner == TORCH:
-            return extreme(op.name, [base, values.of(op.operands[1], scope)])
+        case "max" | "min" if len(op.operands) == 2 and not _is_dimension(values, op.operands[1], scope):
+            return _larger(op.name, base, values.of(op.operands[1], scope))
         case "where":
             if len(op.operands) < 3:
                 return None
@@ -93,6 +96,26 @@ def special(values: Values, op: Operation, base: Fact, scope: Scope) -> Fact | N
             return base.but(eased=True)
         case _:
             return None
+
+
+def _trained(op: Operation, base: Fact) -> bool:
+    """zeros(n, requires_grad=True), ones(n).requires_grad_(): where it starts says nothing of where training takes it."""
+    if op.name == "requires_grad":
+        return base.kind in ("zeros", "ones", "full")
+    return op.name in ("zeros", "ones", "full", "zeros_like", "ones_like", "full_like") and "requires_grad" in op.keywords
+
+
+def _is_dimension(values: Values, node: ast.expr, scope: Scope) -> bool:
+    """Whether the second argument of max is a dimension, not a second tensor."""
+    fact = values.of(node, scope)
+    counted = fact.kind in ("number", "argument", "size", "loop", "integer", "none")
+    return fact.owner != TORCH and (counted or re.search("dim|axis", ast.unparse(node)) is not None)
+
+
+def _larger(name: str, base: Fact, other: Fact) -> Fact:
+    """max(x, y) of two tensors; where nothing is known of the second, it is a floor that the author chose."""
+    made = extreme(name, [base, other])
+    return made.but(owner=TORCH, eased=made.eased or (name == "max" and other.low == -inf and other.owner != TORCH))
 
 
 def _arithmetic(values: Values, op: Operation, base: Fact, scope: Scope) -> Fact:

@@ -13,7 +13,8 @@ _NUMBERS = {
     "cvxpy", "numba",
 }  # fmt: skip
 RENAMED = {
-    "arccos": "acos", "arcsin": "asin", "arctanh": "atanh", "arccosh": "acosh", "divide": "div", "true_divide": "div", "absolute": "abs",
+    "arccos": "acos", "arcsin": "asin", "arctanh": "atanh", "arctan": "atan",
+    "arctan2": "atan2", "arccosh": "acosh", "divide": "div", "true_divide": "div", "absolute": "abs",
     "special_expit": "sigmoid", "expit": "sigmoid", "clip": "clamp", "vector_norm": "norm", "matrix_norm": "norm", "gammaln": "lgamma", "psi":
     "digamma", "multiply": "mul", "subtract": "sub", "negative": "neg", "mm": "matmul", "bmm": "matmul", "inverse": "inv", "log_sigmoid":
     "logsigmoid", "float_power": "pow", "masked_softmax": "softmax", "special_xlogy": "xlogy", "nansum": "sum", "logsumexp": "logsumexp",
@@ -22,13 +23,13 @@ RENAMED = {
 METHODS = frozenset(
     {
         "abs", "absolute", "acos", "acosh", "add", "addcmul", "addcdiv", "all", "amax", "amin", "angle", "any", "arccos", "arccosh", "arcsin",
-        "arctanh", "argmax", "asin", "atan2", "atanh", "baddbmm", "bfloat16", "bincount", "bmm", "bool", "chunk", "clamp", "clamp_max", "clamp_min",
-        "clip", "clone", "contiguous", "cosh", "count_nonzero", "cpu", "cuda", "cumprod", "cumsum", "detach", "diagonal", "digamma", "div", "divide",
+        "arctanh", "argmax", "asin", "atan", "atan2", "atanh", "baddbmm", "bfloat16", "bincount", "bmm", "bool", "chunk", "clamp", "clamp_max", "clamp_min",
+        "clip", "clone", "contiguous", "cosh", "count_nonzero", "cpu", "cuda", "cumprod", "cumsum", "detach", "diag", "diagonal", "digamma", "div", "divide",
         "double", "eq", "erfinv", "exp", "exp2", "expand", "expand_as", "expm1", "fill", "flatten", "float", "float_power", "fmod", "gather", "ge",
         "gt", "half", "hypot", "index_add", "index_select", "int", "inverse", "item", "kthvalue", "le", "lerp", "lgamma", "log", "log10", "log1p",
         "log2", "log_softmax", "logaddexp", "logdet", "logit", "logsumexp", "long", "lt", "masked_fill", "masked_scatter", "masked_select", "matmul",
         "max", "maximum", "mean", "median", "min", "minimum", "mm", "mul", "multiply", "mvlgamma", "nan_to_num", "nanmean", "nansum", "narrow", "ne",
-        "neg", "new_empty", "new_full", "new_ones", "new_zeros", "norm", "numel", "permute", "pow", "prod", "reciprocal", "relu", "remainder",
+        "neg", "new_empty", "new_full", "new_ones", "new_zeros", "nonzero", "norm", "numel", "permute", "pow", "prod", "reciprocal", "relu", "remainder",
         "repeat", "repeat_interleave", "requires_grad", "reshape", "roll", "rsqrt", "scatter", "scatter_add", "select", "sigmoid", "sign", "sin",
         "cos", "sinh", "size", "slogdet", "softmax", "sort", "split", "sqrt", "square", "squeeze", "std", "sub", "subtract", "sum", "t", "tan",
         "tanh", "to", "topk", "trace", "transpose", "tril", "triu", "true_divide", "type", "type_as", "unbind", "unflatten", "unfold", "unique",

@@ -51,7 +51,7 @@ NOTHING = Fact()
 
 def constant(value: float) -> Fact:
     """The fact of a number."""
-    return Fact("number", value, value, OTHER, number=value)
+    return Fact("number", value, value, OTHER, number=value, graph=False)
 
 
 def join(facts: list[Fact]) -> Fact:
@@ -227,13 +227,13 @@ def subtract(a: Fact, b: Fact, same_operand: bool) -> Fact:
         return constant(a.number - b.number)
     owned, graph, dtype = owner(a, b), a.graph or b.graph, a.dtype or b.dtype
     if a.kind == "max" and b.kind == "min" and same_operand:
-        return Fact("range", 0.0, inf, owned, dtype=dtype, graph=graph)
+        return Fact("range", 0.0, inf, owned, dtype=dtype, graph=graph, eased=a.eased and b.eased)
     if b.kind == "max" and same_operand:
         return Fact("shifted", -inf, 0.0, owned, dtype=dtype, graph=graph)
     if a.number == 1 and b.kind == "epsilon" and b.number is None:
         return Fact("bound", 0.5, 1 - 1e-6, owned, graph=False)
     low, high = a.low - b.high, a.high - b.low
-    kind = "difference"
+    kind = "scaled-cosine" if a.kind == b.kind == "scaled-cosine" else "difference"
     if a.number == 1:
         kind = {
             "sigmoid": "one-minus-sigmoid",

@@ -24,7 +24,7 @@ def _sum(a: Fact) -> Fact:
     kinds = {
         "square": "sum-squares",
         "mask": "mask-sum",
-        "count": "count",
+        "count": "total-count",
         "exp": "sum-exp",
         "softmax": "sum-softmax",
         "abs": "sum-abs",
@@ -61,6 +61,18 @@ def _relu(a: Fact) -> Fact:
     return Fact("relu", max(a.low, 0.0), max(a.high, 0.0), TORCH, dtype=a.dtype, graph=a.graph)
 
 
+def _sigmoid(a: Fact) -> Fact:
+    low = 1 / (1 + e**-a.low) if -103 < a.low < 80 else 0.0 if a.low < 0 else 1.0
+    high = 1 / (1 + e**-a.high) if -103 < a.high < 16 else 0.0 if a.high < 0 else 1.0
+    return Fact("sigmoid", low, high, TORCH, dtype=a.dtype, graph=a.graph)
+
+
+def _softmax(a: Fact) -> Fact:
+    """Logits that lie within a narrow band leave every probability far above the smallest number, for up to a million classes."""
+    spread = a.high - a.low
+    return Fact("softmax", e**-spread / 1e6 if spread < 60 else 0.0, 1.0, TORCH, dtype=a.dtype, graph=a.graph)
+
+
 def _kept(kind: str) -> Rule:
     return lambda a: a.but(kind=kind)
 
@@ -81,7 +93,7 @@ VIEWS = frozenset(
     {
         "view", "reshape", "squeeze", "unsqueeze", "permute", "transpose", "flatten", "expand", "contiguous", "clone", "gather", "index_select",
         "select", "repeat", "expand_as", "view_as", "narrow", "movedim", "swapaxes", "masked_select", "take_along_dim", "chunk", "split", "unbind",
-        "flip", "roll", "t", "diagonal", "cpu", "cuda", "type_as", "requires_grad", "unfold", "cat", "stack", "concat", "hstack", "vstack",
+        "flip", "roll", "t", "diag", "diagonal", "cpu", "cuda", "type_as", "requires_grad", "unfold", "cat", "stack", "concat", "hstack", "vstack",
         "repeat_interleave", "unflatten", "broadcast_to", "adjoint", "atleast_1d", "tile", "ravel", "take", "numpy", "resolve_conj", "values", "sort",
         "topk", "kthvalue", "cumsum", "triu", "tril", "nan_to_num", "zero_", "item",
     }
@@ -93,6 +105,8 @@ OPERATIONS: dict[str, Rule] = {
     "arange": _made("arange", -inf, inf),
     "linspace": _made("arange", -inf, inf),
     "asin": _made("angle", -pi / 2, pi / 2),
+    "atan": _made("angle", -pi / 2, pi / 2),
+    "atan2": _made("angle", -pi, pi),
     "bfloat16": _cast("bfloat16"),
     "bincount": _made("count", 0.0),
     "bool": _made("mask", 0.0, 1.0),
@@ -157,10 +171,10 @@ OPERATIONS: dict[str, Rule] = {
     "relu": _relu,
     "relu6": _relu,
     "rsqrt": _reduced_power,
-    "sigmoid": _made("sigmoid", 0.0, 1.0),
+    "sigmoid": _sigmoid,
     "sin": _made("sin", -1.0, 1.0),
     "size": _number("size", 0.0),
-    "softmax": _made("softmax", 0.0, 1.0),
+    "softmax": _softmax,
     "softplus": _made("softplus", 0.0, inf, True),
     "softsign": _made("tanh", -1.0, 1.0),
     "sqrt": root,

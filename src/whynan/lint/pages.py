@@ -398,10 +398,10 @@ def _loss_clamped() -> None:
         norm = clip_grad_norm_(model.parameters(), 1.0)
 
     How sure
-    High: it is the derivative of clamp.
+    High where the bound is a number: it is the derivative of clamp. Medium where the bound is not known.
 
     Not this when
-    The loss is only logged.
+    The loss is only logged, or the bound is the largest number of a half.
     """
 
 
@@ -427,7 +427,7 @@ def _guard_for_all_rows_only() -> None:
         return torch.where(empty, 0.0, weights)
 
     How sure
-    High: `.all()` without a dimension is over everything.
+    High in a function with a softmax: `.all()` without a dimension is over everything. Low elsewhere.
 
     Not this when
     The tensor is a single row.
@@ -456,7 +456,7 @@ def _infinite_norm_not_checked() -> None:
             continue
 
     How sure
-    High: the condition stands in the source.
+    High: the condition stands in the source, and decides about the step.
 
     Not this when
     Infinity is asked about elsewhere.

@@ -8,6 +8,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from whynan.lint import aftermath, gradients
 from whynan.lint.calls import foreign_name, names_in
 from whynan.lint.codes import CODES
 from whynan.lint.facts import OTHER, TORCH, Fact
@@ -20,9 +21,13 @@ _BACKWARD = frozenset({"WN501", "WN502", "WN503", "WN504"})
 _NOT_A_GUARD = re.compile(
     r"is None|is not None|isinstance|hasattr|\.ndim|\.dim\(\)|\.training|\.requires_grad|\.dtype|\.device|torch\.jit|is_compiling|__debug__"
 )
-_COVERED = re.compile(r"\bwhere\(|isinf|isnan|isfinite|nan_to_num|[\"']inf[\"']|\binf\b")
-_ASIDE = re.compile(r"^_?init|initiali[sz]e|reset_parameters|/testing/|/test_\w+\.py|_test\.py")  # not the code that trains
-_TESTS = 200  # conditions, and lines further down, that are looked at: keeps the time linear
+_ASIDE = re.compile(r"^_*init|initiali[sz]e|reset_parameters|/testing/|/test_\w+\.py|_test\.py")  # not the code that trains
+_NOT_LEARNING = re.compile(
+    r"Optimizer|[Mm]etric|Transform[^e]|Dataset|optim|init|eval|[Tt]est|dataset|schedul"
+    r"|convert|plot|process|augment|sampl|generat|\bdata\b|[Aa]ssign|integrat|simulat"
+)
+_NUMPY_ONLY = frozenset({"astype", "tobytes"})  # methods that tensors do not have
+_TESTS = 200  # conditions that are looked at: keeps the time linear
 _UNINTERESTING = frozenset({"self", "torch", "F", "nn", "np", "math", "dim", "keepdim", "cls"})
 
 
@@ -101,19 +106,25 @@ class Spot:
         return best
 
     @property
+    def _whole(self) -> str:
+        """The names around this place: class, function, the end of the path."""
+        owner = self.scope.owner
+        return f"{owner.node.name if owner else ''} {self.scope.name} {'/'.join(self.module.path.parts[-4:])}"
+
+    @property
+    def aside(self) -> bool:
+        """Whether the names around say that this prepares data, measures or simulates: large values and gradients are not met there."""
+        return self.frame.no_grad or _NOT_LEARNING.search(self._whole) is not None
+
+    @property
     def learning(self) -> bool:
         """Whether a gradient is likely to be taken here: in a module's forward pass or in a loss."""
-        if self.frame.no_grad or isinstance(self.scope.node, ast.Module):
+        if self.aside or isinstance(self.scope.node, ast.Module):
             return False
         owner = self.scope.owner
-        whole = f"{owner.node.name if owner else ''} {self.scope.name} {self.module.path}"
-        if re.search(
-            r"Optimizer|[Mm]etric|Transform[^e]|Dataset|optim|init|eval|[Tt]est|dataset|schedul|convert|plot|process|augment|sampl|generat|\\bdata\\b", whole
-        ):
-            return False
-        return (owner is not None and any("Module" in ast.unparse(b) or "Loss" in ast.unparse(b) for b in owner.node.bases)) or re.search(
-            r"[Ll]oss|forward|diverg|distance|penalty", whole
-        ) is not None
+        if owner is not None and any("Module" in ast.unparse(b) or "Loss" in ast.unparse(b) for b in owner.node.bases):
+            return True
+        return re.search(r"[Ll]oss|forward|diverg|penalty", self._whole) is not None
 
     @property
     def function_text(self) -> str:
@@ -163,22 +174,18 @@ class Spot:
         return any(n in self.scope.bindings or self.scope.parameter(n)[0] or n.startswith("self.") for n in names_in(self.values.base(node, self.scope)))
 
     def covered_later(self) -> bool:
-        """Whether the name this statement assigns is searched for infinities or NaN further down."""
-        targets = getattr(self.statement, "targets", None) or ([self.statement.target] if isinstance(self.statement, ast.AugAssign | ast.AnnAssign) else [])
-        names = {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)}
-        if not names:
-            return False
-        last = min(getattr(self.scope.node, "end_lineno", None) or len(self.module.lines), self.statement.lineno + _TESTS)
-        for line in self.module.lines[self.statement.lineno - 1 : last]:
-            if _COVERED.search(line) and any(re.search(rf"\b{re.escape(n)}\b", line) for n in names):
-                return True
-        return False
+        """Whether the result of this statement is searched for infinities or NaN further down, or patched under a mask."""
+        return aftermath.covered(self)
+
+    def flows(self, node: ast.expr) -> bool:
+        """Whether a gradient can be wanted through an expression."""
+        return gradients.flows(node, self.scope, self.values)
 
     def sure(self, confidence: Confidence, owner: int) -> Confidence | None:
         """A confidence in the light of whose library the value belongs to; None: not torch's."""
         if owner == TORCH:
             return confidence
-        if owner == OTHER:
+        if owner == OTHER or any(isinstance(o, ast.Attribute) and o.attr in _NUMPY_ONLY for o in self.above()):
             return None
         return confidence.lowered() if self.mixed else confidence
 
@@ -203,6 +210,8 @@ class Spot:
     ) -> None:
         """Write down a finding."""
         if confidence is None or (code in _BACKWARD and (self.frame.no_grad or self._detached() or self._without_graph())):
+            return
+        if code.startswith("WN") and aftermath.overwritten(self):
             return
         if code.startswith("WN") and (self.frame.no_grad or _ASIDE.search(f"{self.scope.name} {self.module.path.as_posix()}")):
             confidence = confidence.lowered()

@@ -16,6 +16,7 @@ from whynan.lint.operations import LAYERS, OPERATIONS, VIEWS
 
 EPSILON_NAME = re.compile(r"(^|_)(eps|epsilon|tiny|smooth|smoothing|smooth_nr|smooth_dr|min_norm)\d*($|_)", re.IGNORECASE)
 _DEPTH = 24
+_CHOOSING = frozenset({"mask", "where", "nonzero", "argwhere"})  # what an index that was asked for is made by
 _ANNOTATED = {
     "float": Fact("argument", owner=OTHER, graph=False),
     "int": Fact("argument", owner=OTHER, graph=False),
@@ -326,7 +327,7 @@ class Values:
         chosen = self.of(node.slice, scope) if isinstance(node.slice, ast.Name | ast.Compare | ast.UnaryOp | ast.BinOp) else NOTHING
         if isinstance(node.value, ast.Dict):
             return NOTHING
-        if chosen.kind == "mask" and fact.kind not in ("number",):
+        if chosen.kind in _CHOOSING and fact.kind not in ("number",):
             about_itself = bool(names_in(node.value) & self._asked(node.slice, scope) - {"torch", "self"})
             return fact.but(kind="selection" if fact.kind in ("", "parameter") else fact.kind, node=node, eased=fact.eased or about_itself)
         return fact if fact.kind != "number" else NOTHING
@@ -336,7 +337,7 @@ class Values:
         names = names_in(key)
         for name in list(names):
             for bound in (scope.reaching(name, (key.lineno, key.col_offset)) or [])[:1]:
-                names |= names_in(bound.value) if isinstance(bound.value, ast.Compare | ast.BinOp | ast.UnaryOp) else set()
+                names |= names_in(bound.value) if isinstance(bound.value, ast.Compare | ast.BinOp | ast.UnaryOp | ast.Call | ast.Subscript) else set()
         return names
 
     def _call(self, node: ast.Call, scope: Scope) -> Fact:
@@ -348,6 +349,8 @@ class Values:
         op = operation(scope.module, node)
         if op is not None:
             return self._operation(op, node, scope)
+        if isinstance(function, ast.Attribute) and function.attr == "astype":
+            return Fact("foreign", owner=OTHER, graph=False)
         if is_foreign(scope.module, function) or foreign_name(scope.module.dotted(function)):
             return self._foreign(node, scope)
         return self._project_call(node, scope)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
+from whynan.lint.aftermath import patched
 from whynan.lint.calls import Operation, names_in
 from whynan.lint.edits import wrapped
 from whynan.lint.facts import COUNTS, NORMS, SATURATING, TORCH, Fact
@@ -13,6 +14,7 @@ from whynan.lint.rules.registry import on_binary, on_call, on_statement
 from whynan.lint.spot import HIGH, LOW, MEDIUM, Spot
 
 _TEMPERATURE = re.compile(r"(^|_|\.)(temp|temperature|tau|t_scale)($|_)", re.IGNORECASE)
+_DRAWN_MASK = re.compile(r"mask_?ratio|random_?mask")  # a share above 0 is masked; so does a tokenizer mark its special tokens in every text
 _MASK_NAME = re.compile(r"mask|valid|keep|observed|ignore|!=|==|>|<|~")
 
 
@@ -69,12 +71,26 @@ def examine(spot: Spot, above: ast.expr, below: ast.expr) -> None:
         return
     if guard == 1 or not spot.given(below):
         sure = sure.lowered()
+    if patched(spot):
+        _patched_quotient(spot, fact, top)
+        return
     if spot.covered_later():
         sure = LOW
     fix = wrapped(spot, below, ".clamp_min(1)" if fact.kind in COUNTS else ".clamp_min(1e-6)")
     spot.report(
         code, title, label, help_, sure, origin=fact.node, origin_label=f"the denominator is a {_SAID.get(fact.kind, fact.kind.replace('-', ' '))}", fix=fix
     )
+
+
+def _patched_quotient(spot: Spot, below: Fact, above: Fact) -> None:
+    """The value is mended under a mask in the lines that follow; what is left is the slope."""
+    if below.graph and spot.learning:
+        words = (
+            "entries overwritten after the division, not before",
+            "the entry that is overwritten still sends back 0 * inf: nan",
+            "make the denominator safe first: torch.where(d == 0, 1.0, d)",
+        )
+        spot.report("WN502", *words, spot.sure(MEDIUM, max(below.owner, above.owner)))
 
 
 Judged = tuple[str, Confidence, str, str, str]
@@ -114,7 +130,7 @@ def _judge(spot: Spot, above: ast.expr, below: ast.expr, fact: Fact, owner: int)
     if fact.kind == "range":
         return (
             "WN404",
-            HIGH if spot.direct(above) or isinstance(above, ast.BinOp) else MEDIUM,
+            HIGH if spot.direct(above) else MEDIUM,
             "division by a range that can be 0",
             f"`{written}` is 0 where all values are the same: 0 / 0 is nan",
             "add an eps to the range, or treat a constant input apart",
@@ -168,7 +184,7 @@ def _count(spot: Spot, above: ast.expr, below: ast.expr, fact: Fact, written: st
     if fact.kind == "count":
         return (
             "WN103",
-            HIGH,
+            HIGH if fact.inner is not None and spot.direct(fact.inner) else MEDIUM,
             "division by a count that can be 0",
             f"`{written}` is 0 for what does not occur",
             "divide by the count clamped at 1: count.clamp_min(1)",
@@ -194,6 +210,8 @@ def _count(spot: Spot, above: ast.expr, below: ast.expr, fact: Fact, written: st
 def _plain_mask(spot: Spot, below: ast.expr) -> bool:
     """Whether the mask is one that is given, or compares with a padding or ignored value: nothing says it selects anything."""
     written = ast.unparse(spot.values.base(below, spot.scope))
+    if "attention_mask" in written or _DRAWN_MASK.search(spot.module.text):
+        return False
     return re.fullmatch(r"~?\(?[\w.]*(mask|valid|weights?)[\w.]*\)?(\[.*\])?", written) is not None or re.search(r"(pad|ignore)", written) is not None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from math import inf
 
 from whynan.lint.calls import Operation, operation, same
 from whynan.lint.edits import name_of, replaced, source
@@ -11,6 +12,9 @@ from whynan.lint.facts import OTHER, TORCH, Fact
 from whynan.lint.findings import Confidence, Fix
 from whynan.lint.rules.registry import on_binary, on_call
 from whynan.lint.spot import HIGH, LOW, MEDIUM, Spot
+
+SHIFTED = re.compile(r"-=? *[\w.]*max\b|-=? *[\w.]*_max|-=? *max_|\.sub_?\([\w.]*max")
+"""A maximum is subtracted somewhere in the function."""
 
 
 @on_call("exp", "expm1", "exp2", "cosh", "sinh")
@@ -124,7 +128,7 @@ def _softmax(spot: Spot, node: ast.BinOp) -> None:
         name = name_of(spot, "torch.sigmoid")
         simple = inner is not None and isinstance(node.left, ast.Call) and name
         fix = replaced(node, f"{name}({source(spot, inner)})", True) if simple and inner is not None else None
-        sure = HIGH if inner is not None and not spot.guard(inner) and not _in_where(spot) else MEDIUM
+        sure = HIGH if inner is not None and not spot.guard(inner) and not _in_where(spot) and not spot.aside else MEDIUM
         spot.report(
             "WN303",
             "sigmoid written by hand",
@@ -145,12 +149,23 @@ def _softmax(spot: Spot, node: ast.BinOp) -> None:
     bounded = (
         not plain
         or _in_where(spot)
+        or spot.of(node.left).eased
+        or spot.aside
+        or SHIFTED.search(spot.function_text)
+        or _tempered(spot, inner)
+        or fact.high < inf
+        or (inner is not None and "log_prob" in ast.unparse(inner))
         or fact.kind in ("unit", "cosine", "scaled-cosine", "arange", "difference")
         or (inner is not None and re.search(r"^-.*(\*\* ?2|pow\(|square)", ast.unparse(inner)) is not None)
         or (inner is not None and spot.guard(inner) > 0)
     )
     fix = _softmax_fix(spot, node, inner)
     spot.report("WN303", *words, spot.sure(MEDIUM if bounded else HIGH, spot.of(node).owner), fix=fix)
+
+
+def _tempered(spot: Spot, inner: ast.expr | None) -> bool:
+    """A product of features over a temperature, as in a contrastive loss: such features are normalised, mostly elsewhere."""
+    return isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.Div) and spot.of(inner.left).kind == "matmul"
 
 
 def _in_where(spot: Spot) -> bool:
@@ -176,7 +191,7 @@ def _sigmoid(spot: Spot, node: ast.BinOp) -> None:
     negative = inner.operand if isinstance(inner, ast.UnaryOp) and isinstance(inner.op, ast.USub) else None
     fix = replaced(node, f"{name}({source(spot, negative)})", True) if negative is not None and name else None
     words = ("sigmoid written by hand", "exp(-x) overflows below -88; the value is 0, the gradient inf * 0 is nan", "use torch.sigmoid")
-    spot.report("WN201", *words, HIGH if spot.learning and not spot.guard(inner) else MEDIUM, fix=fix)
+    spot.report("WN201", *words, HIGH if spot.learning and not spot.guard(inner) and spot.of(inner).high == inf else MEDIUM, fix=fix)
 
 
 @on_call("prod", "cumprod")

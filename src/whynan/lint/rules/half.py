@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
+from itertools import pairwise
 
-from whynan.lint.calls import Operation, operation
+from whynan.lint.aftermath import assigned
+from whynan.lint.calls import Operation, names_in, operation
 from whynan.lint.facts import OTHER, TORCH, Fact
 from whynan.lint.model import Function
 from whynan.lint.rules.registry import on_binary, on_call, on_function
@@ -43,9 +45,7 @@ def _lost(spot: Spot, other: Fact, eps: float) -> None:
         spot.report("WN204", *words, LOW)
 
 
-_MINDS_ONE = re.compile(
-    r"log|acos|asin|atanh|erfinv|arccos|arcsin|entropy|bce|/|reciprocal|rsqrt|\*\*\s*-?0?\.|pow\("
-)  # what an exact 1, or 0 beside it, does harm to
+_MINDS_ONE = re.compile(r"acosh?\b|asin\b|atanh|erfinv|arccos|arcsin|arctanh|logit\(|icdf|binary_cross|BCE|log1p\(\s*-")  # what an exact 1 does harm to
 
 
 def _half_file(spot: Spot) -> bool:
@@ -70,8 +70,16 @@ def near_one(spot: Spot, op: Operation | None, node: ast.Call) -> None:
             f"in {dtype or 'float32'} {value!r} is 1: the clamp lets exactly 1 through",
             "use an eps of at least 1e-6, in half 1e-3",
         )
-        sure = HIGH if _MINDS_ONE.search(spot.function_text) else LOW
+        sure = HIGH if _minds_one(spot, op.operand) else LOW
         spot.report("WN204", *words, spot.sure(sure, TORCH if op.sure or op.name.startswith("clamp") else fact.owner))
+
+
+def _minds_one(spot: Spot, operand: ast.expr | None) -> bool:
+    """Whether something after the clamp does not bear exactly 1: an inverse function, or what 1 - x is handed to."""
+    if any(isinstance(o, ast.BinOp) and isinstance(o.op, ast.Sub) and spot.of(o.left).number == 1 for o in spot.above()):
+        return True
+    names = "|".join(re.escape(n) for n in sorted(assigned(spot.statement) or (names_in(operand) if operand is not None else set())))
+    return _MINDS_ONE.search(spot.function_text) is not None or re.search(rf"\b1(?:\.0*)?\s*-\s*(?:{names})\b", spot.function_text) is not None
 
 
 @on_binary(ast.Sub)
@@ -82,7 +90,18 @@ def one_minus(spot: Spot, node: ast.BinOp) -> None:
         one, small = spot.of(inner.left).number, spot.of(inner.right).number
         if one == 1 and small is not None and 0 < small < 5.9e-8 and spot.of(node.right).owner == TORCH:
             words = ("1 + eps that rounds to 1", f"in float32 1 + {small:g} is 1: nothing is guarded", "write (1 - x) + eps")
-            spot.report("WN204", *words, HIGH if not isinstance(inner.left, ast.Constant) or not isinstance(inner.right, ast.Constant) else LOW)
+            named = not isinstance(inner.left, ast.Constant) or not isinstance(inner.right, ast.Constant)
+            spot.report("WN204", *words, (HIGH if _under_a_pole(spot) else MEDIUM) if named else LOW)
+
+
+def _under_a_pole(spot: Spot) -> bool:
+    """Whether the value goes straight into a logarithm, a root or a denominator, which do not bear the 0 that is left."""
+    for inner, outer in pairwise([spot.node, *spot.above()]):
+        if isinstance(outer, ast.BinOp) and isinstance(outer.op, ast.Div) and outer.right is inner:
+            return True
+        if isinstance(outer, ast.Call) and isinstance(outer.func, ast.Attribute) and outer.func.attr in ("log", "log2", "sqrt", "rsqrt", "reciprocal", "pow"):
+            return True
+    return False
 
 
 @on_binary(ast.MatMult)

@@ -10,6 +10,7 @@ from whynan.lint.calls import Operation, operation, same
 from whynan.lint.edits import name_of, replaced, rest_of_call, source
 from whynan.lint.facts import OTHER, TORCH, Fact
 from whynan.lint.findings import Confidence, Fix
+from whynan.lint.rules.exponentials import SHIFTED
 from whynan.lint.rules.registry import on_call
 from whynan.lint.spot import HIGH, LOW, MEDIUM, Spot
 
@@ -39,7 +40,7 @@ _ZEROES = frozenset(
 @on_call("log", "log2", "log10", "log1p")
 def logarithm(spot: Spot, op: Operation | None, node: ast.Call) -> None:
     """Look at the argument of a logarithm."""
-    if op is None or op.operand is None or _covered(spot):
+    if op is None or op.operand is None or _covered(spot) or (not op.module and op.keywords):  # torch's method takes none: another library's
         return
     fact = spot.of(op.operand)
     edge = _EDGE.get(op.name, 0.0)
@@ -69,7 +70,15 @@ def _judge(spot: Spot, op: Operation, fact: Fact, node: ast.Call) -> None:
     if fact.kind in _SATURATED:
         title, label, help_ = _SATURATED[fact.kind]
         code = _times_target(spot, op, fact)
-        _report(spot, code, (title, label, help_), HIGH if spot.given(op.operand) else MEDIUM, owner, fact, _saturated_fix(spot, op, fact, node))
+        _report(
+            spot,
+            code,
+            (title, label, help_),
+            HIGH if spot.given(op.operand) and not _narrow(spot, fact) else MEDIUM,
+            owner,
+            fact,
+            _saturated_fix(spot, op, fact, node),
+        )
     elif fact.low >= 0 and fact.kind in _ZEROES:
         sure = HIGH if fact.kind in ("relu", "count", "one-hot") else MEDIUM
         written = fact.kind.replace("-", " ")
@@ -85,6 +94,11 @@ def _judge(spot: Spot, op: Operation, fact: Fact, node: ast.Call) -> None:
         _unknown(spot, op, fact, owner)
     else:
         _report(spot, "WN101", ("log of a value that can be 0", "log(0) is -inf", "add an eps inside the logarithm, or clamp"), LOW, owner, fact)
+
+
+def _narrow(spot: Spot, fact: Fact) -> bool:
+    """Whether what was squashed is a cosine over a temperature, which stays within what a sigmoid bears at the usual temperatures."""
+    return fact.kind == "sigmoid" and fact.inner is not None and spot.of(fact.inner).kind == "scaled-cosine"
 
 
 def _unknown(spot: Spot, op: Operation, fact: Fact, owner: int) -> None:
@@ -209,7 +223,8 @@ def _logsumexp(spot: Spot, op: Operation, node: ast.Call) -> bool:
     if name and arguments and _is_op(spot, total.operand, "exp") and summed is op.operand:
         fix = replaced(node, f"{name}({source(spot, inner)}{arguments})", True)
     words = ("logsumexp written by hand", "exp overflows above 88: the sum is inf; far below, it is 0 and its log -inf", "use torch.logsumexp")
-    spot.report("WN201", *words, spot.sure(MEDIUM if spot.of(inner).kind == "difference" else _overflow(spot, inner), spot.of(inner).owner or TORCH), fix=fix)
+    shifted = spot.of(inner).kind == "difference" or SHIFTED.search(spot.function_text) is not None
+    spot.report("WN201", *words, spot.sure(MEDIUM if shifted else _overflow(spot, inner), spot.of(inner).owner or TORCH), fix=fix)
     return True
 
 

@@ -12,6 +12,7 @@ from whynan.lint.rules.registry import on_call, on_function, on_statement
 from whynan.lint.spot import HIGH, LOW, MEDIUM, Spot
 
 _CHECK = re.compile(r"isnan|isfinite|isinf")
+_LARGEST_HALF = 6e4
 _DISTRIBUTED = re.compile(r"DistributedDataParallel|init_process_group|FullyShardedDataParallel|fully_shard|Accelerator\(")
 
 
@@ -113,7 +114,8 @@ def _norm(spot: Spot, function: Function | ast.Module, clips: list[ast.Call]) ->
 
 
 def _only_nan(spot: Spot, function: Function | ast.Module, name: str) -> None:
-    tests = [n.test for n in own_nodes(function) if isinstance(n, ast.If) and re.search(rf"\b{name}\b", _text(n.test)) and _CHECK.search(_text(n.test))]
+    asked = [n for n in own_nodes(function) if isinstance(n, ast.If) and _decides(n)]
+    tests = [n.test for n in asked if re.search(rf"\b{name}\b", _text(n.test)) and _CHECK.search(_text(n.test))]
     for test in tests:
         written = _text(test)
         if "isnan" in written and "isinf" not in written and "isfinite" not in written:
@@ -123,6 +125,15 @@ def _only_nan(spot: Spot, function: Function | ast.Module, name: str) -> None:
                 "ask isfinite instead of isnan",
             )
             spot.report("WL115", *words, HIGH, node=test)
+
+
+def _decides(node: ast.If) -> bool:
+    """Whether a condition decides about the step, and does not only print."""
+    leaves = (ast.Continue, ast.Break, ast.Return, ast.Raise)
+    for part in (n for s in [*node.body, *node.orelse] for n in ast.walk(s)):
+        if isinstance(part, leaves) or (isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr in ("step", "zero_grad")):
+            return True
+    return False
 
 
 def _after_clipping(spot: Spot, calls: list[tuple[str, ast.Call]], clips: list[ast.Call]) -> None:
@@ -172,7 +183,7 @@ def zeroed(spot: Spot, node: ast.stmt) -> None:
         patched = (
             _CHECK.search(_text(node.test))
             and "grad" in _text(node.test)
-            and re.search(r"\.grad(\.data)?\.zero_\(\)|zero_grad\(|\.grad = (None|torch\.zeros)", body)
+            and re.search(r"\.grad(\.data)?\.zero_\(\)|set_to_none=False|\.grad = torch\.zeros", body)
             and not re.search(r"continue|return|raise|break", body)
         )
     else:
@@ -274,13 +285,16 @@ def clamped_loss(spot: Spot, op: Operation | None, node: ast.Call) -> None:
     if op is None or op.operand is None or (op.argument(2, "max") is None and op.name == "clamp"):
         return
     written = _text(op.operand)
-    if re.fullmatch(r"(self\.)?(\w*_)?loss(es)?", written) and (op.name != "minimum" or spot.of(op.operands[-1]).number is not None):
+    bound = spot.of(op.argument(2 if op.name == "clamp" else 1, "max", "other"))
+    if bound.high >= _LARGEST_HALF and (bound.number is not None or bound.kind == "foreign"):
+        return  # stops only what would be inf in half
+    if re.fullmatch(r"(self\.)?(\w*_)?loss(es)?", written) and (op.name != "minimum" or bound.number is not None):
         words = (
             "loss cut off from above",
             "past the bound the gradient is exactly 0: the worst samples teach nothing",
             "use a loss that grows slower (Huber), or clip the gradient instead",
         )
-        spot.report("WL113", *words, HIGH)
+        spot.report("WL113", *words, HIGH if bound.number is not None else MEDIUM)
 
 
 @on_function(r"/=? *\(?[\w.\[\]]+\.sum\(|/=? *torch\.sum\(")

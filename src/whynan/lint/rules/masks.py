@@ -117,6 +117,7 @@ def all_rows_only(spot: Spot, node: ast.stmt) -> None:
     """Look at `if (scores == -inf).all():`, which is true only when every row is masked."""
     if not isinstance(node, ast.If) or not spot.mentions("inf", "INF") or not _INFINITE.search(written := ast.unparse(node.test)):
         return
+    body = _function_text(spot)
     for call in ast.walk(node.test):
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "all" and not call.args and not call.keywords:
             compared = call.func.value
@@ -126,7 +127,7 @@ def all_rows_only(spot: Spot, node: ast.stmt) -> None:
                     "one masked row in a batch of others still gives nan",
                     "ask per row: (scores == -inf).all(dim=-1, keepdim=True), and use torch.where",
                 )
-                spot.report("WL114", *words, HIGH, node=node.test)
+                spot.report("WL114", *words, HIGH if "softmax" in body or "logsumexp" in body else LOW, node=node.test)
 
 
 def _row_guard(spot: Spot) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from math import inf
 
+from whynan.lint.aftermath import patched
 from whynan.lint.calls import Operation, operation
 from whynan.lint.edits import name_of, replaced, source
 from whynan.lint.facts import OTHER, TINY, TORCH, Fact
@@ -94,7 +95,7 @@ def _fraction(spot: Spot, base: ast.expr, fact: Fact, owner: int, n: float) -> N
 
 def _steepness(spot: Spot, base: ast.expr, fact: Fact) -> Confidence:
     """High where exact zeros are ordinary: a relu, squares or absolute values of what was handed in, saturated probabilities."""
-    if not spot.learning:
+    if not spot.learning or not spot.flows(base):
         return MEDIUM
     ordinary = fact.kind in ("relu", "softmax", "one-minus-sigmoid", "one-minus-softmax") or (
         fact.kind in (*_SQUARES, "abs", "root-sum-squares") and spot.direct(_unreduced(spot, base))
@@ -180,7 +181,7 @@ def _slope(spot: Spot, base: ast.expr, fact: Fact, owner: int, how: str, guard: 
         sure = sure.lowered()
     outside = _eps_outside(spot)
     note = "the eps outside the root does not help: the slope is taken inside" if outside else ""
-    if sure is HIGH and not (spot.learning and spot.direct(_unreduced(spot, base))):
+    if sure is HIGH and not (spot.learning and spot.direct(_unreduced(spot, base)) and spot.flows(base) and not patched(spot)):
         sure = MEDIUM
     words = (
         f"slope of {how} at 0",

@@ -25,7 +25,7 @@ def branch(spot: Spot, op: Operation | None, node: ast.Call) -> None:
         where, argument, fact = hazard
         if not fact.graph or fact.owner == OTHER or not asked & _related(spot, argument, fact):
             continue
-        sure = HIGH if (fact.nonnegative or isinstance(argument, ast.Name)) and fact.owner == TORCH and spot.learning else MEDIUM
+        sure = HIGH if (fact.nonnegative or isinstance(argument, ast.Name)) and fact.owner == TORCH and spot.learning and spot.flows(argument) else MEDIUM
         words = (
             "where guards the output, not the input",
             f"the arm not taken still sends back the slope of `{spot.text(where)}`: inf * 0 is nan",
@@ -53,11 +53,11 @@ def afterwards(spot: Spot, op: Operation | None, node: ast.Call) -> None:
     hazard = _hazard(spot, op.operand, direct=True)
     if hazard is None:
         return
-    where, _, fact = hazard
+    where, argument, fact = hazard
     if not fact.graph or fact.owner == OTHER:
         return
     known = fact.kind not in ("parameter", "", "attribute", "selection") and fact.owner == TORCH
-    sure = HIGH if known and fact.nonnegative and spot.learning and op.name != "clamp_min" else LOW if fact.owner != TORCH else MEDIUM
+    sure = HIGH if known and fact.nonnegative and spot.learning and op.name != "clamp_min" and spot.flows(argument) else LOW if fact.owner != TORCH else MEDIUM
     words = (
         f"{op.name} after `{spot.text(where)}` hides the value, not the slope",
         "the entry that is covered still sends back inf * 0: nan",

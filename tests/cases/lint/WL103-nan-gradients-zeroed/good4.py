@@ -1,0 +1,8 @@
+import torch
+
+
+def step(model, opt):
+    for p in model.parameters():
+        if not torch.isfinite(p.grad).all():
+            p.grad = None
+    opt.step()

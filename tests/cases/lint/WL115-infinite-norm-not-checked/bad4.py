@@ -1,0 +1,12 @@
+import math
+
+import torch
+
+
+def step(model, opt, loss):
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    if math.isnan(norm):  # expect: WL115
+        print("bad norm")
+    else:
+        opt.step()
