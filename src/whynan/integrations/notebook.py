@@ -6,6 +6,7 @@ can be run again: watching begins anew after it.
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from typing import Any
 
@@ -51,10 +52,8 @@ class CellWatcher:
         error = result.error_in_exec
         if isinstance(error, Exception):
             guard.failed_with(error)
-        try:
+        with contextlib.suppress(TrainingStopped):  # said already; the cell has ended by itself
             guard.session.guarded(guard.waiting.settle)
-        except TrainingStopped:
-            pass  # said already; the cell has ended by itself
         if guard.stopped:
             self.on()
 

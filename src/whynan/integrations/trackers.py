@@ -66,7 +66,7 @@ class Trackers:
 
     def _tell_one(self, name: str, tracker: Tracker, telling: Telling) -> None:
         for run in tracker.find():
-            new = all(told.run is not run for told in self._told)
+            new = all(told.run is not run and (not isinstance(run, str) or told.run != run) for told in self._told)  # MLflow's is an id
             telling.alert = new
             tracker.tell(run, telling)
             report = self._so_far()
