@@ -273,3 +273,30 @@ def test_time_from_trip_to_diagnosis(capsys: Any) -> None:
     assert [i.cause.code for i in guard.incidents] == ["WN404"]
     with capsys.disabled():
         print(f"\nfrom trip to diagnosis: {taken / usual:.1f} step times")
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_watching_adds_no_graph_and_no_capture_to_compiled_steps(mode: str) -> None:
+    """Model and loss compiled, CUDA graphs included: the same graphs with and without watching, and the bad batch is found."""
+    counted: list[tuple[int, int, int]] = []
+    for watching in (False, True):
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        model, optimizer = build()
+        compiled = torch.compile(model, mode=mode)
+        loss_of = torch.compile(lambda y, x: y.square().mean() / x.var(0).sum(), mode=mode)
+        guard = whynan.watch(model, optimizer, files=False) if watching else None
+        made = batches()
+        if watching:
+            made[5] = torch.zeros_like(made[5])
+        for x in made:
+            torch.compiler.cudagraph_mark_step_begin()
+            optimizer.zero_grad(set_to_none=True)
+            loss_of(compiled(x), x).backward()
+            optimizer.step()
+        if guard is not None:
+            guard.close()
+            assert [i.step for i in guard.incidents] == [5]
+        found = torch._dynamo.utils.counters
+        counted.append((found["stats"]["unique_graphs"], sum(found["graph_break"].values()), found["inductor"]["cudagraph_skips"]))
+    assert counted[0] == counted[1]

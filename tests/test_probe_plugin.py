@@ -45,6 +45,35 @@ def test_marked_and_healthy():
 def test_marked_and_failing_by_itself():
     assert 1 == 2
 
+def gradient(value):
+    weight = torch.full((3,), value, requires_grad=True)
+    torch.sqrt(weight).sum().backward()  # no optimizer anywhere
+    return weight.grad
+
+@pytest.mark.whynan
+@pytest.mark.parametrize("value", [1.0, 0.0])
+def test_by_hand(value):
+    gradient(value)
+
+@pytest.mark.whynan
+def test_derivative_by_hand():
+    weight = torch.zeros(2, requires_grad=True)
+    torch.autograd.grad(weight.sqrt().sum(), weight)
+
+@pytest.mark.whynan
+class TestClass:
+    def test_expected(self):
+        with pytest.raises(ValueError):
+            raise ValueError("meant")
+
+    def test_bad_one(self):
+        gradient(0.0)
+
+def test_torch_is_as_it_was():
+    assert torch._C._len_torch_function_stack() == 0
+    assert "whynan" not in torch.Tensor.backward.__code__.co_filename
+    assert "whynan" not in torch.nn.Module.__call__.__code__.co_filename
+
 def ratio(out, batch):
     return (out.squeeze(-1) / batch[1]).mean()
 
@@ -80,6 +109,29 @@ def test_only_what_asks_for_it_is_watched(tmp_path: Path) -> None:
     assert _ended(out, "test_probe_finds") == "FAILED"
     assert "whynan probe: Linear" in out
     assert _ended(out, "test_probe_is_content") == "PASSED"
+
+
+def test_gradients_are_looked_at_without_an_optimizer(tmp_path: Path) -> None:
+    status, out = _run(tmp_path, "-k", "by_hand or TestClass or as_it_was")
+    assert status == 1
+    ends = {line.split("::", 1)[1].split(" - ")[0].strip(): line.split()[0] for line in out.splitlines() if line.startswith(("PASSED", "FAILED"))}
+    assert ends == {
+        "test_by_hand[1.0]": "PASSED",
+        "test_by_hand[0.0]": "FAILED",
+        "test_derivative_by_hand": "FAILED",
+        "TestClass::test_expected": "PASSED",
+        "TestClass::test_bad_one": "FAILED",
+        "test_torch_is_as_it_was": "PASSED",
+    }
+    assert "# no optimizer anywhere" in out
+
+
+def test_several_processes_give_the_same(tmp_path: Path) -> None:
+    pytest.importorskip("xdist", reason="pytest-xdist is not installed here")
+    status, out = _run(tmp_path, "-n", "2", "-k", "by_hand or as_it_was")
+    assert status == 1
+    assert "2 failed, 2 passed" in out
+    assert "error[WN501]" in out
 
 
 def test_with_the_option_every_test_is_watched(tmp_path: Path) -> None:

@@ -21,8 +21,10 @@ _HOMES = {
     "WhynanError": "errors",
     "check": "forensics.checking",
     "explain": "explaining",
+    "load_ipython_extension": "integrations.notebook",
     "probe": "probing.api",
     "save": "recovery.keeper",
+    "unload_ipython_extension": "integrations.notebook",
     "watch": "watching",
 }
 

@@ -106,6 +106,15 @@ class Span:
         """Whether the place is known at all."""
         return bool(self.file) and self.line > 0
 
+    @property
+    def place(self) -> str:
+        """File and line, or cell and line.
+
+        >>> Span("train.py", 11).place, Span("In [3]", 7).place
+        ('train.py:11', 'In [3], line 7')
+        """
+        return f"{self.file}, line {self.line}" if self.file.startswith("In [") else f"{self.file}:{self.line}"
+
 
 NOWHERE = Span("", 0)
 
@@ -191,6 +200,12 @@ class Incident:
     remedies: tuple[Remedy, ...] = ()
     experiments: tuple[Experiment, ...] = ()
     action: Action = field(default_factory=lambda: Action("observe", "observed"))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from whynan.report import cells, terminal
+
+        return cells.page(terminal.diagnosis(self))
 
     def to_json(self) -> dict[str, Json]:
         """Return the object that `incidents.jsonl` holds, by the contract in the design."""

@@ -14,6 +14,7 @@ from whynan.engine.options import Options
 from whynan.errors import UsageError
 from whynan.recovery.keeper import Keeper, Saved
 from whynan.recovery.reading import Loaded
+from whynan.report import cells
 from whynan.report.journal import Journal
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -36,6 +37,10 @@ class Watch:
     def run_dir(self) -> Path | None:
         """Where the files are, once something was written."""
         return self._guard.journal.directory
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: where it stands, and the first diagnosis."""
+        return cells.page(cells.standing(self._guard.session.step_count, self.incidents, self._guard.watches))
 
     def step(self, function: F) -> F:
         """Mark a step function: a bad step is replayed by calling it again, exactly.

@@ -14,6 +14,7 @@ import torch
 from torch.compiler import is_compiling, is_dynamo_compiling
 
 from whynan.capsule.collectives import watch_collectives
+from whynan.capsule.compiled import CompiledFunctions, skip_frame
 from whynan.capsule.following import watch_followers, watch_scaler
 from whynan.capsule.loaders import watch_loaders
 from whynan.capsule.recorder import Recorder
@@ -53,6 +54,7 @@ class Interception:
         self.doors = doors
         self._undo: list[tuple[Any, str, Any]] = []
         self._rehook: list[tuple[Any, int, Any]] = []
+        self._compiled = CompiledFunctions(doors)
 
     def install(self) -> None:
         """Replace the doors."""
@@ -74,6 +76,7 @@ class Interception:
             if key in hooks:
                 hooks[key] = hook
         self._rehook.clear()
+        self._compiled.remove()
         while self._undo:
             owner, name, original = self._undo.pop()
             if original is _MISSING:
@@ -85,6 +88,7 @@ class Interception:
         """Put a wrapper in place of an attribute, remembering what stood there."""
         held = owner.__dict__ if hasattr(owner, "__dict__") else {}
         self._undo.append((owner, name, held.get(name, _MISSING)))
+        skip_frame(wrapper)
         setattr(owner, name, wrapper)
 
     def _module_calls(self, recorder: Recorder) -> None:
@@ -112,6 +116,8 @@ class Interception:
                 return recorder.outermost(doors.backward, backward, args, kwargs)
             if recorder.replaying and recorder.replayed is not None:
                 recorder.replayed(args[0] if args else kwargs["tensors"])
+            elif recorder.inside:
+                recorder.goes_back()
             return backward(*args, **kwargs)
 
         @functools.wraps(grad)
@@ -272,7 +278,7 @@ class Interception:
             return functional_call(*args, **kwargs)
 
         self.replace(torch.func, "functional_call", watched_functional_call)
-        self._compiler(recorder)
+        self._compiler()
 
     def _transform(self, recorder: Recorder, owner: Any, name: str) -> None:
         original = getattr(owner, name)
@@ -297,22 +303,17 @@ class Interception:
 
         self.replace(owner, name, transform)
 
-    def _compiler(self, recorder: Recorder) -> None:
+    def _compiler(self) -> None:
         original: Any = torch.compile
+        self._compiled.find()
 
         @functools.wraps(original)
         def watched_compile(model: Any = None, **kwargs: Any) -> Any:
             if model is None:  # used as a decorator with options
                 return lambda fn: watched_compile(fn, **kwargs)
             made = original(model, **kwargs)
-            if isinstance(model, torch.nn.Module):
-                return made  # its call is a module call
-
-            @functools.wraps(model)
-            def call(*args: Any, **named: Any) -> Any:
-                return recorder.opaque("call", made, made, args, named) if recorder.here else made(*args, **named)
-
-            return call
+            self._compiled.add(made)
+            return made
 
         self.replace(torch, "compile", watched_compile)
 
@@ -366,10 +367,15 @@ class WatchedHook:
         self._hook, self._recorder = hook, recorder
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling():
+            return self._hook(*args, **kwargs)
         return self._recorder.resumed(self._hook, *args, **kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _same, (self._hook,)
+
+
+skip_frame(WatchedHook.__call__)
 
 
 def _same(hook: Callable[..., Any]) -> Callable[..., Any]:

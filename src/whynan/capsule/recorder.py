@@ -372,6 +372,11 @@ class Recorder(TorchFunctionMode):
         with torch.enable_grad():
             return closure() if closure is not None else None
 
+    def goes_back(self) -> None:
+        """A backward pass begins inside a function that is recorded whole (a compiled one): that call is the step, as a step function's."""
+        if self.failed is not None and self.failed.kind == "call" and not self.replaying and get_ident() == self.thread:
+            self.failed.kind = "function"
+
     def came_in(self, tensor: torch.Tensor) -> None:
         """A collective wrote to a tensor: what it and its views hold was made elsewhere."""
         self.tape.forget_memory(tensor)

@@ -18,6 +18,7 @@ import torch
 
 from whynan.capsule.alone import unreplicated
 from whynan.capsule.collectives import no_functional_collectives
+from whynan.capsule.compiled import eagerly
 from whynan.capsule.recorder import Recorder
 from whynan.capsule.state import Stasis, put_rng
 from whynan.capsule.tape import Entry, Inner, Outside, Rebuild, Slot, tensors_of
@@ -108,7 +109,7 @@ class Program:
         recorder = self.recorder
         held = [] if self.undo is not None else self.leaves
         undo = self.undo() if self.undo is not None else nullcontext()
-        with Stasis(self.roots, held), undo, unreplicated(self.roots), no_functional_collectives(), torch.autograd.set_multithreading_enabled(False):
+        with Stasis(self.roots, held), undo, unreplicated(self.roots), no_functional_collectives(), torch.autograd.set_multithreading_enabled(False), eagerly():
             for state in self._rewound:
                 state.replay_from()
             recorder.inside += 1

@@ -108,6 +108,19 @@ def resolve(site: Site | None, label: str = "") -> Span:
     )
 
 
+def _cell_of(file: str) -> str | None:
+    """Return `In [3]` for the file name that a notebook gave to its third cell; the source can be looked up under it."""
+    shells = sys.modules.get("IPython.core.interactiveshell")
+    shell = shells.InteractiveShell._instance if shells is not None else None
+    named = shell.compile.format_code_name(file) if shell is not None else None
+    if named is None:
+        return None
+    cell = str(named[1]).replace("In[", "In [")
+    if file in linecache.cache:
+        linecache.cache[cell] = linecache.cache[file]
+    return cell
+
+
 def show_as(file: str) -> None:
     """Show a file of an installed package under the path it had on another machine."""
     tail = _installed_tail(file)
@@ -121,6 +134,8 @@ def _installed_tail(file: str) -> str:
 
 def shorten(file: str) -> str:
     """Make a path relative to the working directory where it lies below it."""
+    if (cell := _cell_of(file)) is not None:
+        return cell
     if _shown and (tail := _installed_tail(file)) in _shown:
         return _shown[tail]
     try:

@@ -30,6 +30,7 @@ from whynan.tripwire.stillness import Still
 
 ALIKE = 3  # diagnoses of one place that a program which skips by itself gets, until an update is made
 HOPELESS = ("WN601", "WN602", "WN603", "WN608")  # state is damaged: skipping cannot help
+_ENDS = ("backward", "function", "derivative", "clip", "grad", "zero")  # what a step is replayed for
 
 
 class Acting:
@@ -211,7 +212,7 @@ class Acting:
 
     def late(self, step: int, symptom: Symptom, entries: dict[int, Entry], optimizer: Any, scaler: Any) -> str:
         """A step that the device has skipped by itself turned out bad: tell it, and put back who followed it."""
-        ends = {n for n, e in entries.items() if e.kind in ("backward", "clip", "grad", "zero")}
+        ends = {n for n, e in entries.items() if e.kind in ("backward", "function", "clip", "grad", "zero")}
         program = Program(self.session.recorder, needed_for(entries, ends), self.session.leaves())
         if not self.session.budget.observes:
             self.followers.take_back(optimizer)
@@ -273,7 +274,7 @@ class Acting:
             return tape.needed_for({-entry})
         if entry and symptom.place in ("loss", "exception"):
             return tape.needed_for({entry})
-        ends = {e.number for e in tape if e.kind in ("backward", "derivative", "clip", "grad", "zero") or (e.kind == "write" and _on_gradient(tape, e))}
+        ends = {e.number for e in tape if e.kind in _ENDS or (e.kind == "write" and _on_gradient(tape, e))}
         ends -= {n for n in ends if tape.entries[n].kind == "write" and self._from_others(n)}
         return tape.needed_for(ends) if ends else list(tape)
 

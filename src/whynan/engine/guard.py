@@ -103,6 +103,11 @@ class Guard:
         self._overrides = rates.Overrides()
 
     @property
+    def watches(self) -> bool:
+        """Whether it is open and has not failed."""
+        return self._open and self.recorder.running
+
+    @property
     def stopped(self) -> str:
         """Why the training was stopped, if it was."""
         return self.session.stopped

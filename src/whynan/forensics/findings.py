@@ -187,6 +187,12 @@ class Report:
         told = {f.name: jsonable(getattr(self, f.name)) for f in fields(self)}
         return {"schema": SCHEMA, "status": self.status, **told}
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from whynan.report import cells
+
+        return cells.page(repr(self))
+
     def __repr__(self) -> str:
         from whynan.report.checks import text
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from whynan.records import Incident, Json, jsonable
-from whynan.report import terminal
+from whynan.report import cells, terminal
 
 WIDTH = 80
 
@@ -125,6 +125,10 @@ class Probed:
             "notes": [n.to_json() for n in self.notes],
             "facts": jsonable(self.facts),
         }
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return cells.page(repr(self))
 
     def __repr__(self) -> str:
         return text(self)

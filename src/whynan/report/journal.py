@@ -15,17 +15,25 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Protocol
 
 from whynan import __version__
 from whynan.records import Action, Incident, Notice, dumps
 from whynan.recovery.place import rank_here
 from whynan.recovery.policy import Budget
 from whynan.report import markdown, terminal
+from whynan.report.bars import above_bars
 
 ISSUES = "the issue tracker of whynan"
 _FLUSH_EVERY = 64
 _QUIET_STEPS = 1000  # an early warning about one thing is spoken once in so many steps; all are written
+
+
+class Listener(Protocol):
+    """Who wants to know of incidents besides the files and the terminal."""
+
+    def incident(self, incident: Incident) -> None: ...
+    def closed(self) -> None: ...
 
 
 class Journal:
@@ -48,6 +56,7 @@ class Journal:
         self._root: Path | None = None  # of the job, where that is not this process's own directory
         self._received: Incident | None = None  # to be written with what is done about it
         self._own = 0  # incidents that this process tells
+        self.listeners: list[Listener] = []
 
     # -- files --------------------------------------------------------------------------------------------------
 
@@ -117,6 +126,8 @@ class Journal:
         key = (incident.cause.code, incident.origin.span.file, incident.origin.span.line)
         self.counts[key] = self.counts.get(key, 0) + 1
         self.incidents.append(incident)
+        for listener in self.listeners:
+            listener.incident(incident)
         if not tell:
             return
         self._own += 1
@@ -193,6 +204,8 @@ class Journal:
             except OSError as error:
                 self._give_up(error)
                 report = None
+        for listener in self.listeners:
+            listener.closed()
         with self._voice():
             terminal.farewell(self.incidents, self.counts, budget, _short_path(report))
 
@@ -216,14 +229,12 @@ class Journal:
 
     @contextlib.contextmanager
     def _voice(self) -> Iterator[None]:
-        """Speak without tearing a tqdm bar, and never let a closed stderr harm the training."""
+        """Speak without tearing a progress bar, and never let a closed stderr harm the training."""
         if self.quiet:
             with contextlib.redirect_stderr(io.StringIO()):
                 yield
             return
-        tqdm: Any = sys.modules.get("tqdm")
-        bar = tqdm.tqdm.external_write_mode(file=sys.stderr) if tqdm is not None and hasattr(tqdm, "tqdm") else contextlib.nullcontext()
-        with contextlib.suppress(OSError, ValueError), bar:
+        with contextlib.suppress(OSError, ValueError), above_bars():
             yield
 
     def internal_error(self, error: BaseException, watching: bool = False) -> None:

@@ -12,7 +12,7 @@ def render(incidents: list[Incident], history: list[dict[str, float]], steps: in
     parts += ["| step | code | cause | place | action |", "|---|---|---|---|---|"]
     for incident in incidents:
         span = incident.origin.span
-        place = f"`{span.file}:{span.line}`" if span.known else "not known"
+        place = f"`{span.place}`" if span.known else "not known"
         parts.append(f"| {incident.step} | {incident.cause.code} | {incident.cause.title} | {place} | {incident.action.taken} |")
     seen: set[tuple[str, str, int]] = set()
     for incident in incidents:

@@ -23,7 +23,7 @@ def show(incident: Incident) -> None:
     state = random.getstate()  # rich draws from the global generator on import: the user's numbers must not move
     from rich.console import Console
 
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console = Console(stderr=True, soft_wrap=True, highlight=False, force_jupyter=False)  # one text, not an output for each line
     for line in diagnosis(incident).splitlines():
         console.print(_painted(line), soft_wrap=True)
     random.setstate(state)
@@ -50,7 +50,8 @@ def diagnosis(incident: Incident) -> str:
 
 def _where(incident: Incident) -> str:
     origin, span = incident.origin, incident.origin.span
-    place = f"{span.file}:{span.line}:{span.column + 1}" if span.known else "place not known"
+    column = f":{span.column + 1}" if span.place.endswith(f":{span.line}") else ""
+    place = f"{span.place}{column}" if span.known else "place not known"
     words = [origin.module or span.function, str(origin.phase), f"step {incident.step}", f"rank {incident.rank}"]
     return f"  --> {place}  {' · '.join(w for w in words if w)}"
 
@@ -70,7 +71,7 @@ def _spans(origin: Origin, label: str, gutter: int) -> list[str]:
     lines.append(f"{pad} |")
     for span in origin.from_:
         if span.file != origin.span.file:
-            lines.append(f"{pad} ::: {span.file}:{span.line}  {span.label}")
+            lines.append(f"{pad} ::: {span.place}  {span.label}")
             lines.append(f"{span.line:>{gutter}} | {span.code}")
     return lines
 
@@ -190,7 +191,7 @@ def farewell(incidents: list[Incident], counts: dict[tuple[str, str, int], int],
     """Say what, where, why, what was done, what next, each in a line."""
     first, last = incidents[0], incidents[-1]
     span = first.origin.span
-    place = f"{span.file}:{span.line} `{_short(span.code)}`" if span.known else "a place not known"
+    place = f"{span.place} `{_short(span.code)}`" if span.known else "a place not known"
     say(f"whynan: step {first.step}, born at {place} ({first.cause.code}, {first.cause.title})")
     total = sum(counts.values())
     if total > 1:

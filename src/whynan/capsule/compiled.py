@@ -1,0 +1,159 @@
+"""Functions made by `torch.compile`: recorded as one call, and never traced with our mode on the stack.
+
+A compiled function is held by the program under names of its own, so nothing can be put in its place. Its code is
+exchanged instead for one that asks at the door; `remove` puts the code back. Modules need no door: their call is one.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import CodeType, FunctionType
+from typing import Any, Protocol
+
+import torch
+from torch._C._dynamo import eval_frame
+from torch.compiler import is_compiling
+
+from whynan.capsule.recorder import Recorder
+from whynan.capsule.sites import is_torch
+
+_ORIGINAL = "_torchdynamo_orig_callable"
+
+
+class Steps(Protocol):
+    """What the engine does where an optimizer steps."""
+
+    recorder: Recorder
+
+    def step(self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> Any: ...
+
+
+class CompiledFunctions:
+    """The compiled functions that have a door of ours."""
+
+    def __init__(self, doors: Steps) -> None:
+        self._doors = doors
+        self._held: weakref.WeakKeyDictionary[FunctionType, tuple[CodeType, Any]] = weakref.WeakKeyDictionary()
+
+    def find(self) -> None:
+        """Put a door on the functions that were compiled before watching began.
+
+        Cost: one walk over the objects of the process (50 to 100 ms), in a process that has compiled something.
+        """
+        if _has_compiled():
+            for item in gc.get_objects():
+                if type(item) is FunctionType and is_compiled_function(item):
+                    self.add(item)
+
+    def add(self, function: Any) -> None:
+        """Put a door on one function."""
+        if type(function) is not FunctionType or not is_compiled_function(function) or function in self._held:
+            return
+        code, named = function.__code__, function.__kwdefaults__
+        plain = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+        plain.__kwdefaults__ = named
+        plain.__dict__.update(function.__dict__)
+        self._held[function] = (code, named)
+        function.__kwdefaults__ = {"_whynan": functools.partial(_enter, self._doors, plain)}
+        function.__code__ = _door_code(code)
+
+    def remove(self) -> None:
+        """Put the code of every function back."""
+        for function, (code, named) in list(self._held.items()):
+            function.__code__ = code
+            function.__kwdefaults__ = named
+        self._held.clear()
+
+
+def is_compiled_function(item: FunctionType) -> bool:
+    """Whether a function is one that `torch.compile` returned, not a wrapper around it nor one that is kept from compilation."""
+    held = item.__dict__
+    return _ORIGINAL in held and not held.get("_torchdynamo_disable") and is_torch(item.__code__)
+
+
+def _enter(doors: Steps, plain: FunctionType, *args: Any, **kwargs: Any) -> Any:
+    recorder = doors.recorder
+    if is_compiling() or not recorder.here:
+        return plain(*args, **kwargs)
+    optimizer = stepped_by(plain.__dict__[_ORIGINAL])
+    if optimizer is None:
+        return recorder.opaque("call", plain, plain, args, kwargs)
+
+    def step(_: torch.optim.Optimizer, *given: Any, **named: Any) -> Any:
+        return plain(*given, **named)
+
+    return recorder.outermost(doors.step, step, optimizer, args, kwargs)
+
+
+def stepped_by(function: Any) -> torch.optim.Optimizer | None:
+    """Return the optimizer whose step a compiled function is: its bound `step`, or a function that does little else.
+
+    The common forms: `torch.compile(optimizer.step)`, and a function without arguments that calls `optimizer.step()` on
+    one optimizer it finds around itself, and does not go back.
+    """
+    owner = getattr(function, "__self__", None)
+    if isinstance(owner, torch.optim.Optimizer):
+        return owner if getattr(function, "__name__", "") == "step" else None
+    code = getattr(function, "__code__", None)
+    if code is None or code.co_argcount or "step" not in code.co_names or "backward" in code.co_names:
+        return None
+    around = {*code.co_names, *code.co_freevars}
+    cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=False))
+    seen = [function.__globals__.get(name) if name not in cells else _content(cells[name]) for name in around]
+    optimizers = [o for o in seen if isinstance(o, torch.optim.Optimizer)]
+    return optimizers[0] if len(optimizers) == 1 else None
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not filled yet
+        return None
+
+
+def _has_compiled() -> bool:
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    patched = getattr(getattr(getattr(frames, "TorchPatcher", None), "patch", None), "cache_info", None)
+    return frames is not None and (patched is None or patched().currsize > 0)  # the first compilation of a process patches torch
+
+
+@functools.cache
+def _door_code(code: CodeType) -> CodeType:
+    """Return code with the same free variables that hands its arguments to the door in its defaults."""
+    free = code.co_freevars
+    made = "".join(f"    {name} = None\n" for name in free)
+    outer = f"    nonlocal {', '.join(free)}\n        " if free else ""
+    source = f"def make():\n{made}    def door(*args, _whynan, **kwargs):\n    {outer or '    '}return _whynan(*args, **kwargs)\n    return door\n"
+    space: dict[str, Any] = {}
+    exec(source, space)
+    door: CodeType = space["make"]().__code__
+    return door.replace(co_filename=code.co_filename, co_name=code.co_name, co_qualname=code.co_qualname, co_firstlineno=code.co_firstlineno)
+
+
+def skip_frame(function: Any) -> None:
+    """Keep the compiler from compiling a wrapper of ours by itself, between two graphs; it may still look through it."""
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    if code is not None and hasattr(eval_frame, "set_code_exec_strategy"):  # what torch's own skip_code does, without importing the compiler
+        action = eval_frame._FrameAction
+        eval_frame.set_code_exec_strategy(code, eval_frame._FrameExecStrategy(action.SKIP, action.DEFAULT))
+
+
+@contextmanager
+def eagerly() -> Iterator[None]:
+    """Run compiled modules and functions, also those inside others, as the Python they were made of."""
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Using `torch.compile\\(module\\)` when there are global hooks")  # ours, that follow the replay
+        yield
+
+
+for _asked in ("here", "alone", "goes_back"):  # by wrappers, also between two graphs
+    skip_frame(getattr(vars(Recorder)[_asked], "fget", vars(Recorder)[_asked]))

@@ -1,0 +1,307 @@
+"""torch.compile: watching adds no graph, no graph break and no recompilation, and a compiled step is diagnosed by its eager original."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+import torch._dynamo.eval_frame
+from torch import nn
+from torch._dynamo.utils import counters
+from torch.utils.checkpoint import checkpoint
+
+import whynan
+
+torch._dynamo.eval_frame.TorchPatcher.patch()  # the first compilation of a process patches optimizers itself; do it before anything is compared
+
+Step = Callable[[torch.Tensor], object]
+Built = tuple[tuple[Any, ...], Step]
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    """No compiled code of another test."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+    counters.clear()
+
+
+class Net(nn.Module):
+    """A small model with buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.n, self.b = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(torch.relu(self.n(self.a(x))))
+
+
+def loss_of(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Divide by the spread of the batch: rows that are all the same give 0."""
+    return y.float().square().mean() / x.var(0).sum()  # the division
+
+
+def parts() -> tuple[Any, Any]:
+    """A model and its optimizer."""
+    torch.manual_seed(0)
+    net = Net()
+    return net, torch.optim.SGD(net.parameters(), lr=0.01)
+
+
+def stepper(model: Any, loss: Any, optimizer: Any, update: Any = None, half: bool = False) -> Step:
+    """An ordinary training step."""
+
+    def step(x: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            y = model(x)
+        loss(y, x).backward()
+        (update or optimizer.step)()
+
+    return step
+
+
+def compiled(item: Any, **options: Any) -> Any:
+    """Compile without a code generator: what is counted is made before it."""
+    return torch.compile(item, backend="eager", **options)
+
+
+def model_alone() -> Built:
+    net, optimizer = parts()
+    return (net, optimizer), stepper(compiled(net), loss_of, optimizer)
+
+
+def model_in_place() -> Built:
+    net, optimizer = parts()
+    net.compile(backend="eager")
+    return (net, optimizer), stepper(net, loss_of, optimizer)
+
+
+def parts_of_a_model() -> Built:
+    net, optimizer = parts()
+    net.a.compile(backend="eager")
+    net.b = compiled(net.b)
+    return (net, optimizer), stepper(net, loss_of, optimizer)
+
+
+def forward_method() -> Built:
+    net, optimizer = parts()
+    net.forward = compiled(net.forward)
+    return (net, optimizer), stepper(net, loss_of, optimizer)
+
+
+def loss_alone() -> Built:
+    net, optimizer = parts()
+    return (net, optimizer), stepper(net, compiled(loss_of), optimizer)
+
+
+def model_and_loss() -> Built:
+    net, optimizer = parts()
+    return (net, optimizer), stepper(compiled(net), compiled(loss_of, fullgraph=True), optimizer)
+
+
+def function_in_function() -> Built:
+    net, optimizer = parts()
+    inner = compiled(loss_of)
+    return (net, optimizer), stepper(net, compiled(lambda y, x: inner(y, x) * 2), optimizer)
+
+
+def forward_and_loss() -> Built:
+    net, optimizer = parts()
+    whole = compiled(lambda x: loss_of(net(x), x))
+    return (net, optimizer), stepper(lambda x: x, lambda y, x: whole(x), optimizer)
+
+
+def forward_loss_and_backward() -> Built:
+    net, optimizer = parts()
+
+    def there_and_back(x: torch.Tensor) -> None:
+        loss_of(net(x), x).backward()
+
+    whole = compiled(there_and_back)
+
+    def step(x: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        whole(x)
+        optimizer.step()
+
+    return (net, optimizer), step
+
+
+def optimizer_step() -> Built:
+    net, optimizer = parts()
+    return (net, optimizer), stepper(net, loss_of, optimizer, compiled(optimizer.step))
+
+
+def optimizer_step_in_a_function() -> Built:
+    net, optimizer = parts()
+    return (net, optimizer), stepper(compiled(net), loss_of, optimizer, compiled(lambda: optimizer.step()))
+
+
+def optimizer_step_put_back() -> Built:
+    net, _ = parts()
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    optimizer.step = compiled(optimizer.step)  # type: ignore[method-assign]
+    return (net, optimizer), stepper(net, loss_of, optimizer)
+
+
+def with_autocast() -> Built:
+    net, optimizer = parts()
+    return (net, optimizer), stepper(compiled(net), compiled(loss_of), optimizer, half=True)
+
+
+def with_checkpointing() -> Built:
+    net, optimizer = parts()
+    model = compiled(net)
+    return (net, optimizer), stepper(lambda x: checkpoint(model, x, use_reentrant=False), loss_of, optimizer)
+
+
+def with_a_hook() -> Built:
+    net, optimizer = parts()
+    net.a.register_forward_hook(lambda module, inputs, out: out * 1.0)
+    return (net, optimizer), stepper(compiled(net), loss_of, optimizer)
+
+
+EVERY = [
+    model_alone, model_in_place, parts_of_a_model, forward_method, loss_alone, model_and_loss, function_in_function, forward_and_loss,
+    forward_loss_and_backward, optimizer_step, optimizer_step_in_a_function, optimizer_step_put_back, with_autocast, with_checkpointing, with_a_hook,
+]  # fmt: skip
+NOT_WARM = {with_a_hook}  # a hook that whynan stands around is another hook to the compiler: one more compilation where it was compiled before
+
+
+def batches(bad: int = -1, sizes: tuple[int, ...] = (8,) * 6) -> list[torch.Tensor]:
+    """Batches of random rows; one of zeros at `bad`."""
+    draw = torch.Generator().manual_seed(0)
+    made = [torch.randn(size, 4, generator=draw) for size in sizes]
+    if bad >= 0:
+        made[bad] = torch.zeros(sizes[bad], 4)
+    return made
+
+
+def count(build: Callable[[], Built], watching: str, sizes: tuple[int, ...]) -> dict[str, Any]:
+    """Train three times over and count frames, graphs, breaks and recompilations; `watching` says in which of the three."""
+    torch._dynamo.reset()
+    counters.clear()
+    objects, step = build()
+    for turn in range(3):
+        guard = whynan.watch(*objects, files=False) if str(turn) in watching else None
+        for x in batches(sizes=sizes):
+            step(x)
+        if guard is not None:
+            guard.close()
+            assert guard.incidents == []
+    counted = {name: dict(counters[name]) for name in ("frames", "graph_break", "recompiles", "unimplemented")}
+    return counted | {name: counters["stats"][name] for name in ("unique_graphs", "calls_captured")}
+
+
+@pytest.mark.parametrize("build", EVERY, ids=lambda f: f.__name__)
+def test_watching_adds_no_graph_no_break_and_no_recompilation(build: Callable[[], Built]) -> None:
+    plain = count(build, "", (8, 8))
+    assert plain["unique_graphs"] > 0
+    assert count(build, "012", (8, 8)) == plain
+    if build not in NOT_WARM:
+        assert count(build, "1", (8, 8)) == plain  # compiled and run before watching begins, and after it ends
+
+
+@pytest.mark.parametrize("build", [model_and_loss, forward_and_loss], ids=lambda f: f.__name__)
+def test_changing_shapes_recompile_as_often_as_without(build: Callable[[], Built]) -> None:
+    sizes = (8, 9, 11, 5, 12)
+    plain = count(build, "", sizes)
+    assert count(build, "012", sizes) == plain
+    assert count(build, "1", sizes) == plain
+
+
+@pytest.mark.parametrize("build", EVERY, ids=lambda f: f.__name__)
+def test_a_bad_compiled_step_is_diagnosed_by_its_source_and_replayed_without_compiling(build: Callable[[], Built]) -> None:
+    objects, step = build()
+    state = []
+    with whynan.watch(*objects, files=False) as guard:
+        for number, x in enumerate(batches(bad=3)):
+            if number == 3:
+                graphs = counters["stats"]["unique_graphs"]
+                state = [p.detach().clone() for p in objects[0].parameters()]
+            step(x)
+            if number == 3:
+                assert all(torch.equal(a, b) for a, b in zip(state, objects[0].parameters(), strict=True))
+    assert [i.step for i in guard.incidents] == [3]
+    assert guard.incidents[0].origin.span.code.endswith("# the division")
+    assert guard.incidents[0].action.taken == "skipped"
+    assert counters["stats"]["unique_graphs"] == graphs
+
+
+@pytest.mark.parametrize("what", ["model", "loss", "in place"])
+def test_a_step_that_only_the_compiled_code_breaks_is_told_so(what: str) -> None:
+    calls = [0]
+
+    def wrong(graph: Any, inputs: Any) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            calls[0] += 1
+            return tuple(t / 0 if calls[0] == 3 and t.is_floating_point() else t for t in graph(*args))
+
+        return run
+
+    net, optimizer = parts()
+    model, loss = net, loss_of
+    if what == "model":
+        model = torch.compile(net, backend=wrong)
+    elif what == "loss":
+        loss = torch.compile(loss_of, backend=wrong)
+    else:
+        net.compile(backend=wrong)
+    step = stepper(model, loss, optimizer)
+    with whynan.watch(net, optimizer, files=False) as guard:
+        for x in batches():
+            step(x)
+    assert [(i.step, i.cause.code, str(i.cause.confidence)) for i in guard.incidents] == [(2, "WN803", "proven")]
+
+
+def test_a_function_compiled_while_watching_is_the_same_object_and_plain_again_afterwards() -> None:
+    net, optimizer = parts()
+    before = compiled(loss_of)
+    code = before.__code__
+    with whynan.watch(net, optimizer, files=False):
+        during = compiled(loss_of)
+        assert before.__code__ is not code
+        assert before.__name__ == during.__name__ == "loss_of"
+        assert before.__wrapped__ is loss_of
+    assert before.__code__ is code
+    assert during.__code__ is code
+    assert before.__kwdefaults__ is None
+    assert torch.isfinite(before(*(torch.ones(2, 1), torch.randn(4, 2))))
+
+
+def test_a_compiled_function_that_raises_raises_the_same_error() -> None:
+    @torch.compile(backend="eager")
+    def refuse(x: torch.Tensor) -> torch.Tensor:
+        raise ValueError(f"no batches of {x.shape[0]}")
+
+    with whynan.watch(files=False), pytest.raises(ValueError, match="no batches of 3"):
+        refuse(torch.ones(3))
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="the code generator for the CPU needs g++")
+def test_with_generated_code_too() -> None:
+    from torch._inductor import metrics
+
+    made: list[tuple[int, int]] = []
+    for watching in (False, True):
+        torch._dynamo.reset()
+        counters.clear()
+        metrics.reset()
+        net, optimizer = parts()
+        step = stepper(torch.compile(net), torch.compile(loss_of), optimizer)
+        guard = whynan.watch(net, optimizer, files=False) if watching else None
+        for x in batches(bad=3 if watching else -1):
+            step(x)
+        if guard is not None:
+            guard.close()
+            assert [(i.step, i.origin.span.code.endswith("# the division")) for i in guard.incidents] == [(3, True)]
+        made.append((metrics.generated_kernel_count, counters["stats"]["unique_graphs"]))
+    assert made[0] == made[1]
+    assert made[0][0] > 0
