@@ -325,9 +325,12 @@ class Guard:
         if not self._met_foreign:
             self._met_foreign = self.session.guarded(lambda: watch_foreign_optimizers(self.interception)) is not False
 
-    def updates_by_hand(self) -> bool:
-        """An optimizer that is not torch's is about to update weights: whether it may."""
-        return self.by_hand.may_update()
+    def update_by_hand(self, call: Callable[..., Any], optimizer: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """An optimizer that is not torch's updates weights: the end of a step that by itself would have none."""
+        allowed = self.by_hand.may_update()
+        result = call(optimizer, *args, **kwargs) if allowed else None
+        self._finish(None, allowed)
+        return result
 
     def _drops_alone(self) -> bool:
         window, session = self.session.window, self.session

@@ -48,9 +48,9 @@ def watch_updates(interception: Interception) -> None:
 
     @functools.wraps(original)
     def apply(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if doors.recorder.here and not doors.updates_by_hand():
-            return None
-        return doors.recorder.suspended(original, self, *args, **kwargs)
+        if not doors.recorder.here:
+            return original(self, *args, **kwargs)
+        return doors.recorder.outermost(doors.update_by_hand, original, self, args, kwargs)
 
     apply._whynan = interception  # type: ignore[attr-defined]
     interception.replace(owner, "apply", apply)

@@ -17,7 +17,7 @@ _ACCEPT_NEGINF = ("_softmax", "_log_softmax", "logsumexp", "_safe_softmax", "log
 # operations that give -inf only where there is nothing else
 _REDUCE_NEGINF = ("logaddexp", "logaddexp2", "logsumexp", "logcumsumexp")
 _LOGS = ("log", "log2", "log10", "log1p")
-_ADD_UP = ("sum", "mean", "dot", "cumsum")
+_ADD_UP = ("sum", "mean", "dot", "cumsum", "pow", "abs")
 # operations that leave an infinity where it is
 _CARRY = ("view", "_unsafe_view", "reshape", "expand", "transpose", "permute", "t", "clone", "detach", "alias", "unsqueeze", "squeeze",
           "slice", "select", "add", "sub", "mul", "div", "neg", "_to_copy", "copy_", "cat", "stack", "masked_fill", "masked_fill_", "where",
