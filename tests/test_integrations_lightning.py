@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 from conftest import Sandbox
 
@@ -105,6 +107,7 @@ def test_a_state_that_is_not_finite_does_not_become_the_last(box: Sandbox) -> No
 def test_what_a_healthy_run_keeps_is_the_same(box: Sandbox) -> None:
     source = CHECKPOINTS.format(package="lightning.pytorch", weights=True).replace("self.current_epoch == 2", "False")
     watched = box.watched(source)
+    shutil.rmtree(box.folder / "kept")
     plain = box.python(str(box.write(source)))
     assert watched.out.splitlines() == [line for line in plain.out.splitlines() if line[0] in "[0123456789"], watched.err
 

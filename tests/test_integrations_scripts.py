@@ -7,6 +7,8 @@ import os
 os.environ["KERAS_BACKEND"] = "torch"
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+import contextlib
+import importlib
 import runpy
 import sys
 from pathlib import Path
@@ -26,6 +28,14 @@ FAULTS = {
     "keras_fit": ("WN101", "loss", "return ops.mean(ops.square(ops.log(target) - prediction))"),
 }
 BY_COMMAND = ("trainer", "lightning_module", "nanogpt", "accelerate_loop")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def loaded() -> None:
+    """Load once here what the forked children need; Lightning puts a `torch.compile` of its own in place."""
+    for name in NEEDS.values():
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
 
 
 def with_fault(box: Sandbox, name: str) -> Finished:
@@ -83,3 +93,13 @@ def test_accelerate_launch_starts_watched_ranks_that_agree(box: Sandbox) -> None
         ("WN501", "loss = torch.sqrt(distance).mean()", "skipped"),
     ], done.err
     assert done.out.count("loss ") == 1
+
+
+def test_watching_imports_no_framework(box: Sandbox) -> None:
+    source = """
+        import sys, torch, whynan
+        with whynan.watch(torch.nn.Linear(1, 1), files=False):
+            pass
+        print(sorted({"transformers", "lightning", "pytorch_lightning", "accelerate", "ignite", "keras"} & set(sys.modules)))
+    """
+    assert box.python(str(box.write(source))).out == "[]\n"

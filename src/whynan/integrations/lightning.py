@@ -136,11 +136,9 @@ class _Hooks:
             guard.session.budget.streak += self._loaded.pop("streak", 0)
             self.incidents = guard.journal.incidents
 
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """End in `teardown`: the last checkpoint is still to be written."""
-
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """End it; `incidents` stays."""
+        """End it; `incidents` stays, and so does what a checkpoint saved after `fit` has to say."""
+        self._loaded = self.state_dict() if self._own.mine else self._loaded
         self._own.end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:

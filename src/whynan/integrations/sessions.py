@@ -37,6 +37,11 @@ class OwnWatch:
         """The guard that watches this thread, whoever opened it."""
         return open_guard()
 
+    @property
+    def mine(self) -> bool:
+        """Whether the watch was begun here and is open."""
+        return self._watch is not None
+
     def begin(self, *objects: Any) -> None:
         """Watch these models and optimizers."""
         guard = open_guard()
