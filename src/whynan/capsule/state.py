@@ -149,9 +149,10 @@ def put_back(module: torch.nn.Module, attributes: dict[str, Any], keep: tuple[st
     for key in [k for k in current if k not in attributes]:
         del current[key]
     current.update(attributes)
-    for key in keep:
-        current.pop(key, None)
     current.update(kept)
+    for key in keep:
+        if key not in kept:
+            current.pop(key, None)
 
 
 def frozen_state(root: torch.nn.Module) -> list[torch.Tensor]:
