@@ -284,6 +284,8 @@ class Recorder(TorchFunctionMode):
 
     def recorded(self, kind: str, fn: Callable[..., Any], call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         """Record `fn(*args)`, an outermost module call or an opaque one, run as `call(*args)`; called with the mode off the stack."""
+        if kind == "module" and _only_shapes(args, kwargs):
+            return call(*args, **kwargs)
         try:
             if kind == "module":
                 if self.before_call is not None:
@@ -434,6 +436,12 @@ def _target(args: Any, kwargs: dict[str, Any]) -> torch.Tensor | None:
     """Return the tensor an in-place call writes to: its first argument, by position or by name."""
     first = args[0] if args else next(iter(kwargs.values()), None)
     return first if isinstance(first, torch.Tensor) else None
+
+
+def _only_shapes(args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether a call is made on the meta device, to learn shapes: no step begins with it."""
+    first = args[0] if args and isinstance(args[0], torch.Tensor) else next(tensors_of((args, kwargs)), None)
+    return first is not None and first.is_meta
 
 
 def _holds_tensor(result: object) -> bool:

@@ -21,6 +21,8 @@ _TORCH_ROOT: Final = os.path.dirname(torch.__file__) + os.sep
 _OWN_ROOT: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _STDLIB_ROOT: Final = os.path.dirname(os.__file__) + os.sep
 _ENGINE: Final = getattr(getattr(torch.autograd.graph, "_engine_run_backward", None), "__code__", None)
+_KERAS: Final = os.sep + os.path.join("keras", "src", "")  # what stands between a Keras program and torch, not the layers and losses
+_PLUMBING: Final = ("backend" + os.sep, "ops" + os.sep, "utils" + os.sep, "trainers" + os.sep, "models" + os.sep, os.path.join("layers", "layer.py"))
 _shown: dict[str, str] = {}  # path inside an installed package: its full path where a capsule was written
 _internal: dict[str, bool] = {}  # by file name: hashing a code object hashes all its constants
 
@@ -33,12 +35,12 @@ class Site(NamedTuple):
 
 
 def is_internal(code: CodeType) -> bool:
-    """Whether a code object belongs to torch, to whynan or to the standard library (contextlib, functools, …)."""
+    """Whether a code object belongs to torch, to whynan, to the standard library (contextlib, functools, …) or to what Keras puts around torch."""
     name = code.co_filename
     known = _internal.get(name)
     if known is None:
         stdlib = name.startswith(_STDLIB_ROOT) and "-packages" not in name
-        known = _internal[name] = name.startswith((_TORCH_ROOT, _OWN_ROOT, "<frozen")) or stdlib
+        known = _internal[name] = name.startswith((_TORCH_ROOT, _OWN_ROOT, "<frozen")) or stdlib or name.partition(_KERAS)[2].startswith(_PLUMBING)
     return known
 
 

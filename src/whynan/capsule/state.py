@@ -51,7 +51,7 @@ class ModuleState:
         elif self._first is None:
             self._first = {k: (buffer, copy.clone(), -1) for k, (buffer, copy, _) in self._copies.items()}, self._homes, self._attributes
         self._copy_attributes()
-        if not self._homes:
+        if not self._copies:
             return
         stale_buffers, stale_copies = [], []
         for key, (buffer, copy, version) in self._copies.items():
@@ -72,7 +72,8 @@ class ModuleState:
         self._modules = own_modules(root)
         self._homes = [(m, n, b) for m in self._modules for n, b in m._buffers.items() if b is not None and not is_lazy(b)]
         with torch.no_grad():
-            self._copies = {id(b): (b, b.detach().clone(), b._version) for _, _, b in self._homes if not b.is_inference()}
+            buffers = [b for _, _, b in self._homes if not b.is_inference()] + frozen_state(root)
+            self._copies = {id(b): (b, b.detach().clone(), b._version) for b in buffers}
         norms = [m for m in self._modules if isinstance(m, torch.nn.modules.batchnorm._NormBase)]
         self._silent = {id(b) for m in norms for b in (m.running_mean, m.running_var) if b is not None}
 
@@ -120,7 +121,7 @@ class ModuleState:
             for module, name, buffer in self._homes:
                 module._buffers[name] = buffer
         for module, attributes in self._attributes:
-            put_back(module, attributes)
+            put_back(module, attributes, keep=("training", "forward"))  # Lightning puts another forward in place for a call
         for item in self._held:
             item.restore()
 
@@ -145,14 +146,24 @@ def own_modules(root: torch.nn.Module) -> list[torch.nn.Module]:
     return [m for m in root.modules() if not type(m).__module__.startswith("torch.nn.parallel")]
 
 
-def put_back(module: torch.nn.Module, attributes: dict[str, Any]) -> None:
-    """Give a module the attributes it had; whether it trains stays as the loop has set it."""
+def put_back(module: torch.nn.Module, attributes: dict[str, Any], keep: tuple[str, ...] = ("training",)) -> None:
+    """Give a module the attributes it had, but those that the loop and not a forward pass sets (`keep`)."""
     current = module.__dict__
-    training = {k: current[k] for k in ("training",) if k in current}  # set by the loop, not by a forward pass
+    kept = {k: current[k] for k in keep if k in current}
     for key in [k for k in current if k not in attributes]:
         del current[key]
     current.update(attributes)
-    current.update(training)
+    current.update(kept)
+    for key in keep:
+        if key not in kept:
+            current.pop(key, None)
+
+
+def frozen_state(root: torch.nn.Module) -> list[torch.Tensor]:
+    """Return what a Keras model keeps as parameters that are not trained: statistics, seeds. A large one is a weight that is frozen."""
+    if not any(cls.__module__.startswith("keras.") for cls in type(root).__mro__):
+        return []
+    return [p for p in root.parameters() if not p.requires_grad and p.numel() <= 1 << 18]
 
 
 class Stasis:
@@ -177,6 +188,7 @@ class Stasis:
         self._lists = [Mutable(v) for _, d in self._attributes for v in holdings(d)]
         self._lists += [Mutable(v) for m in modules for v in _hook_holdings(m)]
         homes = {id(b): b for m in modules for b in m._buffers.values() if b is not None}
+        homes.update((id(b), b) for root in self._roots for b in frozen_state(root))
         self._buffers = [(b, b.detach().clone(), b._version) for b in homes.values() if not is_lazy(b) and not b.is_inference()]
         self._homes = [(m, dict(m._buffers)) for m in modules if m._buffers]
         # a live autograd graph may have saved these buffers: their version counters must not move

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _OPERATORS = {
     ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow", ast.MatMult: "matmul", ast.Mod: "remainder",
 }  # fmt: skip
-_NAMESPACES = frozenset({"torch", "F", "nn", "functional", "linalg", "special", "fft", "func", "th"})
+_NAMESPACES = frozenset({"torch", "F", "nn", "functional", "linalg", "special", "fft", "func", "th", "ops"})
 
 
 @dataclass(slots=True)

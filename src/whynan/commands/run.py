@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,7 @@ def run(run_dir: Path | None, module: str | None, target: tuple[str, ...], capsu
     from whynan.report.journal import Journal
 
     guard = Guard(Options(capsule_limit=int(capsule_size * (1 << 30)), **options), Journal(run_dir, files=True))
+    guard.command = [sys.executable, *sys.orig_argv[1:]]
     if module is not None:
         return functools.partial(run_module, guard, module, list(target))
     return functools.partial(run_script, guard, target[0], list(target[1:]))

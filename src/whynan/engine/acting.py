@@ -21,6 +21,7 @@ from whynan.engine.recovering import Recovering
 from whynan.engine.session import Session, Window, parameters_of
 from whynan.engine.together import Together
 from whynan.errors import TrainingStopped
+from whynan.integrations.meeting import advice
 from whynan.records import Incident, Symptom
 from whynan.recovery.followers import Followers
 from whynan.recovery.place import rank_here
@@ -46,6 +47,7 @@ class Acting:
         self.followers = followers
         self.recovering = recovering
         self.places: list[tuple[torch.Tensor, torch.Tensor | None]] = []  # gradients put in place of dropped ones
+        self._said: set[str] = set()
         together.diagnosed = self.diagnosed
         self.left_alone: Callable[[], None] = lambda: None  # told of each step that the program itself leaves
 
@@ -148,10 +150,18 @@ class Acting:
         hopeless = incident.cause.code in HOPELESS or incident.symptom.name == "scale"  # which no update of the scaler mends
         taken = session.budget.decide(hopeless, self.recovering.possible and self.together.level)
         session.journal.incident(incident, session.budget.action(taken), tell=self.together.tells)
+        self._advise(incident.symptom)
         self._beyond_help = hopeless and session.budget.observes
         if taken == "stopped":
             session.stop(f"stopped at step {incident.step}: {incident.cause.title}")
         return taken
+
+    def _advise(self, symptom: Symptom) -> None:
+        """Say once what the framework in use makes of it: its own log may hide it, or be of no use from here on."""
+        text = advice(symptom.place)
+        if text and text not in self._said:
+            self._said.add(text)
+            self.session.journal.say(text)
 
     def report(self, scaler: Any = None) -> None:
         """Diagnose and tell without touching anything: the program has already turned away from this step."""

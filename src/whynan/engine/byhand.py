@@ -27,6 +27,12 @@ class ByHand:
             return True
         return self.session.recorder.tape.slot_of(target) is not None
 
+    def may_update(self) -> bool:
+        """Whether an optimizer that is not torch's may make its update: not after a bad backward pass."""
+        session = self.session
+        session.stop_again()
+        return not session.window.told or session.budget.observes
+
     def check_gradients(self) -> None:
         """A backward pass is over: look at the gradients of everything they can end in."""
         session = self.session

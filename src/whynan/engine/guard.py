@@ -39,6 +39,7 @@ from whynan.engine.standing import Standing
 from whynan.engine.together import Together
 from whynan.engine.waiting import Waiting
 from whynan.errors import TrainingStopped
+from whynan.integrations.meeting import watch_foreign_optimizers
 from whynan.recovery.followers import Followers
 from whynan.recovery.place import rank_here
 from whynan.recovery.ranks import several
@@ -48,6 +49,11 @@ from whynan.tripwire.checks import fits_beside, may_break, nonfinite, optimizer_
 F = TypeVar("F", bound=Callable[..., Any])
 
 _open_guards: weakref.WeakSet[Guard] = weakref.WeakSet()
+
+
+def open_guard() -> Guard | None:
+    """Return the guard that watches this thread."""
+    return next((guard for guard in list(_open_guards) if guard._open and guard.recorder.thread == get_ident()), None)
 
 
 def _before_fork() -> None:
@@ -91,13 +97,15 @@ class Guard:
         self.waiting = Waiting(
             self.session, self.noticing, self.acting, self.followers, self.recovering, self.sharing, self.scaling, self.foreseeing, self._finish
         )
+        self.command: list[str] = []  # that started this process, where it was `whynan run`: another rank is to be started like it
         self.stepping = False  # an optimizer's own step is running
-        self._interception = Interception(self)
+        self.interception = Interception(self)
         self._risky: dict[int, bool] = {}
         self._cramped: set[int] = set()  # optimizers whose state does not fit in memory twice
         self._open = False
         self._in_backward = False
         self._stepped_inside: torch.optim.Optimizer | None = None
+        self._met_foreign = False
         self._told_of_threads = self._told_of_inside = False
         self._several = False  # asked now and then: a process group is up before the first step
         self._overrides = rates.Overrides()
@@ -121,7 +129,7 @@ class Guard:
                 other.journal.say("whynan: watching begins anew; what was watched before is closed")
                 other.close()
         self.recovering.begin()
-        self._interception.install()
+        self.interception.install()
         self.session.broken = self.recorder.faulty = self._internal_error
         self.recorder.seen_probe = self.noticing.probed
         self.recorder.seen_write = self.by_hand.may_write
@@ -163,7 +171,7 @@ class Guard:
         self.session.guarded(lambda: self.foreseeing.state(wait=True))
         self.together.leave()
         self.recorder.stop()
-        self._interception.remove()
+        self.interception.remove()
         try:
             self.journal.close(self.session.step_count, self.session.budget)
         except Exception as error:
@@ -190,18 +198,18 @@ class Guard:
         """Take models and optimizers that were made before watching began."""
         for item in objects:
             if isinstance(item, torch.optim.Optimizer):
-                self._interception.watch_step_of(type(item))
-                self._interception.watch_step_on(item)
+                self.interception.watch_step_of(type(item))
+                self.interception.watch_step_on(item)
                 self.optimizer_made(item)
             elif isinstance(item, torch.nn.Module):
                 self.noticing.made_or_loaded(item)
-                self._interception.wrap_hooks(item)
+                self.interception.wrap_hooks(item)
 
     def _internal_error(self, error: BaseException) -> None:
         """Log once, switch the watching off, let the training go on."""
         self.journal.internal_error(error)
         self.recorder.stop()
-        self._interception.remove()
+        self.interception.remove()
 
     # -- doors: state -------------------------------------------------------------------------------------------
 
@@ -314,11 +322,23 @@ class Guard:
         finally:
             self._in_backward = False
         if self.session.by_hand:
+            self._meet_foreign_optimizers()
             self.session.guarded(self.by_hand.check_gradients)
         elif self._stepped_inside:
             self.session.guarded(self._after_hooks)
         elif self.options.drop_alone:
             self.recorder.next_micro_batch()
+        return result
+
+    def _meet_foreign_optimizers(self) -> None:
+        if not self._met_foreign:
+            self._met_foreign = self.session.guarded(lambda: watch_foreign_optimizers(self.interception)) is not False
+
+    def update_by_hand(self, call: Callable[..., Any], optimizer: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """An optimizer that is not torch's updates weights: the end of a step that by itself would have none."""
+        allowed = self.by_hand.may_update()
+        result = call(optimizer, *args, **kwargs) if allowed else None
+        self._finish(None, allowed)
         return result
 
     def _drops_alone(self) -> bool:

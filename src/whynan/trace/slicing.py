@@ -16,6 +16,8 @@ _ACCEPT_NEGINF = ("_softmax", "_log_softmax", "logsumexp", "_safe_softmax", "log
                   "max", "amax", "_ctc_loss")  # fmt: skip
 # operations that give -inf only where there is nothing else
 _REDUCE_NEGINF = ("logaddexp", "logaddexp2", "logsumexp", "logcumsumexp")
+_LOGS = ("log", "log2", "log10", "log1p")
+_ADD_UP = ("sum", "mean", "dot", "cumsum", "pow", "abs")
 # operations that leave an infinity where it is
 _CARRY = ("view", "_unsafe_view", "reshape", "expand", "transpose", "permute", "t", "clone", "detach", "alias", "unsqueeze", "squeeze",
           "slice", "select", "add", "sub", "mul", "div", "neg", "_to_copy", "copy_", "cat", "stack", "masked_fill", "masked_fill_", "where",
@@ -132,6 +134,8 @@ def _entry_of_infinity(graph: Graph, op: Op, found: Slice, after: dict[int, int]
     if picking and all(base(o) in _CARRY for o in chain):
         return picking[0]  # the masked entry itself was picked, and carried from there
     letting_in = [o for o in chain if base(o) not in _CARRY]
+    if len(letting_in) > 1 and base(chain[-1]) in _LOGS and base(letting_in[-2]) in _ADD_UP:
+        return chain[-1]  # a mask in the log domain is added to scores; one that is summed up is a log like any other
     return letting_in[-1] if letting_in and letting_in[-1] is not chain[-1] else (letting_in[0] if letting_in else chain[-1])
 
 
