@@ -37,6 +37,7 @@ from whynan.engine.session import Session, parameters_of, symptom_of
 from whynan.engine.sharing import Sharing
 from whynan.engine.together import Together
 from whynan.engine.waiting import Waiting
+from whynan.engine.watched import watched
 from whynan.errors import TrainingStopped
 from whynan.recovery.followers import Followers
 from whynan.recovery.place import rank_here
@@ -157,7 +158,7 @@ class Guard:
         self.recorder.stop()
         self._interception.remove()
         try:
-            self.journal.close(self.session.step_count, self.session.budget)
+            self.journal.close(self.session.step_count, self.session.budget, watched(self.session, self.options, self.foreseeing))
         except Exception as error:
             self.journal.internal_error(error)
 
