@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from whynan import __version__
+from whynan.errors import UsageError
 from whynan.records import Action, Incident, Json, Notice, dumps
 from whynan.recovery.place import rank_here
 from whynan.recovery.policy import Budget
@@ -204,6 +205,8 @@ class Journal:
             return None
         try:
             return write_report(self._root or home)
+        except UsageError:
+            return None  # somebody has removed the files
         except OSError as error:
             self._give_up(error)
             return None

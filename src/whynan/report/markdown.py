@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from whynan.records import Histogram, Incident, Stage, count, number
@@ -11,6 +12,7 @@ from whynan.report.hiding import Contents, hide
 from whynan.report.reading import FINITE, MISSING, NAN, NEGINF, SERIES, Run
 from whynan.report.tree import branches
 
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # nothing in it may steer a terminal
 _ROWS, _KINDS, _LAST, _MODULES = 200, 30, 12, 40
 
 
@@ -18,7 +20,7 @@ def render(run: Run, contents: Contents | None = None) -> str:
     """Return the report."""
     contents = contents or Contents()
     run = hide(run, contents)
-    parts = ["# whynan report", "", telling.verdict(run), telling.outcome(run), "", telling.contents_text(contents.source, contents.values), ""]
+    parts = ["# whynan report", "", cell(telling.verdict(run)), cell(telling.outcome(run)), "", telling.contents_text(contents.source, contents.values), ""]
     if run.incidents:
         parts += [*_table(run), ""]
     kinds = list(telling.kinds_of(run.incidents).values())
@@ -26,7 +28,7 @@ def render(run: Run, contents: Contents | None = None) -> str:
         parts += [*_one(same[0], run, contents), ""]
     parts += [f"{len(kinds) - _KINDS} more kinds are in incidents.jsonl.", ""] if len(kinds) > _KINDS else []
     parts += [*_curves(run, contents), *_modules(run), *_watched(run)]
-    return "\n".join(parts).rstrip("\n") + "\n"
+    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], "\n".join(parts).rstrip("\n") + "\n")
 
 
 def cell(text: object) -> str:

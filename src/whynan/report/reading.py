@@ -9,13 +9,13 @@ import re
 from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING as NO_DEFAULT
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from whynan import records
 from whynan.errors import UsageError
-from whynan.records import Confidence, Incident, Json, Notice, NoticeKind, Origin, Phase, Span
+from whynan.records import Confidence, Histogram, Incident, Json, Notice, NoticeKind, Origin, Phase, Span
 from whynan.report import about
 
 T = TypeVar("T")
@@ -121,6 +121,8 @@ def _rows(folder: Path, name: str, facts: Mapping[str, Json], bad: list[int]) ->
 
 
 def _lines(path: Path, start: int) -> Iterator[str]:
+    if not path.is_file():  # a device or a pipe would never end
+        return
     try:
         with path.open("rb") as file:
             if start <= path.stat().st_size:
@@ -188,7 +190,14 @@ def real(value: object) -> float | None:
 
 def incident_of(row: Mapping[str, Json]) -> Incident:
     """Return the incident that a line of `incidents.jsonl` tells; what is missing or of another kind is left at its default."""
-    return _record(Incident, row)
+    made = _record(Incident, row)
+    return replace(made, histograms=tuple(h for h in made.histograms if _drawable(h)))
+
+
+def _drawable(histogram: Histogram) -> bool:
+    """Whether a histogram is one: an edge more than there are bars, and no bar below zero."""
+    bars = len(histogram.counts)
+    return len(histogram.edges) == (bars + 1 if bars else 0) and min(histogram.counts, default=0) >= 0
 
 
 _DEFAULTS: dict[str, Any] = {"str": "", "int": 0, "float": 0.0, "bool": False}
