@@ -61,8 +61,8 @@ class Bar:
 
 
 def bars(histogram: Histogram) -> list[Bar]:
-    """Lay the bars of a histogram out."""
-    if not histogram.counts or len(histogram.edges) != len(histogram.counts) + 1:
+    """Lay the bars of a histogram out; a single value is said in words."""
+    if len(histogram.counts) < 2 or len(histogram.edges) != len(histogram.counts) + 1:
         return []
     width, top = WIDE / len(histogram.counts), max(max(histogram.counts), 1)
     found = []

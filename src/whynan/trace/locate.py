@@ -149,7 +149,7 @@ def _trace(program: Program, targets: Targets, extra: dict[int, tuple[str, str]]
     with program.still(), module_names(program.roots, tracer), tracer:
         run = program.play(tracer)
         if not keep:
-            with tracer.blind(), torch._C.DisableTorchFunction():
+            with tracer.aside():
                 look_at_weights(program.roots, tracer.graph.modules)
         starts = [] if keep else _bad_targets(tracer, targets(run) if run.error is None or run.losses else [])
     return Traced(tracer, run, starts)
@@ -198,7 +198,7 @@ def module_names(roots: list[torch.nn.Module], tracer: Tracer) -> Iterator[None]
     def leave(module: torch.nn.Module, args: Any, output: Any) -> None:
         name = tracer.modules.pop() if tracer.modules else LOSS
         if name is not LOSS and not tracer.light:
-            with tracer.blind(), torch._C.DisableTorchFunction():
+            with tracer.aside():
                 look_at_output(name, module, output, tracer.graph.modules)
 
     first = module_hooks.register_module_forward_pre_hook(enter)

@@ -118,7 +118,7 @@
       legend: { show: false }, padding: [8, 8, 0, 0],
       cursor: { sync: { key: this.section.id }, y: false, drag: { x: true, y: false, setScale: true }, points: { size: 6 } },
       scales: { x: { time: false, range: function (u, min, max) { return min === max ? [min - 1, max + 1] : [min, max]; } },
-                y: log ? { distr: 3 } : { range: function (u, min, max) { return spread(min, max, key === "headroom"); } } },
+                y: log ? { distr: 3, range: function (u, min, max) { return min > 0 ? [min / 1.25, max * 1.25] : [0.1, 1]; } } : { range: function (u, min, max) { return spread(min, max, key === "headroom"); } } },
       axes: [Object.assign({}, axis, { size: last ? 26 : 6, values: last ? undefined : function (u, found) { return found.map(function () { return ""; }); } }),
              Object.assign({}, axis, { size: 58, space: 20, splits: log ? powers : undefined, values: function (u, found) { return found.map(label); } })],
       series: [{}, { stroke: css("--curve"), width: 1.5, spanGaps: false,
