@@ -21,6 +21,7 @@ from whynan.report.hiding import Contents
 from whynan.report.listing import listing
 from whynan.report.reading import Curves, incident_of, read_run
 from whynan.report.thinning import thinned
+from whynan.report.tree import branches
 from whynan.report.writing import write_report
 
 TRAIN = """
@@ -358,6 +359,35 @@ def test_markdown_blocks_cannot_be_ended_from_inside(tmp_path: Path) -> None:
     told = json.loads(json.dumps(incident()).replace("difference", "```"))
     text = markdown.render(read_run(write_run(tmp_path / "run", [told], metrics(3))))
     assert "````text" in text
+
+
+def test_open_starts_a_browser(tmp_path: Path) -> None:
+    """--open hands the page to the browser of the system."""
+    script = tmp_path / "browser"
+    script.write_text(f'#!/bin/sh\necho "$1" > {tmp_path}/asked\n')
+    script.chmod(0o755)
+    run = write_run(tmp_path / "run", [incident()], metrics(3))
+    command = [PYTHON, "-m", "whynan", "report", "--open", str(run)]
+    done = subprocess.run(command, env={**ENVIRONMENT, "BROWSER": f"{script} %s"}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "asked").read_text().strip() == (run / "report.html").as_uri()
+
+
+def test_an_incident_after_the_last_metrics_is_on_the_axis(tmp_path: Path) -> None:
+    """A crash has no line of metrics: its step is on the axis all the same."""
+    page = html.page_for([write_run(tmp_path / "run", [incident(7)], metrics(5))])
+    data = data_of(page)
+    assert data["steps"] == [0, 1, 2, 3, 4, 7]
+    assert data["series"]["loss"][-1] is None
+
+
+def test_modules_are_told_by_what_their_name_adds(tmp_path: Path) -> None:
+    """Containers that are not listed stay part of the name; numbers are in order."""
+    names = ("", "blocks.2", "blocks.10", "blocks.2.fc", "head")
+    told = incident(modules=[{"name": n, "kind": "M", "dtype": "float16", "largest": 32752.0} for n in names])
+    rows, _ = branches(read_run(write_run(tmp_path / "run", [told], [])))
+    assert [(r.shown, r.depth) for r in rows] == [("(model)", 0), ("blocks.2", 1), ("fc", 2), ("blocks.10", 1), ("head", 1)]
+    assert {r.output_share for r in rows} == {"50 %"}
 
 
 # -- following --------------------------------------------------------------------------------------------------

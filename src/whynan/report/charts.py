@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from whynan.records import Incident, Json, count, number
+from whynan.records import Incident, Json, count, jsonable, number
 from whynan.report.limits import LIMITS, doublings
 from whynan.report.reading import FINITE, INF, MISSING, NAN, NEGINF, Curves, Run, real
 from whynan.report.thinning import thinned
@@ -37,18 +38,27 @@ def charts(run: Run) -> tuple[list[Chart], dict[str, Json]]:
     always = frozenset(i.step for i in run.incidents)
     kept = thinned(run.curves, always)
     told = [Chart(key, title, _summary(run.curves, key) or why, run.curves.has(key)) for key, title, why in _TITLES]
-    series: dict[str, Json] = {key: _points(run.curves, key, kept) for key, _, _ in _TITLES if run.curves.has(key)}
-    room = _headroom(run, kept)
+    steps, places = _with_incidents(run, kept)
+    series: dict[str, Json] = {key: _points(run.curves, key, places) for key, _, _ in _TITLES if run.curves.has(key)}
+    room = _headroom(run, places)
     if any(isinstance(v, float) for v in room):
         series["headroom"] = room
     told.append(_headroom_chart(run, room))
     told.sort(key=lambda chart: not chart.drawn)
-    return told, {"steps": [run.curves.steps[i] for i in kept], "series": series, "thinned": len(kept) < len(run.curves)}
+    return told, {"steps": jsonable(steps), "series": series, "thinned": len(kept) < len(run.curves)}
 
 
-def _points(curves: Curves, key: str, kept: Sequence[int]) -> list[Json]:
+def _with_incidents(run: Run, kept: Sequence[int]) -> tuple[list[int], list[int | None]]:
+    """The steps to draw and their places; an incident that no line of metrics is about, as of a crash, has a step without place."""
+    found: dict[int, int | None] = {run.curves.steps[i]: i for i in kept}
+    found |= {i.step: None for i in run.incidents if i.step >= 0 and i.step not in found} if found else {}
+    steps = sorted(found)
+    return steps, [found[step] for step in steps]
+
+
+def _points(curves: Curves, key: str, places: Sequence[int | None]) -> list[Json]:
     values, kinds = curves.values[key], curves.kinds[key]
-    return [_rounded(values[i]) if kinds[i] == FINITE else _WORDS.get(kinds[i]) for i in kept]
+    return [None if i is None else _rounded(values[i]) if kinds[i] == FINITE else _WORDS.get(kinds[i]) for i in places]
 
 
 def _rounded(value: float) -> float:
@@ -66,14 +76,14 @@ def _summary(curves: Curves, key: str) -> str:
     return "; ".join(words)
 
 
-def _headroom(run: Run, kept: Sequence[int]) -> list[Json]:
-    """The fewest doublings that loss and gradient norm have left at each step, and float16 weights where they were read."""
+def _headroom(run: Run, places: Sequence[int | None]) -> list[Json]:
+    """The fewest doublings that loss and gradient norm have left at each step, and float16 weights as they were last read."""
     dtypes = {"loss": _dtype(run, "loss_dtype"), "grad_norm": _dtype(run, "norm_dtype")}
     weights = _weight_readings(run.watched)
-    return [_room_at(run.curves, place, dtypes, weights) for place in kept]
+    return [None if place is None else _room_at(run.curves, place, dtypes, weights) for place in places]
 
 
-def _room_at(curves: Curves, place: int, dtypes: Mapping[str, str], weights: Mapping[int, float]) -> Json:
+def _room_at(curves: Curves, place: int, dtypes: Mapping[str, str], weights: Sequence[tuple[int, float]]) -> Json:
     found = []
     for key, dtype in dtypes.items():
         kind = curves.kinds[key][place]
@@ -81,20 +91,20 @@ def _room_at(curves: Curves, place: int, dtypes: Mapping[str, str], weights: Map
             return _WORDS[kind]
         left = doublings(curves.values[key][place], dtype) if kind == FINITE else None
         found += [left] if left is not None else []
-    weight = weights.get(curves.steps[place])
-    found += [weight] if weight is not None else []
+    before = bisect.bisect_right(weights, (curves.steps[place], math.inf))
+    found += [weights[before - 1][1]] if before else []
     return round(min(found), 2) if found else None
 
 
-def _weight_readings(facts: Mapping[str, Json]) -> dict[int, float]:
-    """By step: the fewest doublings a float16 weight had left."""
+def _weight_readings(facts: Mapping[str, Json]) -> list[tuple[int, float]]:
+    """Step by step, in order: the fewest doublings a float16 weight had left."""
     found: dict[int, float] = {}
     for points in readings_of(facts).values():
         for step, value in points:
             left = doublings(value, "float16")
             if left is not None:
                 found[step] = min(left, found.get(step, math.inf))
-    return found
+    return sorted(found.items())
 
 
 def readings_of(facts: Mapping[str, Json]) -> dict[str, list[tuple[int, float]]]:
@@ -118,7 +128,7 @@ def _headroom_chart(run: Run, room: Sequence[Json]) -> Chart:
         return Chart("headroom", _HEADROOM, "not measured", False)
     dtypes = f"loss in {_dtype(run, 'loss_dtype')}, gradient norm in {_dtype(run, 'norm_dtype')}"
     assumed = "" if run.watched.get("loss_dtype") else " (dtype not told, taken as float32)"
-    weights = "; float16 weights every 100 steps" if readings_of(run.watched) else ""
+    weights = "; float16 weights as last read, every 100 steps" if readings_of(run.watched) else ""
     return Chart("headroom", _HEADROOM, f"least {number(min(known))}", True, f"{dtypes}{assumed}{weights}; activations are measured only at an incident")
 
 

@@ -189,7 +189,7 @@ class Journal:
             with contextlib.suppress(OSError):
                 self._metrics.close()
         if self._begun is not None and not self._broken:
-            about.finish(self._begun, steps, watched or {})
+            about.finish(self._begun, steps, {**(watched or {}), "incidents": sum(self.counts.values())})
         if any(self.notices.values()):
             where = self.directory / "warnings.jsonl" if self.directory is not None and self.files and not self._broken else None
             self.say(terminal.warnings_line(self.notices, _short_path(where)))

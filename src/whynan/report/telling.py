@@ -79,12 +79,15 @@ def outcome(run: Run) -> str:
     if not run.incidents:
         return "Every loss, gradient and weight that was looked at is finite." if run.steps else "The run has written no step yet."
     total, kinds = len(run.incidents), len(kinds_of(run.incidents))
-    taken = Counter(i.action.taken for i in run.incidents)
+    counted = run.watched.get("incidents")
+    more = counted - total if isinstance(counted, int) else 0
+    rest = f" {plural(more, 'later step')} bad for the same reason {'is' if more == 1 else 'are'} counted, not told." if more > 0 else ""
     if total == 1:
         words = _DONE.get(run.incidents[0].action.taken, run.incidents[0].action.taken)
-        return words[:1].upper() + words[1:] + "."
+        return words[:1].upper() + words[1:] + "." + rest
+    taken = Counter(i.action.taken for i in run.incidents)
     done = ", ".join(f"{n} {word}" for word, n in taken.most_common())
-    return f"{plural(total, 'incident')} in {plural(run.steps, 'step')}, {plural(kinds, 'different kind')}: {done}."
+    return f"{plural(total, 'incident')} in {plural(run.steps, 'step')}, {plural(kinds, 'different kind')}: {done}.{rest}"
 
 
 def label_of(remedy: Remedy) -> str:

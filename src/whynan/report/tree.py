@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -27,7 +28,7 @@ class Branch:
     """One row of the tree."""
 
     name: str
-    shown: str  # the last part of the name
+    shown: str  # what its name adds to that of the row it is part of
     depth: int
     kind: str
     bad: str  # what was bad: output, weights, gradient
@@ -49,13 +50,29 @@ def branches(run: Run) -> tuple[list[Branch], int]:
             seen.setdefault(state.name, _Seen(state.kind)).states.append((incident.step, state))
     readings = readings_of(run.watched)
     ordered = sorted(seen.items(), key=lambda item: _order(item[0]))
-    rows = [_branch(name, found, run, _of_module(name, readings)) for name, found in ordered[:MOST]]
+    rows = [_branch(name, seen, run, _of_module(name, readings)) for name, _ in ordered[:MOST]]
     return rows, max(len(ordered) - MOST, 0)
 
 
-def _order(name: str) -> list[tuple[int, str]]:
-    """Parts that are numbers by their value."""
-    return [(int(p), "") if p.isascii() and p.isdigit() else (-1, p) for p in name.split(".")] if name else []
+def _order(name: str) -> list[tuple[str, int]]:
+    """Numbers in a name by their value: `l2` before `l10`."""
+    return [(words, int(digits or -1)) for words, digits in re.findall(r"(\D*)([0-9]{0,15})", name)] if name else []
+
+
+def _parent(name: str, listed: dict[str, _Seen]) -> str:
+    """The nearest listed module that a module is part of; containers that only hold others are not listed."""
+    while name:
+        name = name.rpartition(".")[0]
+        if name in listed:
+            break
+    return name
+
+
+def _depth(name: str, listed: dict[str, _Seen]) -> int:
+    depth = 0
+    while name:
+        name, depth = _parent(name, listed), depth + 1
+    return min(depth, _DEEPEST)
 
 
 def _of_module(name: str, readings: dict[str, list[tuple[int, float]]]) -> list[tuple[int, float]]:
@@ -68,7 +85,8 @@ def _of_module(name: str, readings: dict[str, list[tuple[int, float]]]) -> list[
     return sorted(found.items())
 
 
-def _branch(name: str, seen: _Seen, run: Run, readings: list[tuple[int, float]]) -> Branch:
+def _branch(name: str, listed: dict[str, _Seen], run: Run, readings: list[tuple[int, float]]) -> Branch:
+    seen = listed[name]
     bad = [(step, state) for step, state in seen.states if state.bad]
     first = bad[0][0] if bad else None
     top = max((s for _, s in seen.states if s.largest is not None), key=lambda s: s.largest or 0.0, default=None)
@@ -77,8 +95,8 @@ def _branch(name: str, seen: _Seen, run: Run, readings: list[tuple[int, float]])
     drawn = sparkline(points)
     return Branch(
         name,
-        name.rpartition(".")[2] or "(model)",
-        min(name.count(".") + 1, _DEEPEST) if name else 0,
+        name.removeprefix(f"{_parent(name, listed)}.") or "(model)",
+        _depth(name, listed),
         seen.kind,
         _damage([state for _, state in bad]),
         _last_good(run.incidents, first, run.steps),

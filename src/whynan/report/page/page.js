@@ -119,8 +119,8 @@
       cursor: { sync: { key: this.section.id }, y: false, drag: { x: true, y: false, setScale: true }, points: { size: 6 } },
       scales: { x: { time: false, range: function (u, min, max) { return min === max ? [min - 1, max + 1] : [min, max]; } },
                 y: log ? { distr: 3, range: function (u, min, max) { return min > 0 ? [min / 1.25, max * 1.25] : [0.1, 1]; } } : { range: function (u, min, max) { return spread(min, max, key === "headroom"); } } },
-      axes: [Object.assign({}, axis, { size: last ? 26 : 6, values: last ? undefined : function (u, found) { return found.map(function () { return ""; }); } }),
-             Object.assign({}, axis, { size: 58, space: 20, splits: log ? powers : undefined, values: function (u, found) { return found.map(label); } })],
+      axes: [Object.assign({}, axis, { incrs: WHOLE, size: last ? 26 : 6, values: last ? undefined : function (u, found) { return found.map(function () { return ""; }); } }),
+             Object.assign({}, axis, { size: 58, space: 20, splits: log ? powers : undefined, filter: function (u, found) { return found; }, values: function (u, found) { return found.map(label); } })],
       series: [{}, { stroke: css("--curve"), width: 1.5, spanGaps: false,
                      points: { show: false, size: 4, fill: css("--curve"), filter: function (u) { return lonely(u, values); } } }],
       hooks: {
@@ -136,6 +136,9 @@
     return plot;
   };
 
+  var WHOLE = []; // steps are whole numbers
+  for (var power = 1; power < 1e15; power *= 10) WHOLE.push(power, 2 * power, 5 * power);
+
   function spread(min, max, fromZero) {
     if (min === null || max === null || min === undefined) return [0, 1];
     if (fromZero) min = Math.min(0, min);
@@ -143,15 +146,17 @@
     return [fromZero && min === 0 ? 0 : min - room, max + room];
   }
 
-  function powers(u, axis, min, max) { // few whole powers of ten; within one power 1, 2, 5
-    var low = Math.floor(Math.log10(min)), high = Math.ceil(Math.log10(max)), each = Math.max(1, Math.ceil((high - low) / 4)), found = [];
-    for (var power = low; power <= high; power += high - low <= 1 ? 1 : each) {
-      (high - low <= 1 ? [1, 2, 5] : [1]).forEach(function (digit) {
+  function powers(u, axis, min, max) { // at most a few marks: whole powers of ten, and between them where the range is narrow
+    var low = Math.floor(Math.log10(min)), high = Math.ceil(Math.log10(max)), found = [];
+    var digits = max / min < 4 ? [1, 1.5, 2, 3, 4, 5, 6, 8] : max / min < 40 ? [1, 2, 5] : [1];
+    for (var power = low; power <= high; power++) {
+      digits.forEach(function (digit) {
         var value = Number((digit * Math.pow(10, power)).toPrecision(6));
-        if (value >= min * 0.999 && value <= max * 1.001) found.push(value);
+        if (value >= min && value <= max) found.push(value);
       });
     }
-    return found;
+    var each = Math.ceil(found.length / 4);
+    return found.filter(function (value, index) { return index % each === 0; });
   }
 
   function label(value) {
