@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import ENVIRONMENT, PYTHON, Sandbox, hears_ctrl_c
@@ -17,6 +19,7 @@ from run_folders import HOSTILE, incident, metrics, write_run
 from whynan.errors import UsageError
 from whynan.records import dumps
 from whynan.report import html, markdown
+from whynan.report.following import frame
 from whynan.report.hiding import Contents
 from whynan.report.listing import listing
 from whynan.report.reading import Curves, incident_of, read_run
@@ -227,6 +230,30 @@ def test_lines_that_are_not_what_they_should_be(tmp_path: Path, line: dict[str, 
     (run / "incidents.jsonl").write_text(json.dumps(line) + "\n")
     assert len(read_run(run).incidents) == 1
     assert write_report(run).stat().st_size > 50_000
+
+
+_ODD = [None, True, -1, 1e308, -1e-320, 10**30, "nan", "", "</script>", "\ud800", "\x00", [], {}, [[]], [None], {"a": 1}]
+
+
+def _mutated(value: Any, draw: random.Random) -> Any:
+    if draw.random() < 0.05:
+        return draw.choice(_ODD)
+    if isinstance(value, dict):
+        return {k: _mutated(v, draw) for k, v in value.items() if draw.random() > 0.05}
+    return [_mutated(v, draw) for v in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_files_of_any_kind_make_a_page(tmp_path: Path, seed: int) -> None:
+    """Whatever is in the fields of a line, page, text and live view are made of it."""
+    draw = random.Random(seed)
+    facts = {"steps": 5, "from": {"metrics.jsonl": 0}, "watched": {"models": [{"kind": "M", "parameters": 3}], "readings": {"w": [[1, 2.0]]}, "incidents": 7}}
+    for number in range(8):
+        told = [line for line in (_mutated(incident(n), draw) for n in range(3)) if isinstance(line, dict)]
+        run = write_run(tmp_path / str(number), told, [_mutated(row, draw) for row in metrics(6, (2,))], {**facts, "watched": _mutated(facts["watched"], draw)})
+        for contents in (Contents(), Contents(source=False, values=False)):
+            assert write_report(run, contents).stat().st_size > 50_000
+        assert frame(read_run(run)).plain
 
 
 def test_incidents_of_an_older_version(tmp_path: Path) -> None:

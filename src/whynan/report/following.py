@@ -106,9 +106,10 @@ def spark(values: Sequence[float], width: int) -> str:
 def _cell(cell: Sequence[float], log: bool, low: float, high: float) -> str:
     if any(not math.isfinite(v) for v in cell):
         return CROSS
-    value = sum(cell) / len(cell)
+    value = sum(v / len(cell) for v in cell)
     value = math.log(value) if log else value
-    return _BLOCKS[round(7 * (value - low) / (high - low))] if high > low else _BLOCKS[3]
+    share = (value / 2 - low / 2) / (high / 2 - low / 2) if high > low else 0.5  # halves: the whole may be past the range of a float
+    return _BLOCKS[round(7 * min(max(share, 0.0), 1.0))]
 
 
 def _incidents(text: Text, run: Run) -> None:

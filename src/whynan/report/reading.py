@@ -237,7 +237,8 @@ def _value(annotation: str, value: Any) -> Any:
 
 def _plain(annotation: str, value: Any) -> Any:
     if annotation == "str":
-        return value if isinstance(value, str) else "" if value is None else str(value)[:200]
+        text = value if isinstance(value, str) else "" if value is None else str(value)[:200]
+        return text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
     if annotation == "float":
         return real(value) if real(value) is not None else 0.0
     if annotation == "int":
