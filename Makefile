@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
+BROWSER := $(VENV)/.browser
+
 .PHONY: demo test lint types golden clean
 
 $(STAMP): pyproject.toml constraints.txt
@@ -18,7 +20,15 @@ demo: $(STAMP)
 	$(BIN)/python benchmarks/scoreboard.py --tool whynan
 	-$(BIN)/whynan run --run-dir $(VENV)/demo-run tests/cases/WN501-infinite-slope/bad.py
 
-test: $(STAMP)
+# A Chromium for the tests of the report page: one that is there, playwright's, or Debian's; without any those tests are skipped.
+$(BROWSER): $(STAMP)
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null \
+	  || $(BIN)/playwright install chromium >/dev/null 2>&1 \
+	  || { command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq chromium >/dev/null; } \
+	  || echo "no Chromium could be installed: the tests of the report page will be skipped"
+	@touch $(BROWSER)
+
+test: $(STAMP) $(BROWSER)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 lint: $(STAMP)

@@ -290,7 +290,7 @@ def test_healthy_run_is_silent(box: Sandbox) -> None:
     """Nothing wrong: nothing on stderr, no incidents, no report, only metrics."""
     done = box.watched(TRAIN.replace("step != 2", "True"))
     assert (done.err, done.status) == ("", 0)
-    assert sorted(p.name for p in box.run_dir.iterdir()) == ["metrics.jsonl"]
+    assert sorted(p.name for p in box.run_dir.iterdir()) == ["metrics.jsonl", "run.json"]
 
 
 def test_script_without_torch_leaves_nothing(box: Sandbox) -> None:
@@ -337,7 +337,7 @@ def test_script_changes_folder(box: Sandbox) -> None:
     path = box.write("import os\nos.makedirs('elsewhere')\n" + source)
     done = box.forked("run", "--run-dir", "files", str(path))
     assert done.status == 0, done.err
-    assert sorted(p.name for p in (box.folder / "files").iterdir()) == ["capsules", "incidents.jsonl", "metrics.jsonl", "report.md"]
+    assert sorted(p.name for p in (box.folder / "files").iterdir()) == ["capsules", "incidents.jsonl", "metrics.jsonl", "report.html", "report.md", "run.json"]
     assert list((box.folder / "elsewhere").iterdir()) == []
 
 

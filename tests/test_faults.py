@@ -173,7 +173,7 @@ def test_run_directory_that_cannot_be_made(box: Sandbox, place: str) -> None:
     assert "wrote" not in done.err
 
 
-@pytest.mark.parametrize("full", [["metrics.jsonl"], ["incidents.jsonl"], ["report.md"], ["metrics.jsonl", "incidents.jsonl", "report.md"]])
+@pytest.mark.parametrize("full", [["metrics.jsonl"], ["incidents.jsonl"], ["metrics.jsonl", "incidents.jsonl"]])
 def test_full_disk(box: Sandbox, full: list[str]) -> None:
     """No space left on the device: said once in a line, no traceback, the training and the diagnosis go on."""
     if not os.path.exists("/dev/full"):
@@ -188,6 +188,24 @@ def test_full_disk(box: Sandbox, full: list[str]) -> None:
     assert "error[WN" in done.err
     assert "Traceback" not in done.err
     assert "internal error" not in done.err
+
+
+def test_disk_that_is_full_when_the_report_is_written(box: Sandbox) -> None:
+    """No space for the report: said once, and no half of it is left."""
+
+    def fill() -> None:
+        import whynan.report.writing
+
+        def fail(path: Path, text: str) -> None:
+            raise OSError(28, "No space left on device")
+
+        whynan.report.writing.replace_text = fail
+
+    done = box.watched(BAD, before=fill)
+    assert done.status == 0
+    assert len(re.findall("cannot write the run directory .No space left", done.err)) == 1
+    assert "internal error" not in done.err
+    assert not list(box.run_dir.glob("*report*"))
 
 
 def test_disk_that_fills_up(box: Sandbox) -> None:
@@ -283,6 +301,8 @@ IN_A_DIAGNOSIS = [
     "whynan.report.terminal:diagnosis",
     "whynan.report.terminal:farewell",
     "whynan.report.markdown:render",
+    "whynan.report.html:render",
+    "whynan.engine.guard:watched",
 ]
 
 

@@ -194,7 +194,7 @@ def test_incident_record_keeps_the_contract() -> None:
     assert read["origin"]["inputs"][0]["min"] == "-inf"
     assert read["origin"]["inputs"][0]["max"] == "nan"
     assert read["origin"]["from"] == [
-        {"file": "b.py", "line": 2, "end_line": 2, "column": 0, "end_column": 0, "function": "", "code": "", "label": "made here"}
+        {"file": "b.py", "line": 2, "end_line": 2, "column": 0, "end_column": 0, "function": "", "code": "", "indent": -1, "label": "made here"}
     ]
     assert read["cause"]["confidence"] == "proven"
 

@@ -42,7 +42,7 @@ def test_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [(i.step, i.cause.code) for i in guard.incidents] == [(2, "WN101")]
     guard.close()
     assert guard.run_dir == tmp_path / "run"
-    assert sorted(p.name for p in guard.run_dir.iterdir()) == ["capsules", "incidents.jsonl", "metrics.jsonl", "report.md"]
+    assert sorted(p.name for p in guard.run_dir.iterdir()) == ["capsules", "incidents.jsonl", "metrics.jsonl", "report.html", "report.md", "run.json"]
     assert [row["step"] for row in strict_lines(guard.run_dir / "metrics.jsonl")] == [0, 1, 2, 3]
     streams = capsys.readouterr()
     assert streams.out == ""
@@ -67,7 +67,7 @@ def test_one_line_that_is_never_closed(box: Sandbox) -> None:
     assert done.status == 0, done.err
     assert [row["step"] for row in done.metrics] == [0, 1, 2, 3, 4]
     assert "WN101" in done.report
-    assert "report.md" in done.err
+    assert "report.html" in done.err
 
 
 def test_objects_are_optional() -> None:

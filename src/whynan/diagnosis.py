@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from whynan.capsule.excerpts import excerpts
 from whynan.capsule.replay import Program, Run, is_compiled
 from whynan.capsule.sites import Site
 from whynan.causes.catalogue import Scene
@@ -17,6 +18,7 @@ from whynan.causes.verdict import judge
 from whynan.records import Incident, Symptom
 from whynan.trace.birth import Birth
 from whynan.trace.locate import Targets, locate
+from whynan.trace.particulars import particulars
 from whynan.trace.tracer import storage_key
 from whynan.tripwire.stillness import Still
 from whynan.tripwire.values import damage_of
@@ -72,6 +74,8 @@ def diagnose(case: Case) -> Incident:
         cause=cause,
         remedies=tuple(remedies),
         experiments=tuple(experiments),
+        source=excerpts([origin.span, *origin.from_]),
+        **particulars(scene.birth, case.symptom, origin),
     )
 
 

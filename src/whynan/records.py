@@ -5,7 +5,9 @@
                  │  Symptom ─┼─► Incident ─► report
                  └─ Cause ───┤
                     Remedy ──┤
-                    Action ──┘
+                    Action ──┤
+  Stage, Excerpt, ───────────┘
+  Histogram, ModuleState
                     Notice ───────────► warnings.jsonl
 
 Every record turns into JSON that contains no bare NaN: non-finite numbers are written as strings.
@@ -100,6 +102,7 @@ class Span:
     function: str = ""
     code: str = ""
     label: str = ""
+    indent: int = -1  # white space before `code` in the file; -1: not known
 
     @property
     def known(self) -> bool:
@@ -188,6 +191,64 @@ class Experiment:
 
 
 @dataclass(frozen=True, slots=True)
+class Stage:
+    """One operation on the way the damage took from its origin to the symptom."""
+
+    role: str  # argument | forward | origin | carried | symptom
+    op: str
+    phase: str = ""
+    module: str = ""
+    span: Span = NOWHERE
+    value: TensorStats | None = None  # of its result, where it was kept
+    note: str = ""  # what else is known of the result
+    left_out: int = 0  # operations before this one that are not listed
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """How the values of one tensor are spread; `edges` has one more than `counts`."""
+
+    name: str
+    dtype: str
+    edges: tuple[float, ...]
+    counts: tuple[int, ...]
+    logarithmic: bool = False  # the bars are decades of the magnitude, negative ones first; zeros stand apart
+    zeros: int = 0
+    nan: int = 0
+    posinf: int = 0
+    neginf: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleState:
+    """One module of the model in the failing step."""
+
+    name: str
+    kind: str
+    dtype: str = ""  # of its output
+    largest: float | None = None  # largest finite magnitude of its output
+    bad_output: bool = False
+    weight_dtype: str = ""
+    weight_largest: float | None = None
+    bad_weight: bool = False
+    bad_gradient: bool = False
+
+    @property
+    def bad(self) -> bool:
+        """Whether the damage reached it."""
+        return self.bad_output or self.bad_weight or self.bad_gradient
+
+
+@dataclass(frozen=True, slots=True)
+class Excerpt:
+    """Lines of a source file around a span."""
+
+    file: str
+    first: int
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Incident:
     """One failing step, from symptom to action."""
 
@@ -200,6 +261,10 @@ class Incident:
     remedies: tuple[Remedy, ...] = ()
     experiments: tuple[Experiment, ...] = ()
     action: Action = field(default_factory=lambda: Action("observe", "observed"))
+    path: tuple[Stage, ...] = ()
+    histograms: tuple[Histogram, ...] = ()
+    modules: tuple[ModuleState, ...] = ()
+    source: tuple[Excerpt, ...] = ()
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
@@ -233,6 +298,10 @@ class Incident:
             "remedies": [jsonable(r) for r in self.remedies],
             "experiments": [jsonable(e) for e in self.experiments],
             "action": jsonable(self.action),
+            "path": jsonable(self.path),
+            "histograms": jsonable(self.histograms),
+            "modules": jsonable(self.modules),
+            "source": jsonable(self.source),
         }
 
 
@@ -276,6 +345,7 @@ def _span_json(span: Span) -> dict[str, Json]:
         "end_column": span.end_column,
         "function": span.function,
         "code": span.code,
+        "indent": span.indent,
     }
 
 

@@ -107,6 +107,7 @@ def resolve(site: Site | None, label: str = "") -> Span:
         function=site.code.co_name if site.code.co_name != "<module>" else "",
         code=text.strip(),
         label=label,
+        indent=len(text) - len(text.lstrip()) if text else -1,
     )
 
 

@@ -28,6 +28,7 @@ def judge(scene: Scene) -> tuple[Origin, Cause, list[Remedy], list[Experiment]]:
     scene.lab = Lab(scene.program, scene.targets, scene.history, scene.healthy)
     verdict = decide(_explain(scene), _explain)
     chosen, finding = verdict.rule, verdict.finding
+    scene.birth = verdict.scene.birth  # what is told beside the verdict is about the same birth
     cause = Cause(
         chosen.code,
         chosen.slug,

@@ -14,6 +14,7 @@ from whynan.commands.explain import explain
 from whynan.commands.lint import lint
 from whynan.commands.probe import probe
 from whynan.commands.replay import replay
+from whynan.commands.report import report
 from whynan.commands.run import run
 from whynan.errors import UsageError
 
@@ -27,6 +28,7 @@ def cli() -> None:
 cli.add_command(run)
 cli.add_command(explain)
 cli.add_command(replay)
+cli.add_command(report)
 cli.add_command(check)
 cli.add_command(lint)
 cli.add_command(probe)

@@ -25,6 +25,7 @@ class Foreseeing:
         self.early = EarlyWarning(options.track, spikes=self.policy is not SpikePolicy.OFF)
         self.acts = self.policy not in (SpikePolicy.WARN, SpikePolicy.OFF)
         self._tracks = bool(options.track)
+        self.dtypes: tuple[torch.dtype | None, torch.dtype | None] = (None, None)  # of the loss and the gradient norm
         self._waiting: list[tuple[int, float | None, torch.Tensor | float | None, bool, torch.optim.Optimizer, torch.dtype | None]] = []
 
     def before_update(self, optimizer: torch.optim.Optimizer) -> str:
@@ -51,6 +52,8 @@ class Foreseeing:
             norm_dtype = norm.dtype if isinstance(norm, torch.Tensor) else None
             notices = self.early.numbers(step, loss, None if norm is None else float(norm), self._curve(optimizer), dtype, norm_dtype)
             taken = self._pass_on(notices, before_update) if notices else ""
+        if waiting:
+            self.dtypes = (dtype, norm_dtype)
         return taken
 
     def late(self, step: int, loss: float, norm: float | None, optimizer: torch.optim.Optimizer) -> str:

@@ -38,6 +38,7 @@ from whynan.engine.sharing import Sharing
 from whynan.engine.standing import Standing
 from whynan.engine.together import Together
 from whynan.engine.waiting import Waiting
+from whynan.engine.watched import watched
 from whynan.errors import TrainingStopped
 from whynan.integrations.meeting import watch_foreign_optimizers
 from whynan.recovery.followers import Followers
@@ -173,7 +174,7 @@ class Guard:
         self.recorder.stop()
         self.interception.remove()
         try:
-            self.journal.close(self.session.step_count, self.session.budget)
+            self.journal.close(self.session.step_count, self.session.budget, watched(self.session, self.options, self.foreseeing))
         except Exception as error:
             self.journal.internal_error(error)
 

@@ -59,6 +59,7 @@ class Session:
         self.budget = budget
         self.journal = journal
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
+        self.optimizers_met: dict[int, str] = {}  # the kind of each, also of those that are gone
         self.has_several = False  # more than one optimizer; one that is gone may still be counted
         self.by_hand = True  # no optimizer was ever made: the program updates its weights itself
         self.window = Window()
@@ -80,6 +81,7 @@ class Session:
     def add_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Get to know an optimizer."""
         self.by_hand = False
+        self.optimizers_met[id(optimizer)] = type(optimizer).__name__
         alive = self.optimizers
         if all(o is not optimizer for o in alive):
             self._optimizers = [weakref.ref(o) for o in (*alive, optimizer)]

@@ -15,7 +15,8 @@ from typing import Any, Protocol
 from whynan.integrations import accelerate_log, mlflow, tensorboard, trackio, wandb
 from whynan.integrations.telling import Telling
 from whynan.records import Incident
-from whynan.report import markdown, terminal
+from whynan.report import terminal
+from whynan.report.writing import write_report
 from whynan.report.journal import Journal
 
 
@@ -69,10 +70,9 @@ class Trackers:
             new = all(told.run is not run and (not isinstance(run, str) or told.run != run) for told in self._told)  # MLflow's is an id
             telling.alert = new
             tracker.tell(run, telling)
-            report = self._so_far()
             if new:
                 self._told.append(_Told(name, run))
-            if new and report is not None:
+            if new and (report := self._so_far()) is not None:
                 tracker.attach(run, report)
 
     def closed(self) -> None:
@@ -88,9 +88,7 @@ class Trackers:
         home = journal.home()
         if home is None:
             return None
-        if not (home / "report.html").exists():
-            (home / "report.md").write_text(markdown.render(journal.incidents, journal.history(), journal.incidents[-1].step + 1), encoding="utf-8")
-        return _report_in(home)
+        return write_report(home)
 
     def _quietly(self, name: str, action: Callable[[], None]) -> None:
         state = random.getstate()  # the user's numbers must not move

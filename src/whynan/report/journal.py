@@ -11,21 +11,24 @@ import math
 import sys
 import traceback
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Protocol
 
 from whynan import __version__
-from whynan.records import Action, Incident, Notice, dumps
+from whynan.errors import UsageError
+from whynan.records import Action, Incident, Json, Notice, dumps
 from whynan.recovery.place import rank_here
 from whynan.recovery.policy import Budget
-from whynan.report import markdown, terminal
+from whynan.report import about, terminal
 from whynan.report.bars import above_bars
+from whynan.report.writing import write_report
 
 ISSUES = "the issue tracker of whynan"
 _FLUSH_EVERY = 64
+_WITH_MODULES = 20  # incidents that are written with the state of every module
 _QUIET_STEPS = 1000  # an early warning about one thing is spoken once in so many steps; all are written
 
 
@@ -57,6 +60,7 @@ class Journal:
         self._received: Incident | None = None  # to be written with what is done about it
         self._own = 0  # incidents that this process tells
         self.listeners: list[Listener] = []
+        self._begun: Path | None = None  # the directory that says so in its run.json
 
     # -- files --------------------------------------------------------------------------------------------------
 
@@ -76,6 +80,9 @@ class Journal:
         except OSError as error:
             self._give_up(error)
             return None
+        if self._begun != self.directory:
+            self._begun = self.directory
+            about.begin(self.directory)
         return self.directory
 
     def place(self) -> str | None:
@@ -125,16 +132,17 @@ class Journal:
         self._write_received(action)
         key = (incident.cause.code, incident.origin.span.file, incident.origin.span.line)
         self.counts[key] = self.counts.get(key, 0) + 1
+        if len(self.incidents) >= _WITH_MODULES:
+            incident = replace(incident, modules=())
         self.incidents.append(incident)
+        if tell:
+            self._own += 1
+            home = self.home()
+            if home is not None:
+                self._append(self._root or home, incident)
         for listener in self.listeners:
             listener.incident(incident)
-        if not tell:
-            return
-        self._own += 1
-        home = self.home()
-        if home is not None:
-            self._append(self._root or home, incident)
-        if self.counts[key] == 1:
+        if tell and self.counts[key] == 1:
             with self._voice():
                 terminal.show(incident)
 
@@ -182,7 +190,7 @@ class Journal:
             self._spoken[key] = notice.step
             self.say(f"whynan: warning: {notice.text}")
 
-    def close(self, steps: int, budget: Budget) -> None:
+    def close(self, steps: int, budget: Budget, watched: Mapping[str, Json] | None = None) -> None:
         """Finish the files and say how it ended."""
         if self.closed:
             return
@@ -190,24 +198,30 @@ class Journal:
         if self._metrics is not None:
             with contextlib.suppress(OSError):
                 self._metrics.close()
+        if self._begun is not None and not self._broken:
+            about.finish(self._begun, steps, {**(watched or {}), "incidents": sum(self.counts.values())})
         if any(self.notices.values()):
             where = self.directory / "warnings.jsonl" if self.directory is not None and self.files and not self._broken else None
             self.say(terminal.warnings_line(self.notices, _short_path(where)))
-        if not self._own:
-            return
-        home = self.home()
-        report: Path | None = None
-        if home is not None:
-            try:
-                report = home / "report.md"
-                report.write_text(markdown.render(self.incidents, self.history(), steps), encoding="utf-8")
-            except OSError as error:
-                self._give_up(error)
-                report = None
-        for listener in self.listeners:
+        report = self._write_report() if self._own or (self.incidents and self._root is None) else None
+        for listener in self.listeners if report is not None else ():
             listener.closed()
-        with self._voice():
-            terminal.farewell(self.incidents, self.counts, budget, _short_path(report))
+        if self._own:
+            with self._voice():
+                terminal.farewell(self.incidents, self.counts, budget, _short_path(report))
+
+    def _write_report(self) -> Path | None:
+        """Write the report of the whole job; of several ranks the last one to end has the last word."""
+        home = self.home()
+        if home is None:
+            return None
+        try:
+            return write_report(self._root or home)
+        except UsageError:
+            return None  # somebody has removed the files
+        except OSError as error:
+            self._give_up(error)
+            return None
 
     def flush(self) -> None:
         """Write out what is buffered."""

@@ -96,6 +96,8 @@ def _marked(span: Span, mark: str, label: str, gutter: int) -> list[str]:
 
 def _leading(span: Span) -> int:
     """Columns of white space before the source text."""
+    if span.indent >= 0:
+        return span.indent
     import linecache
 
     line = linecache.getline(span.file, span.line)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from whynan.capsule.sites import Site
+from whynan.records import ModuleState
 from whynan.tripwire.values import CLEAN, Damage, plain
 
 
@@ -90,6 +91,7 @@ class Graph:
     leaves: list[Leaf] = field(default_factory=list)
     node_maker: dict[int, int] = field(default_factory=dict)  # autograd node number: operation that made it
     sites: dict[int, Site | None] = field(default_factory=dict)  # tape entry: the user's line that made the call
+    modules: dict[str, ModuleState] = field(default_factory=dict)  # by their path in the model, in the order they ran
 
     def forward_of(self, op: Op) -> Op | None:
         """Return the forward operation whose autograd node a backward operation belongs to."""

@@ -16,6 +16,7 @@ from whynan.capsule.replay import Program, Run
 from whynan.records import Phase
 from whynan.trace.birth import Birth, ancestors
 from whynan.trace.graph import Colour, Graph, Leaf, Op
+from whynan.trace.modules import look_at_output, look_at_weights, paths_of
 from whynan.trace.slicing import Slice, real_use, slice_back
 from whynan.trace.tracer import Tracer, roles_of, storage_key
 from whynan.tripwire.values import damage_of
@@ -147,6 +148,9 @@ def _trace(program: Program, targets: Targets, extra: dict[int, tuple[str, str]]
     tracer = Tracer(roles_of(program.entries, program.roots, extra), keep)
     with program.still(), module_names(program.roots, tracer), tracer:
         run = program.play(tracer)
+        if not keep:
+            with tracer.aside():
+                look_at_weights(program.roots, tracer.graph.modules)
         starts = [] if keep else _bad_targets(tracer, targets(run) if run.error is None or run.losses else [])
     return Traced(tracer, run, starts)
 
@@ -184,10 +188,7 @@ def _leaf_phase(leaf: Leaf | None) -> Phase:
 @contextmanager
 def module_names(roots: list[torch.nn.Module], tracer: Tracer) -> Iterator[None]:
     """Tell the tracer which module runs, by its path in the model."""
-    names: dict[torch.nn.Module, str] = {}
-    for root in roots:
-        for name, module in root.named_modules():
-            names.setdefault(module, name)
+    names = paths_of(roots)
 
     def enter(module: torch.nn.Module, args: Any) -> None:
         # torch's own loss modules are a way to write a function, not part of a model
@@ -195,8 +196,10 @@ def module_names(roots: list[torch.nn.Module], tracer: Tracer) -> Iterator[None]
         tracer.modules.append(LOSS if loss_function else names.get(module, type(module).__name__))
 
     def leave(module: torch.nn.Module, args: Any, output: Any) -> None:
-        if tracer.modules:
-            tracer.modules.pop()
+        name = tracer.modules.pop() if tracer.modules else LOSS
+        if name is not LOSS and not tracer.light:
+            with tracer.aside():
+                look_at_output(name, module, output, tracer.graph.modules)
 
     first = module_hooks.register_module_forward_pre_hook(enter)
     last = module_hooks.register_module_forward_hook(leave, always_call=True)

@@ -38,6 +38,7 @@ class Slice:
     path: list[int] = field(default_factory=list)
     written_by: list[Op | Leaf] = field(default_factory=list)  # who wrote the deliberate infinities a birth consumed
     reached: set[int] = field(default_factory=set)
+    after: dict[int, int] = field(default_factory=dict)  # operation or leaf: the operation that took the damage on
 
 
 def base(op: Op) -> str:
@@ -55,7 +56,7 @@ def slice_back(graph: Graph, starts: list[int]) -> Slice:
     found = Slice()
     births: dict[int, Op] = {}
     todo = list(starts)
-    after: dict[int, int] = {}
+    after = found.after
     while todo:
         index = todo.pop()
         if index in found.reached:
@@ -76,7 +77,7 @@ def slice_back(graph: Graph, starts: list[int]) -> Slice:
     found.births = [births[i] for i in sorted(births)]
     if found.births:
         first = found.births[0]
-        found.path = _follow(first.index, after)
+        found.path = follow(first.index, after)
         found.written_by = writers_of(graph, first)
     elif found.leaves:
         found.leaves.sort(key=lambda leaf: leaf.first_use)
@@ -139,7 +140,8 @@ def _entry_of_infinity(graph: Graph, op: Op, found: Slice, after: dict[int, int]
     return letting_in[-1] if letting_in and letting_in[-1] is not chain[-1] else (letting_in[0] if letting_in else chain[-1])
 
 
-def _follow(index: int, after: dict[int, int]) -> list[int]:
+def follow(index: int, after: dict[int, int]) -> list[int]:
+    """Return the way from an operation to the symptom."""
     path = [index]
     while index in after and len(path) < 10_000:
         index = after[index]

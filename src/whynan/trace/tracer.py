@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -98,6 +98,12 @@ class Tracer(TorchDispatchMode):
             yield
         finally:
             self._blind = False
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Look at something that is only told beside the verdict: unseen, and a failure in it harms nothing."""
+        with suppress(Exception), self.blind(), torch._C.DisableTorchFunction():
+            yield
 
     def call_failed(self, name: str, args: Any, error: BaseException) -> None:
         """A function of torch refused its arguments: keep the innermost one, in case no operation ran that stands for it."""

@@ -30,6 +30,11 @@ class EarlyWarning:
         self._spikes = spikes
         self._curves: dict[str, SpikeWatch] = {}
 
+    @property
+    def readings(self) -> dict[str, list[tuple[int, float]]]:
+        """The largest values of float16 weights, by step."""
+        return self._headroom.readings
+
     def numbers(
         self,
         step: int,

@@ -19,6 +19,7 @@ from whynan.tripwire.values import plain
 
 EVERY = 100  # steps between two looks at weights: one pass over them every hundredth step is not measurable
 WARN = 2.0  # doublings
+KEPT = 64  # readings of one weight
 RECOVERED = 3.0  # doublings at which a thing may be warned about again
 
 
@@ -62,6 +63,7 @@ class HeadroomWatch:
     def __init__(self) -> None:
         self._low: set[str] = set()
         self._late = LateNumbers()
+        self.readings: dict[str, list[tuple[int, float]]] = {}  # of weights, for the report
 
     def see(self, step: int, name: str, value: float, dtype: torch.dtype) -> Notice | None:
         """Take one number with the dtype it was computed in. A non-finite one is the tripwire's business."""
@@ -86,7 +88,15 @@ class HeadroomWatch:
         for label, value in self._late.take(wait):
             assert isinstance(label, tuple)
             found.append(self.see(label[0], label[1], value, torch.float16))
+            self._keep(label[0], label[1], value)
         return [notice for notice in found if notice is not None]
+
+    def _keep(self, step: int, name: str, value: float) -> None:
+        """Keep a reading; where there are many, every second one goes."""
+        kept = self.readings.setdefault(name, [])
+        if len(kept) >= KEPT:
+            del kept[1::2]
+        kept.append((step, value))
 
 
 def _largest(models: Iterable[torch.nn.Module]) -> list[tuple[str, torch.Tensor]]:
