@@ -16,8 +16,8 @@ from whynan.integrations import accelerate_log, mlflow, tensorboard, trackio, wa
 from whynan.integrations.telling import Telling
 from whynan.records import Incident
 from whynan.report import terminal
-from whynan.report.writing import write_report
 from whynan.report.journal import Journal
+from whynan.report.writing import write_report
 
 
 class Tracker(Protocol):
