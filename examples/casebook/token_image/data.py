@@ -4,6 +4,7 @@ import torch
 
 VOCABULARY, SIDE = 100_000, 8
 PIXELS = SIDE * SIDE
+SYLLABLES = "ka mo re ti su no la ve po shi".split()
 
 
 class Texts(torch.utils.data.Dataset):
@@ -25,13 +26,16 @@ class Texts(torch.utils.data.Dataset):
         places = (self.starts[index] + 7 * torch.arange(self.lengths[index])) % len(self.words)
         return self.words[places]
 
+    def text(self, tokens):
+        return " ".join("".join(SYLLABLES[int(digit)] for digit in str(token)[-3:]) for token in tokens.tolist())
+
     def __getitem__(self, index):
         tokens = self.tokens(index)
         mask = torch.zeros(PIXELS)
         mask[: len(tokens)] = 1.0
         ids = torch.zeros(PIXELS, dtype=torch.long)
         ids[: len(tokens)] = tokens
-        return {"image": encode(ids), "mask": mask.view(SIDE, SIDE), "length": len(tokens)}
+        return {"image": encode(ids), "mask": mask.view(SIDE, SIDE), "text": self.text(tokens)}
 
 
 def encode(ids):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
+from dataclasses import replace
 from typing import Any
 
 from whynan.capsule.sites import Site, resolve
@@ -11,6 +12,7 @@ from whynan.capsule.tape import Outside
 from whynan.causes import patterns
 from whynan.causes.catalogue import Finding, Rule, Scene, first_match
 from whynan.causes.fixes import Fix, guarded, source_name
+from whynan.causes.handed import hook_words, sample_words
 from whynan.causes.lab import NO_MEMORY, Lab, Outcome, without_rows
 from whynan.causes.several import Verdict, decide
 from whynan.causes.source import Expression, expression_at, sites_of_node
@@ -31,7 +33,7 @@ def judge(scene: Scene) -> tuple[Origin, Cause, list[Remedy], list[Experiment]]:
         chosen.slug,
         chosen.title,
         Confidence.PROVEN if verdict.proven else Confidence.SUSPECTED,
-        tuple(e for e in finding.evidence if e),
+        tuple(e for e in [*finding.evidence, *sample_words(scene.program, verdict.samples), *hook_words(scene.program)] if e),
         finding.label,
     )
     return _origin(verdict.scene, chosen, finding, verdict.expression, verdict.samples), cause, verdict.remedies, scene.experiments
@@ -45,6 +47,7 @@ def _explain(scene: Scene) -> Verdict:
     expression = expression_at(site, resolve(site).file) if site is not None else None
     samples = _samples(scene, finding)
     remedies = finding.remedies + _remedies(scene, finding, expression, site)
+    finding.evidence += _tempting(scene, finding, expression, site)
     return Verdict(scene, chosen, finding, site, expression, samples, remedies)
 
 
@@ -126,6 +129,12 @@ def _remedies(scene: Scene, finding: Finding, expression: Expression | None, sit
     return sorted(tried, key=lambda r: (order[r.result], not r.diff))
 
 
+def _tempting(scene: Scene, finding: Finding, expression: Expression | None, site: Site | None) -> list[str]:
+    """Try the changes that people reach for and that are wrong; say what is wrong with them, by this step."""
+    tried = [_try(scene, replace(finding, empty=False), fix, expression, site) for fix in finding.wrong]
+    return [f"does not help: {remedy.title}: {remedy.effect}" for remedy in tried if remedy.result == "failed"]
+
+
 def _try(scene: Scene, finding: Finding, fix: Fix, expression: Expression | None, site: Site | None) -> Remedy:
     lab = scene.lab
     assert lab is not None
@@ -133,6 +142,8 @@ def _try(scene: Scene, finding: Finding, fix: Fix, expression: Expression | None
         gave = next((e.answer for e in scene.experiments if "without samples" in e.question), "")
         good = bool(gave) and "still" not in gave
         return Remedy(fix.title, "", True, "proven" if good else "not tried", f"without these samples: {gave}" if good else "")
+    if fix.site is not None:
+        return _try_elsewhere(scene, finding, fix)
     if not fix.template or expression is None:
         return Remedy(fix.title, "", fix.safe)
     if fix.inner in patterns.OUTER:
@@ -158,6 +169,22 @@ def _try(scene: Scene, finding: Finding, fix: Fix, expression: Expression | None
     if not good and scene.symptom.place == "exception" and not outcome.error:
         good = outcome.finite
     return Remedy(fix.title, diff, fix.safe, "proven" if good else "failed", words)
+
+
+def _try_elsewhere(scene: Scene, finding: Finding, fix: Fix) -> Remedy:
+    """Try a change at another line than the birth's: where the mask was decided, where a value was made."""
+    lab = scene.lab
+    assert lab is not None and fix.site is not None
+    expression = expression_at(fix.site, resolve(fix.site).file)
+    change = fix.text(expression) if expression is not None else None
+    if expression is None or change is None:
+        return Remedy(fix.title, "", fix.safe)
+    outcome = lab.run(fix.swap(expression, source_name(expression.name)), frozenset([fix.site]))
+    if not lab.hit:
+        return Remedy(fix.title, "", fix.safe)
+    good, words = lab.judge(outcome, finding.empty, _finite_loss(scene))
+    scene.tried(fix.title, words)
+    return Remedy(fix.title, expression.diff(*change), fix.safe, "proven" if good else "failed", words)
 
 
 def _fits(scene: Scene, fix: Fix, runtime: str) -> bool:
