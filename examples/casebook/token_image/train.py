@@ -31,6 +31,7 @@ def main():
     parser.add_argument("--depth", type=int, default=3)
     parser.add_argument("--seed", type=int, default=71)
     args = parser.parse_args()
+    torch.set_num_threads(1)  # the matrices are small
     torch.manual_seed(args.seed)
     half = getattr(torch, args.dtype)
     model = TokenImageDiT(depth=args.depth)

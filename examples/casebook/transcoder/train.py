@@ -116,6 +116,7 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--log-every", type=int, default=10)
     args = parser.parse_args()
+    torch.set_num_threads(1)  # the matrices are small
     world = int(os.environ.get("WORLD_SIZE", 1))
     if world > 1:
         dist.init_process_group("gloo")

@@ -45,7 +45,7 @@ def watch_loaders(interception: Interception) -> None:
         return batch
 
     interception.replace(cls, "__next__", __next__)
-    next_index = cls._next_index
+    next_index: Any = cls._next_index
 
     @functools.wraps(next_index)
     def _next_index(self: Any) -> Any:

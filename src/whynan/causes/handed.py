@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
 
     from whynan.capsule.replay import Program
-    from whynan.capsule.tape import Entry
+    from whynan.capsule.tape import Entry, Tape
 
 SAMPLES = 3  # rows of a batch that are told one by one
 
@@ -23,7 +23,7 @@ def constant_ids(program: Program) -> list[str]:
     Cost: one comparison per integer tensor that was handed in, in the failing step alone.
     """
     found = []
-    for entry, name, tensor in _given(program):
+    for entry, name, tensor in given(program.entries, program.recorder.tape):
         if tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.numel() < 2:
             continue
         first = tensor.flatten()[0]
@@ -41,18 +41,17 @@ def hook_words(program: Program) -> list[str]:
 
 def sample_words(program: Program, samples: list[int]) -> list[str]:
     """Say which samples of the data set the rows of a batch are."""
-    drawn = program.recorder.draws.behind(tensor for _, _, tensor in _given(program)) if samples else None
+    drawn = program.recorder.draws.behind(tensor for _, _, tensor in given(program.entries, program.recorder.tape)) if samples else None
     return [] if drawn is None else [drawn.sample(row) for row in samples[:SAMPLES]]
 
 
-def _given(program: Program) -> Iterator[tuple[Entry, str, torch.Tensor]]:
+def given(entries: list[Entry], tape: Tape) -> Iterator[tuple[Entry, str, torch.Tensor]]:
     """Yield the tensors from outside that the step, or the call around its hook, was given."""
     from whynan.capsule.tape import Outside, Slot, leaves
 
-    around = [entry.within for entry in program.entries if entry.within is not None]
+    around = [entry.within for entry in entries if entry.within is not None]
     kept = {slot: tensor for within in around for slot, tensor in within.made.items()}
-    entries = {id(e): e for e in (*program.entries, *(within.entry for within in around))}
-    for entry in entries.values():
+    for entry in {id(e): e for e in (*entries, *(within.entry for within in around))}.values():
         names = _parameters(entry)
         named = [*zip([*names, *("argument",) * len(entry.args)], entry.args, strict=False), *entry.kwargs.items()]
         for name, value in named:
@@ -61,7 +60,7 @@ def _given(program: Program) -> Iterator[tuple[Entry, str, torch.Tensor]]:
                     yield entry, name, leaf.value().detach()
                 elif isinstance(leaf, Slot):
                     made = kept.get(leaf)
-                    made = program.recorder.tape.alive(leaf) if made is None else made
+                    made = tape.alive(leaf) if made is None else made
                     if made is not None and not made.is_floating_point():
                         yield entry, name, made.detach()
 

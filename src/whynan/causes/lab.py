@@ -56,8 +56,9 @@ NO_MEMORY = Outcome(None, None, False, "MemoryError: there was too little memory
 class Lab:
     """Runs variations of one failing step."""
 
-    def __init__(self, program: Program, targets: Callable[[Run], list[torch.Tensor]], history: list[dict[str, float]]) -> None:
+    def __init__(self, program: Program, targets: Callable[[Run], list[torch.Tensor]], history: list[dict[str, float]], scaler: Any = None) -> None:
         self.program = program
+        self.scale = _scale(history, scaler)
         self.targets = targets
         self.losses = [h["loss"] for h in history if math.isfinite(h.get("loss", math.nan))]
         self.norms = [h["grad_norm"] for h in history if math.isfinite(h.get("grad_norm", math.nan))]
@@ -86,7 +87,9 @@ class Lab:
             grads = [p.grad for p in self.program.leaves if p.grad is not None]
             norm = total_norm([g.detach().to_dense() if g.is_sparse else g for g in grads]) if grads else None
             finite = all(map(math.isfinite, losses)) and not any(damage_of(t.detach()) for t in self.targets(run) + grads)
-        return Outcome(losses[-1] if losses else None, float(norm) if norm is not None else None, finite)
+        scaled = self.program.entries[-1].kind == "backward" if self.program.entries else False  # else the scaler has divided already
+        size = None if norm is None else float(norm) / (self.scale if scaled else 1.0)
+        return Outcome(losses[-1] / self.scale if losses else None, size, finite)
 
     def judge(self, outcome: Outcome, empty: bool = False, same: float | None = None) -> tuple[bool, str]:
         """Say whether an outcome proves a remedy, and what is wrong with it otherwise."""
@@ -109,6 +112,12 @@ class Lab:
     def _often_still(self) -> bool:
         """Whether steps without any gradient are ordinary in this run: then one more says nothing against a remedy."""
         return len(self.norms) > 2 and statistics.median(self.norms[-20:]) == 0
+
+
+def _scale(history: list[dict[str, float]], scaler: Any) -> float:
+    """By what a gradient scaler multiplies the loss that is gone back from: the losses of the run are without it."""
+    known = float(scaler.get_scale()) if scaler is not None and scaler.is_enabled() else history[-1].get("scale", 1.0) if history else 1.0
+    return known if known > 0 and math.isfinite(known) else 1.0
 
 
 class Swapper(TorchFunctionMode):

@@ -102,7 +102,8 @@ def handed_in(birth: Birth, rows: list[int]) -> str:
                 continue
             chosen = tensor[rows].flatten(1) if tensor.dim() > 1 else tensor[rows]
             if rows and bool((chosen == chosen.flatten()[0]).all()):
-                return f"the mask came in with the batch: {list(tensor.shape)}, {'row' if len(rows) == 1 else 'rows'} {', '.join(map(str, rows[:4]))} all {chosen.flatten()[0].item()}"
+                which = f"{'row' if len(rows) == 1 else 'rows'} {', '.join(map(str, rows[:4]))}"
+                return f"the mask came in with the batch: {list(tensor.shape)}, {which} all {chosen.flatten()[0].item()}"
     return ""
 
 
@@ -148,6 +149,6 @@ def _empty(made: View, rows: list[int], masks: bool) -> Decision | None:
     if output is None or output.dim() < 2 or not rows or max(rows) >= output.shape[0]:
         return None
     chosen = output[rows].flatten(1)
-    if not bool(chosen.all() if masks else (~chosen).all()) or bool((output.all() if masks else (~output).all())):
+    if not bool(chosen.all() if masks else (~chosen).all()) or bool(output.all() if masks else (~output).all()):
         return None
     return Decision(made, rows, kept=not masks)

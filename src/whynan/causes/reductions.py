@@ -119,13 +119,14 @@ def fully_masked_softmax(scene: Scene) -> Finding | None:
         fixes = [fix for fix in (decided.fix(),) if fix is not None] + fixes
     else:
         evidence.append(masks.handed_in(birth, _first_rows(dead)))
-    return Finding(label, evidence, fixes, spans, rows=_first_rows(dead), wrong=_TEMPTING if name == "softmax" else [])
+    return Finding(label, evidence, fixes, spans, rows=_first_rows(dead), wrong=_tempting(axis) if name == "softmax" else [])
 
 
-_TEMPTING = [
-    Fix("nan_to_num after the softmax", "torch.softmax({0}{rest}).nan_to_num()"),
-    Fix("a guard for the case that all is masked", "({x} * 0 if bool(({x} == float('-inf')).all()) else {x})", 0),
-]
+def _tempting(axis: object) -> list[Fix]:
+    return [
+        Fix("nan_to_num after the softmax, which lets the row count as 0", f"torch.nan_to_num({{0}}.softmax({axis}))"),
+        Fix("a guard for the case that all is masked", "({x} * 0 if bool(({x} == float('-inf')).all()) else {x})", 0),
+    ]
 
 
 def _nothing_to_add(scene: Scene, view: View) -> Finding | None:
@@ -554,7 +555,8 @@ def constant_batch(scene: Scene) -> Finding | None:
     if not lost:
         return Finding(f"{what} of identical values is 0", evidence, fixes, spans, empty=True)
     known = usual(scene, "div", 1, birth.site)
-    fixes = [_usual_spread(*known)] * (known is not None) + fixes
+    if known is not None:
+        fixes = [_usual_spread(*known), *fixes]
     return Finding(f"{what} of identical values is 0", evidence, fixes, spans, empty=True, wrong=[_EPS, _CUT])
 
 
@@ -568,7 +570,7 @@ def _usual_spread(value: float, among: int) -> Fix:
     """Divide by what the spread usually is; far below it there is none. A running mean of it would do the same."""
     size = float(f"{value:.2g}")
     title = f"where there is no spread divide by the usual one, {number(size)} (median of {among}), or by a running mean of it"
-    return Fix(title, f"{{0}} / {{1}}.where({{1}} > {size * 1e-6:.2g}, {size:.12g})")
+    return Fix(title, f"{{0}} / {{1}}.where({{1}} > {size * 1e-6:.2g}, {size!r})")
 
 
 def _joint(left: Any, right: Any) -> Any:

@@ -25,7 +25,7 @@ TRIES = 4
 
 def judge(scene: Scene) -> tuple[Origin, Cause, list[Remedy], list[Experiment]]:
     """Explain a birth and prove the explanation as far as the replay allows."""
-    scene.lab = Lab(scene.program, scene.targets, scene.history)
+    scene.lab = Lab(scene.program, scene.targets, scene.history, scene.scaler)
     verdict = decide(_explain(scene), _explain)
     chosen, finding = verdict.rule, verdict.finding
     cause = Cause(
@@ -132,7 +132,8 @@ def _remedies(scene: Scene, finding: Finding, expression: Expression | None, sit
 def _tempting(scene: Scene, finding: Finding, expression: Expression | None, site: Site | None) -> list[str]:
     """Try the changes that people reach for and that are wrong; say what is wrong with them, by this step."""
     tried = [_try(scene, replace(finding, empty=False), fix, expression, site) for fix in finding.wrong]
-    return [f"does not help: {remedy.title}: {remedy.effect}" for remedy in tried if remedy.result == "failed"]
+    words = {"failed": "does not help", "proven": "only hides it"}
+    return [f"{words[remedy.result]}: {remedy.title}: {remedy.effect}" for remedy in tried if remedy.result in words]
 
 
 def _try(scene: Scene, finding: Finding, fix: Fix, expression: Expression | None, site: Site | None) -> Remedy:
@@ -210,7 +211,8 @@ def _handed_through(scene: Scene, fix: Fix, expression: Expression, runtime: str
 def _finite_loss(scene: Scene) -> float | None:
     """The loss of the failing step where it was finite: a remedy for its gradient must not change it."""
     losses = scene.birth.losses if scene.birth is not None and scene.symptom.place == "gradient" else []
-    return losses[-1] if losses and math.isfinite(losses[-1]) else None
+    scale = scene.lab.scale if scene.lab is not None else 1.0
+    return losses[-1] / scale if losses and math.isfinite(losses[-1]) else None
 
 
 def _try_around(scene: Scene, finding: Finding, fix: Fix, expression: Expression, site: Site | None) -> Remedy:

@@ -156,6 +156,8 @@ class Guard:
         self.together.leave()
         self.recorder.stop()
         self._interception.remove()
+        for line in self.session.guarded(self.session.tally.lines) or []:
+            self.journal.say(line)
         try:
             self.journal.close(self.session.step_count, self.session.budget)
         except Exception as error:
@@ -633,6 +635,7 @@ class Guard:
         if self.recovering.last is not None:
             self.recovering.finished(applied, window.taken == "rolled back")
         self.foreseeing.state()
+        session.tally.look()
         session.next_step()
 
     def _note_function(self, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Entry:

@@ -12,6 +12,7 @@ import torch
 from whynan.capsule.recorder import Recorder
 from whynan.capsule.sites import Site
 from whynan.capsule.tape import Entry, Outside
+from whynan.engine.tallying import Tally
 from whynan.errors import TrainingStopped
 from whynan.records import Symptom
 from whynan.recovery.policy import Budget
@@ -53,6 +54,7 @@ class Session:
 
     def __init__(self, budget: Budget, journal: Journal) -> None:
         self.recorder = Recorder()
+        self.tally = Tally(self.recorder)
         self.budget = budget
         self.journal = journal
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []

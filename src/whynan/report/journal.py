@@ -194,7 +194,7 @@ class Journal:
                 self._give_up(error)
                 report = None
         with self._voice():
-            terminal.farewell(self.incidents, self.counts, budget, _short_path(report))
+            terminal.farewell(self.incidents, self.counts, budget, _short_path(report), steps)
 
     def flush(self) -> None:
         """Write out what is buffered."""
