@@ -30,7 +30,7 @@ class Drawn:
 
     def sample(self, row: int) -> str:
         """Say which sample a row is: its number in the data set, and its own small values."""
-        place = f"number {self.indices[row]} of {self.dataset}" if row < len(self.indices) else f"of {self.dataset}"
+        place = f"number {self.indices[row]} of {self.dataset}" if row < len(self.indices) else f"from {self.dataset}"
         values = [f"{name} {_shown(column[row])}" for name, column in self.fields if row < len(column)]
         return f"sample {row} is {place}, in batch {self.batch} of this pass" + (f": {', '.join(values[:6])}" if values else "")
 

@@ -77,13 +77,8 @@ class Decision:
 
 def decision(birth: Birth, rows: list[int]) -> Decision | None:
     """Find the comparison that masked every entry of these rows of the batch."""
-    from whynan.trace.birth import View as Made
-
-    for writer in birth.slice.written_by[:2]:
-        op = getattr(writer, "index", None)
-        if op is None:
-            continue
-        for made, masks in _behind(Made(birth.graph.ops[op], birth)):
+    for writer in _writers(birth):
+        for made, masks in _behind(writer):
             found = _empty(made, rows, masks)
             if found is not None:
                 return found
@@ -92,25 +87,33 @@ def decision(birth: Birth, rows: list[int]) -> Decision | None:
 
 def handed_in(birth: Birth, rows: list[int]) -> str:
     """Say that the mask itself came from outside, with its empty rows."""
+    for leaf in (leaf for writer in _writers(birth) for leaf in _leaves(writer)):
+        tensor = leaf.tensor.detach()
+        if tensor.dtype.is_floating_point or not tensor.dim() or not rows or max(rows) >= tensor.shape[0]:
+            continue
+        chosen = tensor[rows].flatten()
+        if bool((chosen == chosen[0]).all()):
+            which = f"{'row' if len(rows) == 1 else 'rows'} {', '.join(map(str, rows[:4]))}"
+            return f"the mask came in with the batch: {list(tensor.shape)}, {which} all {chosen[0].item()}"
+    return ""
+
+
+def _writers(birth: Birth) -> list[View]:
+    """Return the operations before the birth that write by a mask, the nearest first."""
     from whynan.trace.birth import View as Made
 
-    for writer in birth.slice.written_by[:2]:
-        op = getattr(writer, "index", None)
-        for leaf in _leaves(Made(birth.graph.ops[op], birth)) if op is not None else []:
-            tensor = leaf.tensor.detach()
-            if tensor.dtype.is_floating_point or not tensor.dim() or max(rows, default=0) >= tensor.shape[0]:
-                continue
-            chosen = tensor[rows].flatten(1) if tensor.dim() > 1 else tensor[rows]
-            if rows and bool((chosen == chosen.flatten()[0]).all()):
-                which = f"{'row' if len(rows) == 1 else 'rows'} {', '.join(map(str, rows[:4]))}"
-                return f"the mask came in with the batch: {list(tensor.shape)}, {which} all {chosen.flatten()[0].item()}"
-    return ""
+    assert birth.op is not None
+    end = birth.forward.op.index if birth.forward is not None else birth.op.index
+    found = [Made(birth.graph.ops[i], birth) for i in sorted(birth.inputs, reverse=True) if i < end]
+    return [view for view in found if view.name in ("masked_fill", "where")]
 
 
 def _behind(writer: View) -> list[tuple[View, bool]]:
     """Return the comparisons behind a mask, nearest first, and whether true means masked there."""
     found: list[tuple[View, bool]] = []
-    todo = [(writer.maker(i), True, 0) for i in _mask_arguments(writer)]
+    chosen = writer.input("self")
+    keeps = writer.name == "where" and chosen is not None and bool(chosen.isfinite().all())  # the -inf is on the other side
+    todo = [(writer.maker(i), not keeps, 0) for i in _mask_arguments(writer)]
     while todo:
         maker, masks, level = todo.pop(0)
         made = as_view(maker)

@@ -50,9 +50,9 @@ class Tally:
 
     def look(self) -> None:
         """Count the batches of the step that ends, those that were not counted yet."""
+        seen, self._seen = self._seen, self._recorder.tape.last
         if not self._counts:
             return
-        seen, self._seen = self._seen, self._recorder.tape.last
         for entry, name, tensor in given(list(self._recorder.tape), self._recorder.tape):
             for count in self._counts:
                 if entry.number > seen and count.function is entry.fn and count.name == name and _is_ids(tensor):
