@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import runpy
 import shutil
 import sys
@@ -117,10 +118,20 @@ def moved(box: Sandbox) -> Path:
     return elsewhere / "capsule"
 
 
+RUN_ONLY = re.compile(r"sample \d+ is (number|from)|computed in a hook|would leave all|\w+ of \w+: \w+\[.*all \d+ are")
+
+
+def in_a_capsule(incident: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what only the run knows: the data set a batch was drawn from, the hook around a call, the optimizer's update."""
+    evidence = [e for e in incident["cause"]["evidence"] if not RUN_ONLY.match(e)]
+    experiments = [e for e in incident["experiments"] if e["question"] != "the update with these gradients"]
+    return {**incident, "cause": {**incident["cause"], "evidence": evidence}, "experiments": experiments}
+
+
 def told(capsule: Path) -> dict[str, Any]:
     """The incident as the run saw it, without what the clock and the policy add."""
     incident: dict[str, Any] = json.loads((capsule / "capsule.json").read_text())["incident"]
-    return {k: v for k, v in incident.items() if k not in ("time", "action")}
+    return in_a_capsule({k: v for k, v in incident.items() if k not in ("time", "action")})
 
 
 def replayed(box: Sandbox, capsule: Path, *options: str, fresh: bool = False) -> Finished:
