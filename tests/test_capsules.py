@@ -119,13 +119,16 @@ def moved(box: Sandbox) -> Path:
 
 
 HEALTHY = re.compile(r"(, |; )?same loss [^()]*on the last healthy steps? \([\d, ]+\)")
+RUN_ONLY = re.compile(r"sample \d+ is (number|from)|computed in a hook|would leave all|\w+ of \w+: \w+\[.*all \d+ are")
 
 
 def in_a_capsule(incident: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what only the run knows: the healthy steps before this one."""
+    """Leave out what only the run knows: data set, the hook around a call, the optimizer's update, the healthy steps before."""
+    evidence = [e for e in incident["cause"]["evidence"] if not RUN_ONLY.match(e)]
+    experiments = [e for e in incident["experiments"] if e["question"] != "the update with these gradients"]
+    experiments = [{**e, "answer": HEALTHY.sub("", e["answer"])} for e in experiments]
     remedies = [{**r, "effect": HEALTHY.sub("", r["effect"])} for r in incident["remedies"]]
-    experiments = [{**e, "answer": HEALTHY.sub("", e["answer"])} for e in incident["experiments"]]
-    return {**incident, "remedies": remedies, "experiments": experiments}
+    return {**incident, "cause": {**incident["cause"], "evidence": evidence}, "experiments": experiments, "remedies": remedies}
 
 
 def told(capsule: Path) -> dict[str, Any]:

@@ -36,9 +36,25 @@ def watch_loaders(interception: Interception) -> None:
                 recorder.faulty(error)
         if self in instead:
             return next(instead[self])
-        return recorder.suspended(following, self)
+        batch = recorder.suspended(following, self)
+        if recorder.here:
+            try:
+                recorder.draws.handed_out(self, batch)
+            except Exception as error:
+                recorder.faulty(error)
+        return batch
 
     interception.replace(cls, "__next__", __next__)
+    next_index: Any = cls._next_index
+
+    @functools.wraps(next_index)
+    def _next_index(self: Any) -> Any:
+        indices = next_index(self)
+        if recorder.running:
+            recorder.draws.asked(self, indices)
+        return indices
+
+    interception.replace(cls, "_next_index", _next_index)
 
     @functools.wraps(loader_iter)
     def __iter__(self: Any) -> Any:

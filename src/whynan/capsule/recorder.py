@@ -17,9 +17,10 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from whynan.capsule.collectives import Received
+from whynan.capsule.drawn import Draws
 from whynan.capsule.sites import take_site
 from whynan.capsule.state import ModuleState, PythonDraws, take_rng
-from whynan.capsule.tape import CONTAINERS, LEAVES, Entry, Inner, Outside, Rebuild, Slot, Tape, tensors_of
+from whynan.capsule.tape import CONTAINERS, LEAVES, Entry, Inner, Outside, Rebuild, Slot, Tape, Within, tensors_of
 
 _pop = torch._C._pop_torch_function_stack
 _push = torch._C._push_on_torch_function_stack
@@ -30,6 +31,7 @@ _is_grad_enabled = torch.is_grad_enabled
 _autocast_on = torch._C._is_any_autocast_enabled
 
 
+IDS = 1 << 20  # whole numbers given to a model that are kept as long as its hooks' calls
 FORGET = 64  # steps after which a module that is not called any more is let go
 _PLAIN = frozenset({int, float, bool, str, type(None)})
 _EMPTY = frozenset({torch.empty, torch.empty_like, torch.Tensor.new_empty})
@@ -102,7 +104,9 @@ class Recorder(TorchFunctionMode):
         self.stepped: list[torch.optim.Optimizer] = []  # whose step a replayed step function has come to: their gradients are its result
         self.failed: Entry | None = None
         self.received = Received()
+        self.draws = Draws()
         self.playing: Entry | None = None  # of a replay
+        self.within: Within | None = None  # the hook that runs, and the module call it was made in
         self.seen_probe: Callable[[torch.Tensor, object], None] = lambda tensor, result: None
         self.seen_write: Callable[[torch.Tensor], bool] = lambda tensor: True
         self.seen_root: Callable[[torch.nn.Module], None] = lambda root: None
@@ -249,6 +253,7 @@ class Recorder(TorchFunctionMode):
             autocast_state() if _autocast_on() else (),
             self._reads,
             first_node=_node_number(),
+            within=self.within,
         )
 
     def _keep(self, value: Any) -> Any:
@@ -354,6 +359,8 @@ class Recorder(TorchFunctionMode):
         if not self.inside or not self.running or self.replaying or get_ident() != self.thread:
             return call(*args, **kwargs)
         outer, self.inside = self.inside, 0
+        entry, around = self.failed, self.within
+        self.within = self._hooked(entry, args[0]) if entry is not None and args and isinstance(args[0], torch.nn.Module) else around
         first = self.tape.number()
         _push(self)
         try:
@@ -361,11 +368,16 @@ class Recorder(TorchFunctionMode):
         finally:
             if _depth() and _at(_depth() - 1) is self:
                 _pop()
-            self.inside = outer
+            self.inside, self.within = outer, around
+            self.failed = self.failed or entry  # what goes wrong after the hook is the call's own fault
             try:
                 self.tape.drop_unless_trained(first)
             except Exception as error:
                 self.faulty(error)
+
+    def _hooked(self, entry: Entry, module: torch.nn.Module) -> Within:
+        made = {leaf: self.tape.alive(leaf) for leaf in entry.reads if isinstance(leaf, Slot)}
+        return Within(entry, module, {slot: t for slot, t in made.items() if t is not None and not t.is_floating_point() and t.numel() <= IDS})
 
     def left_out(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> Any:
         """Stand in for an optimizer's step during a replay: nothing is updated, a closure is evaluated once."""

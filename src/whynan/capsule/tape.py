@@ -86,6 +86,23 @@ class Entry:
     refs: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
     wanted: set[tuple[int, int]] | frozenset[tuple[int, int]] = frozenset()  # of the tensors born inside, those that are picked up elsewhere
     error: str = ""
+    within: Within | None = None  # made by a hook of a module, inside another call
+
+
+@dataclass(frozen=True, slots=True)
+class Within:
+    """The call that was in progress when a hook made calls of its own, and the module whose hook it was."""
+
+    entry: Entry
+    module: torch.nn.Module
+    made: dict[Slot, torch.Tensor]  # of its arguments, those that the step itself made: they may be gone when somebody asks
+
+    @property
+    def name(self) -> str:
+        """The path of that module in the model that was called."""
+        root = self.entry.fn
+        names = root.named_modules() if isinstance(root, torch.nn.Module) else ()
+        return next((name for name, module in names if module is self.module), "") or type(self.module).__name__
 
 
 class Rebuild:
@@ -174,6 +191,11 @@ class Tape:
         """Whether an entry of an earlier step made this tensor: the program carries it from step to step."""
         found = self._slots.get(id(tensor))
         return found is not None and found[0]() is tensor and found[1].entry <= self._rolled
+
+    def alive(self, slot: Slot) -> torch.Tensor | None:
+        """Return the tensor of a slot while the program still holds it."""
+        entry = self.entries.get(slot.entry)
+        return entry.refs[slot.index]() if entry is not None and slot.index < len(entry.refs) else None
 
     def drop_unless_trained(self, first: int) -> None:
         """Drop the entries of a hook that trained nothing: they belong to the module call they were made in."""

@@ -67,6 +67,7 @@ class Finding:
     rows: list[int] = field(default_factory=list)
     among: int = 0  # how many rows the tensor has in which these were counted
     empty: bool = False  # the batch has nothing to teach: a remedy may leave it without gradient
+    wrong: list[Fix] = field(default_factory=list)  # tempting changes: tried, so that what they give can be said
     remedies: list[Remedy] = field(default_factory=list)  # tried by the rule itself, elsewhere than at the birth
 
 

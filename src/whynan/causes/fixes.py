@@ -9,10 +9,13 @@ import ast
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from whynan.causes import patterns
 from whynan.causes.source import Expression, as_operand
+
+if TYPE_CHECKING:
+    from whynan.capsule.sites import Site
 
 _ALIASES = {
     "truediv": "div", "itruediv": "div", "rtruediv": "div", "divide": "div", "true_divide": "div", "rdiv": "div", "rsub": "sub", "isub": "sub",
@@ -33,6 +36,7 @@ class Fix:
     keyword: str = ""  # or: set this keyword argument to the template
     leave_out: bool = False  # or: the same step without the bad samples
     inner: str = ""  # or: rewrite together with the call that made the first operand (softmax, sigmoid, sumsq)
+    site: Site | None = None  # another place than the birth's
 
     def text(self, expression: Expression) -> tuple[ast.AST, str] | None:
         """Return the node to replace and its new text, or None where the template does not fit the source."""

@@ -63,9 +63,15 @@ class Lab:
     """Runs variations of one failing step."""
 
     def __init__(
-        self, program: Program, targets: Callable[[Run], list[torch.Tensor]], history: list[dict[str, float]], healthy: dict[int, Program] | None = None
+        self,
+        program: Program,
+        targets: Callable[[Run], list[torch.Tensor]],
+        history: list[dict[str, float]],
+        scaler: Any = None,
+        healthy: dict[int, Program] | None = None,
     ) -> None:
         self.program = program
+        self.scale = _scale(history, scaler)
         self.targets = targets
         self.healthy = healthy or {}
         self.small = size_of(program) <= LARGEST
@@ -103,7 +109,9 @@ class Lab:
             norm = total_norm([g.detach().to_dense() if g.is_sparse else g for g in grads]) if grads else None
             finite = all(map(math.isfinite, losses)) and not any(damage_of(t.detach()) for t in (self.targets(run) if failing else []) + grads)
             along = self._along(program) if failing and finite and self.truth else None
-        return Outcome(losses[-1] if losses else None, float(norm) if norm is not None else None, finite, along=along)
+        scaled = program.entries[-1].kind == "backward" if program.entries else False  # else the scaler has divided already
+        size = None if norm is None else float(norm) / (self.scale if scaled else 1.0)
+        return Outcome(losses[-1] / self.scale if losses else None, size, finite, along=along)
 
     # -- the same step in float64 -------------------------------------------------------------------------------
 
@@ -228,6 +236,12 @@ def _drawn() -> bytes:
     """Return where the random generators stand."""
     states = [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [])]
     return b"".join(bytes(s.tolist()) for s in states)
+
+
+def _scale(history: list[dict[str, float]], scaler: Any) -> float:
+    """By what a gradient scaler multiplies the loss that is gone back from: the losses of the run are without it."""
+    known = float(scaler.get_scale()) if scaler is not None and scaler.is_enabled() else history[-1].get("scale", 1.0) if history else 1.0
+    return known if known > 0 and math.isfinite(known) else 1.0
 
 
 class Swapper(TorchFunctionMode):

@@ -5,10 +5,13 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from whynan.causes import masks
 from whynan.causes.catalogue import Finding, Scene, rule
 from whynan.causes.facts import as_view, lineage, rows, skip_views
 from whynan.causes.fixes import Fix
-from whynan.records import Phase, Span
+from whynan.causes.handed import constant_ids
+from whynan.causes.usual import usual
+from whynan.records import Phase, Span, number
 
 if TYPE_CHECKING:
     from whynan.trace.birth import Birth, View
@@ -109,7 +112,21 @@ def fully_masked_softmax(scene: Scene) -> Finding | None:
         fixes.insert(0, Fix("let a sequence that is all padding attend to itself", "{x} & ~{x}.all(-1, keepdim=True)", keyword="key_padding_mask"))
     fixes.append(Fix("drop samples in which nothing may be attended to, where the mask is made"))
     label = f"every entry of {'this row' if total == 1 else f'{count} of {total} rows'} is -inf: {name} is {'-inf' if name == 'logsumexp' else '0/0'}"
-    return Finding(label, evidence, fixes, written_spans(birth, "the -inf came from here"), rows=_first_rows(dead))
+    spans = written_spans(birth, "the -inf came from here")
+    decided = masks.decision(birth, _first_rows(dead))
+    if decided is not None:
+        spans.append(decided.span())
+        fixes = [fix for fix in (decided.fix(),) if fix is not None] + fixes
+    else:
+        evidence.append(masks.handed_in(birth, _first_rows(dead)))
+    return Finding(label, evidence, fixes, spans, rows=_first_rows(dead), wrong=_tempting(axis) if name == "softmax" else [])
+
+
+def _tempting(axis: object) -> list[Fix]:
+    return [
+        Fix("nan_to_num after the softmax, which lets the row count as 0", f"torch.nan_to_num({{0}}.softmax({axis}))"),
+        Fix("a guard for the case that all is masked", "({x} * 0 if bool(({x} == float('-inf')).all()) else {x})", 0),
+    ]
 
 
 def _nothing_to_add(scene: Scene, view: View) -> Finding | None:
@@ -525,20 +542,50 @@ def constant_batch(scene: Scene) -> Finding | None:
     evidence = [f"{what} is exactly 0" + (f" in {zero} of {below.numel()} places" if below.numel() > 1 else "")]
     if values is not None and values.dim() >= 1 and values.shape[0] > 1:
         if bool((values == values[:1]).all()):
-            evidence.append(f"all {values.shape[0]} rows are identical")
+            evidence += [f"{values.shape[0]} rows, 1 unique", *constant_ids(scene.program)]
         elif values.dim() > 1:
             constant = int((values == values[:1]).flatten(1).all(0).sum())
             if constant:
                 evidence.append(f"{constant} of {values[0].numel()} columns hold one value in all {values.shape[0]} rows")
-    fixes = [
-        Fix(
-            "keep the graph and let a batch without spread count as 0", "torch.where({1} == 0, {0} * 0, {0} / torch.where({1} == 0, torch.ones_like({1}), {1}))"
-        ),
-        Fix("keep the spread away from 0", "{x}.clamp_min(1e-6)", 1),
-    ]
+    spans = _made_at(view, below_index, f"{what} of {len(values)} identical rows" if values is not None and values.dim() else what)
     if view.name != "div":
-        fixes = [Fix("keep the spread away from 0", "{x}.clamp_min(1e-6)", 0)]
-    return Finding(f"{what} of identical values is 0", evidence, fixes, empty=True)
+        return Finding(f"{what} of identical values is 0", evidence, [Fix("keep the spread away from 0", "{x}.clamp_min(1e-6)", 0)], spans, empty=True)
+    above = view.input(0)
+    lost = above is not None and bool((above.broadcast_to(_joint(above, below))[(below == 0).broadcast_to(_joint(above, below))] != 0).any())
+    fixes = [_USUAL_ZERO, Fix("keep the spread away from 0", "{x}.clamp_min(1e-6)", 1)]
+    if not lost:
+        return Finding(f"{what} of identical values is 0", evidence, fixes, spans, empty=True)
+    known = usual(scene, "div", 1, birth.site)
+    if known is not None:
+        fixes = [_usual_spread(*known), *fixes]
+    return Finding(f"{what} of identical values is 0", evidence, fixes, spans, empty=True, wrong=[_EPS, _CUT])
+
+
+# x / inf is 0 with the gradient 0: the graph stays whole, and every other element stays as it is
+_USUAL_ZERO = Fix("keep the graph and let what has no spread count as 0", "{0} / {1}.where({1} != 0, float('inf'))")
+_EPS = Fix("an eps in the denominator", "{x} + 1e-8", 1)
+_CUT = Fix("a fresh zeros_like in its place", "torch.zeros_like({0})")
+
+
+def _usual_spread(value: float, among: int) -> Fix:
+    """Divide by what the spread usually is; far below it there is none. A running mean of it would do the same."""
+    size = float(f"{value:.2g}")
+    title = f"where there is no spread divide by the usual one, {number(size)} (median of {among}), or by a running mean of it"
+    return Fix(title, f"{{0}} / {{1}}.where({{1}} > {size * 1e-6:.2g}, {size!r})")
+
+
+def _joint(left: Any, right: Any) -> Any:
+    return (left + right).shape
+
+
+def _made_at(view: View, index: int, label: str) -> list[Span]:
+    """The line where a denominator was computed, if it is another."""
+    from whynan.capsule.sites import resolve
+
+    made = as_view(skip_views(view.maker(index)))
+    span = resolve(made.site, label) if made is not None and not made.op.backward else Span("", 0)
+    here = resolve(view.site)
+    return [span] if span.known and (span.file, span.line) != (here.file, here.line) else []
 
 
 def _spread(view: View, below: int) -> tuple[str, Any] | None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 _OPERATORS = {
     ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow", ast.MatMult: "matmul", ast.Mod: "remainder",
 }  # fmt: skip
+_COMPARISONS = {ast.Gt: "gt", ast.GtE: "ge", ast.Lt: "lt", ast.LtE: "le", ast.Eq: "eq", ast.NotEq: "ne"}
 _NAMESPACES = frozenset({"torch", "F", "nn", "functional", "linalg", "special", "fft", "func", "th", "ops"})
 
 
@@ -149,6 +150,8 @@ def _fill(found: Expression) -> bool:
         found.keywords = {k.arg: found.segment(k.value) for k in node.keywords if k.arg}
     elif isinstance(node, ast.UnaryOp):
         found.name, found.nodes = "neg", [node.operand]
+    elif isinstance(node, ast.Compare) and len(node.ops) == 1:
+        found.name, found.nodes = _COMPARISONS.get(type(node.ops[0]), ""), [node.left, node.comparators[0]]
     found.operands = [found.segment(n) for n in found.nodes]
     return True
 

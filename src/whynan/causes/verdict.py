@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from whynan.capsule.replay import Program
@@ -13,6 +14,7 @@ from whynan.capsule.tape import Outside
 from whynan.causes import patterns
 from whynan.causes.catalogue import Finding, Rule, Scene, first_match
 from whynan.causes.fixes import Fix, guarded, source_name
+from whynan.causes.handed import hook_words, sample_words
 from whynan.causes.lab import NO_MEMORY, TOLERANCE, Lab, Outcome, without_rows
 from whynan.causes.several import Verdict, decide
 from whynan.causes.source import Expression, expression_at, sites_of_node
@@ -25,7 +27,7 @@ TRIES = 4
 
 def judge(scene: Scene) -> tuple[Origin, Cause, list[Remedy], list[Experiment]]:
     """Explain a birth and prove the explanation as far as the replay allows."""
-    scene.lab = Lab(scene.program, scene.targets, scene.history, scene.healthy)
+    scene.lab = Lab(scene.program, scene.targets, scene.history, scene.scaler, scene.healthy)
     verdict = decide(_explain(scene), _explain)
     chosen, finding = verdict.rule, verdict.finding
     scene.birth = verdict.scene.birth  # what is told beside the verdict is about the same birth
@@ -34,7 +36,7 @@ def judge(scene: Scene) -> tuple[Origin, Cause, list[Remedy], list[Experiment]]:
         chosen.slug,
         chosen.title,
         Confidence.PROVEN if verdict.proven else Confidence.SUSPECTED,
-        tuple(e for e in finding.evidence if e),
+        tuple(e for e in [*finding.evidence, *sample_words(scene.program, verdict.samples), *hook_words(scene.program)] if e),
         finding.label,
     )
     return _origin(verdict.scene, chosen, finding, verdict.expression, verdict.samples), cause, verdict.remedies, scene.experiments
@@ -48,6 +50,7 @@ def _explain(scene: Scene) -> Verdict:
     expression = expression_at(site, resolve(site).file) if site is not None else None
     samples = _samples(scene, finding)
     remedies = finding.remedies + _remedies(scene, finding, expression, site)
+    finding.evidence += _tempting(scene, finding, expression, site)
     return Verdict(scene, chosen, finding, site, expression, samples, remedies)
 
 
@@ -124,6 +127,13 @@ def _remedies(scene: Scene, finding: Finding, expression: Expression | None, sit
     return sorted(tried, key=lambda r: (order[r.result], not r.alive, not r.diff))
 
 
+def _tempting(scene: Scene, finding: Finding, expression: Expression | None, site: Site | None) -> list[str]:
+    """Try the changes that people reach for and that are wrong; say what is wrong with them, by this step."""
+    tried = [_try(scene, replace(finding, empty=False), fix, expression, site) for fix in finding.wrong]
+    words = {"failed": "does not help", "proven": "only hides it"}
+    return [f"{words[remedy.result]}: {remedy.title}: {remedy.effect}" for remedy in tried if remedy.result in words]
+
+
 def _try(scene: Scene, finding: Finding, fix: Fix, expression: Expression | None, site: Site | None) -> Remedy:
     lab = scene.lab
     assert lab is not None
@@ -131,6 +141,8 @@ def _try(scene: Scene, finding: Finding, fix: Fix, expression: Expression | None
         gave = next((e.answer for e in scene.experiments if "without samples" in e.question), "")
         good = bool(gave) and "still" not in gave
         return Remedy(fix.title, "", True, "proven" if good else "not tried", f"without these samples: {gave}" if good else "")
+    if fix.site is not None:
+        return _try_at(scene, finding, fix)
     if not fix.template or expression is None:
         return Remedy(fix.title, "", fix.safe)
     if fix.inner in patterns.OUTER:
@@ -183,6 +195,26 @@ def _weighed(lab: Lab, outcome: Outcome, again: Callable[[Program], Outcome], wo
     return good, f"{words}; {more}" if good and more else more or words
 
 
+def _try_at(scene: Scene, finding: Finding, fix: Fix) -> Remedy:
+    """Try a change at another line than the birth's: where the mask was decided, where a value was made."""
+    lab = scene.lab
+    assert lab is not None and fix.site is not None
+    expression = expression_at(fix.site, resolve(fix.site).file)
+    change = fix.text(expression) if expression is not None else None
+    if expression is None or change is None:
+        return Remedy(fix.title, "", fix.safe)
+    _widen(scene)
+    swap, sites = fix.swap(expression, source_name(expression.name)), frozenset([fix.site])
+    outcome = lab.run(swap, sites)
+    if not lab.hit:
+        return Remedy(fix.title, "", fix.safe)
+    good, words = lab.judge(outcome, finding.empty, _finite_loss(scene))
+    if good:
+        good, words = _weighed(lab, outcome, lambda program: lab.run(swap, sites, program=program), words)
+    scene.tried(fix.title, words)
+    return Remedy(fix.title, expression.diff(*change), fix.safe, "proven" if good else "failed", words)
+
+
 def _fits(scene: Scene, fix: Fix, runtime: str) -> bool:
     """A change written for an elementary operation says nothing of a function that contains one (a cosine is no quotient)."""
     view = scene.birth.forward if scene.birth is not None else None
@@ -206,7 +238,8 @@ def _handed_through(scene: Scene, fix: Fix, expression: Expression, runtime: str
 def _finite_loss(scene: Scene) -> float | None:
     """The loss of the failing step where it was finite: a remedy for its gradient must not change it."""
     losses = scene.birth.losses if scene.birth is not None and scene.symptom.place == "gradient" else []
-    return losses[-1] if losses and math.isfinite(losses[-1]) else None
+    scale = scene.lab.scale if scene.lab is not None else 1.0
+    return losses[-1] / scale if losses and math.isfinite(losses[-1]) else None
 
 
 def _try_around(scene: Scene, finding: Finding, fix: Fix, expression: Expression, site: Site | None) -> Remedy:

@@ -20,6 +20,7 @@ from whynan.diagnosis import Case, diagnose
 from whynan.engine.recovering import Recovering
 from whynan.engine.session import Session, Window, parameters_of
 from whynan.engine.together import Together
+from whynan.engine.updating import with_update
 from whynan.errors import TrainingStopped
 from whynan.integrations.meeting import advice
 from whynan.records import Incident, Symptom
@@ -81,7 +82,8 @@ class Acting:
 
     def diagnosed(self, case: Case) -> Incident:
         """Diagnose, and write the capsule while the failing state is still there."""
-        incident = diagnose(case)
+        incident = with_update(diagnose(case), case.optimizer)
+        self.session.tally.learn(case)
         if not any(is_sharded(leaf) for leaf in case.program.leaves):  # safetensors crashes on a distributed tensor
             self.capsules.keep(case, incident, self.session.journal)
         return incident

@@ -173,6 +173,8 @@ class Guard:
         self.together.leave()
         self.recorder.stop()
         self.interception.remove()
+        for line in self.session.guarded(self.session.tally.lines) or []:
+            self.journal.say(line)
         try:
             self.journal.close(self.session.step_count, self.session.budget, watched(self.session, self.options, self.foreseeing))
         except Exception as error:
@@ -663,6 +665,7 @@ class Guard:
         if self.recovering.last is not None:
             self.recovering.finished(applied, window.taken == "rolled back")
         self.foreseeing.state()
+        session.tally.look()
         session.next_step()
 
     def _note_function(self, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Entry:

@@ -13,6 +13,7 @@ from whynan.capsule.earlier import Earlier
 from whynan.capsule.recorder import Recorder
 from whynan.capsule.sites import Site
 from whynan.capsule.tape import Entry, Outside
+from whynan.engine.tallying import Tally
 from whynan.errors import TrainingStopped
 from whynan.integrations.trackers import Trackers
 from whynan.records import Symptom
@@ -56,6 +57,7 @@ class Session:
     def __init__(self, budget: Budget, journal: Journal) -> None:
         self.recorder = Recorder()
         self.earlier = Earlier()
+        self.tally = Tally(self.recorder)
         self.budget = budget
         self.journal = journal
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []

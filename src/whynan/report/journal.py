@@ -208,7 +208,7 @@ class Journal:
             listener.closed()
         if self._own:
             with self._voice():
-                terminal.farewell(self.incidents, self.counts, budget, _short_path(report))
+                terminal.farewell(self.incidents, self.counts, budget, _short_path(report), steps)
 
     def _write_report(self) -> Path | None:
         """Write the report of the whole job; of several ranks the last one to end has the last word."""

@@ -189,7 +189,7 @@ def _painted(line: str) -> Text:
     return text
 
 
-def farewell(incidents: list[Incident], counts: dict[tuple[str, str, int], int], budget: Budget, report: Path | None) -> None:
+def farewell(incidents: list[Incident], counts: dict[tuple[str, str, int], int], budget: Budget, report: Path | None, of: int) -> None:
     """Say what, where, why, what was done, what next, each in a line."""
     first, last = incidents[0], incidents[-1]
     span = first.origin.span
@@ -198,7 +198,7 @@ def farewell(incidents: list[Incident], counts: dict[tuple[str, str, int], int],
     total = sum(counts.values())
     if total > 1:
         steps = ", ".join(str(i.step) for i in incidents[:8]) + (" …" if total > min(len(incidents), 8) else "")
-        say(f"whynan: {total} incidents at steps {steps}, {len(counts)} different")
+        say(f"whynan: {total} incidents in {of} steps, at {steps}, {len(counts)} different")
     taken = last.action.taken
     if taken == "skipped":
         say(f"whynan: batch skipped ({budget.total} of {budget.in_total} allowed); weights, moments and buffers are as before it")

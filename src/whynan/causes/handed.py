@@ -1,0 +1,77 @@
+"""What the step was given, in words: ids that are all the same, the sample behind a row, the hook the code ran in."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from whynan.records import short_dtype
+
+if TYPE_CHECKING:
+    import torch
+
+    from whynan.capsule.replay import Program
+    from whynan.capsule.tape import Entry, Tape
+
+SAMPLES = 3  # rows of a batch that are told one by one
+
+
+def constant_ids(program: Program) -> list[str]:
+    """Say which whole numbers that came in are all the same: token ids, labels, indices.
+
+    Cost: one comparison per integer tensor that was handed in, in the failing step alone.
+    """
+    found = []
+    for entry, name, tensor in given(program.entries, program.recorder.tape):
+        if tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.numel() < 2:
+            continue
+        first = tensor.flatten()[0]
+        if bool((tensor == first).all()):
+            shape = f"{short_dtype(str(tensor.dtype))}[{', '.join(map(str, tensor.shape))}]"
+            found.append(f"{name} of {_called(entry)}: {shape}, all {tensor.numel()} are {first.item()}")
+    return list(dict.fromkeys(found))
+
+
+def hook_words(program: Program) -> list[str]:
+    """Say that the code ran in a hook of another model."""
+    within = next((e.within for e in program.entries if e.within is not None), None)
+    return [] if within is None else [f"computed in a hook of {within.name}, inside a call of {_called(within.entry)}"]
+
+
+def sample_words(program: Program, samples: list[int]) -> list[str]:
+    """Say which samples of the data set the rows of a batch are."""
+    drawn = program.recorder.draws.behind(tensor for _, _, tensor in given(program.entries, program.recorder.tape)) if samples else None
+    return [] if drawn is None else [drawn.sample(row) for row in samples[:SAMPLES]]
+
+
+def given(entries: list[Entry], tape: Tape) -> Iterator[tuple[Entry, str, torch.Tensor]]:
+    """Yield the tensors from outside that the step, or the call around its hook, was given."""
+    from whynan.capsule.tape import Outside, Slot, leaves
+
+    around = [entry.within for entry in entries if entry.within is not None]
+    kept = {slot: tensor for within in around for slot, tensor in within.made.items()}
+    for entry in {id(e): e for e in (*entries, *(within.entry for within in around))}.values():
+        names = _parameters(entry)
+        named = [*zip([*names, *("argument",) * len(entry.args)], entry.args, strict=False), *entry.kwargs.items()]
+        for name, value in named:
+            for leaf in leaves(value):
+                if isinstance(leaf, Outside) and not leaf.tensor.requires_grad:
+                    yield entry, name, leaf.value().detach()
+                elif isinstance(leaf, Slot):
+                    made = kept.get(leaf)
+                    made = tape.alive(leaf) if made is None else made
+                    if made is not None and not made.is_floating_point():
+                        yield entry, name, made.detach()
+
+
+def _parameters(entry: Entry) -> list[str]:
+    function: Any = getattr(entry.fn, "forward", entry.fn)
+    try:
+        return list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return []
+
+
+def _called(entry: Entry) -> str:
+    return type(entry.fn).__name__ if hasattr(entry.fn, "forward") else getattr(entry.fn, "__name__", str(entry.fn))

@@ -1,0 +1,110 @@
+"""The reason behind the reason: who decided the mask, which sample it was, what was handed in, what the optimizer would do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from conftest import Sandbox
+
+HEAD = """
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+torch.manual_seed(0)
+
+class Scores(Dataset):
+    def __init__(self):
+        self.x = torch.rand(64, 6)
+        self.x[:, 0] = 0.75
+        self.x[37] = 0.25  # no entry of it is above one half
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        return {"x": self.x[index], "mask": self.x[index] > 0.5, "name": f"file-{index}"}
+
+net = torch.nn.Linear(6, 6)
+opt = torch.optim.Adam(net.parameters(), lr=0.01)
+"""
+
+LOOP = """
+for batch in DataLoader(Scores(), 8, WORKERS):
+    x = batch["x"]
+    DECIDE
+    loss = scores.softmax(-1).square().sum()  # born here
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+
+
+def first(box: Sandbox, decide: str, workers: str = "num_workers=0") -> dict[str, Any]:
+    done = box.watched(HEAD + LOOP.replace("DECIDE", decide).replace("WORKERS", workers))
+    assert "internal error" not in done.err
+    return done.incidents[0]
+
+
+@pytest.mark.parametrize(
+    ("decide", "added"),
+    [
+        ("scores = net(x).masked_fill(~(x > 0.5), -torch.inf)", "((x > 0.5) | (x == x.amax(-1, keepdim=True)))"),
+        ("scores = net(x).masked_fill(x <= 0.5, -torch.inf)", "(x <= 0.5) & (x != x.amax(-1, keepdim=True))"),
+        ("scores = torch.where(x > 0.5, net(x), -torch.inf)", "(x > 0.5) | (x == x.amax(-1, keepdim=True))"),
+    ],
+)
+def test_comparison_behind_a_mask_is_shown_and_mended(box: Sandbox, decide: str, added: str) -> None:
+    incident = first(box, decide)
+    assert incident["cause"]["code"] == "WN401"
+    label = "decided here: in row 5 no entry counts: the largest value is 0.25, the limit 0.5"
+    assert label in [span["label"] for span in incident["origin"]["from"]]
+    remedy = incident["remedies"][0]
+    assert remedy["result"] == "proven"
+    assert any(line.startswith("+ ") and added in line for line in remedy["diff"].splitlines())
+
+
+def test_mask_that_came_with_the_batch_is_said_to(box: Sandbox) -> None:
+    incident = first(box, 'scores = net(x).masked_fill(~batch["mask"], -torch.inf)')
+    assert "the mask came in with the batch: [8, 6], row 5 all False" in incident["cause"]["evidence"]
+
+
+@pytest.mark.parametrize("workers", ["num_workers=0", "num_workers=2"])
+def test_sample_is_named_by_its_number_in_the_data_set(box: Sandbox, workers: str) -> None:
+    incident = first(box, "scores = net(x).masked_fill(x <= 0.5, -torch.inf)", workers)
+    assert "sample 5 is number 37 of Scores, in batch 4 of this pass: name 'file-37'" in incident["cause"]["evidence"]
+
+
+CONSTANT = """
+import torch
+torch.manual_seed(0)
+table, head = torch.nn.Embedding(9, 4), torch.nn.Linear(4, 4)
+opt = torch.optim.OPTIMIZER([*table.parameters(), *head.parameters()], lr=0.01)
+for step in range(12):
+    ids = torch.randint(9, (6,))
+    if step in (5, 9):
+        ids = torch.full((6,), 3)
+    with torch.no_grad():
+        y = 3 * table(ids).round()  # whole numbers: equal ones have a spread of exactly 0
+    error = (head(y) - y).square().sum()
+    loss = error / (y - y.mean(0)).square().sum()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+
+
+def test_constant_ids_are_named_and_counted(box: Sandbox) -> None:
+    done = box.watched(CONSTANT.replace("OPTIMIZER", "SGD"))
+    incident = done.incidents[0]
+    assert incident["cause"]["code"] == "WN404"
+    assert {"6 rows, 1 unique", "input of Embedding: i64[6], all 6 are 3"} <= set(incident["cause"]["evidence"])
+    assert "input of Embedding held one value only in 2 of 7 batches since step 5" in done.err
+    assert incident["remedies"][0]["diff"].count(".where(") == 1  # without other batches to learn from: kept in the graph as 0
+    assert any("SGD would make 20 of 56 weights non-finite" in e["answer"] for e in incident["experiments"])
+
+
+def test_trial_of_the_update_leaves_the_run_as_it_was(box: Sandbox) -> None:
+    """A run that observes goes on with the very same weights, and its optimizer counts one step for each of its own."""
+    source = CONSTANT.replace("OPTIMIZER", "Adam").replace("(5, 9)", "(11,)") + "\nprint(float(opt.state[table.weight]['step']), torch.rand(1).item())\n"
+    source = source.replace("with torch.no_grad():", "if True:")
+    watched = box.watched(source, "--policy", "observe")
+    plain = box.python(str(box.folder / "train.py"))
+    assert watched.out == plain.out and watched.incidents
