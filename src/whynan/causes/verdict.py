@@ -197,7 +197,7 @@ def _try_around(scene: Scene, finding: Finding, fix: Fix, expression: Expression
     outcome = lab.run(patterns.outer_swap(fix.inner), outer)
     if not lab.hit:
         return Remedy(fix.title, "", fix.safe)
-    good, words = lab.judge(outcome, finding.empty)
+    good, words = lab.judge(outcome, finding.empty, _finite_loss(scene))
     scene.tried(fix.title, words)
     return Remedy(fix.title, expression.diff(*found), fix.safe, "proven" if good else "failed", words)
 

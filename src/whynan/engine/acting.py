@@ -23,6 +23,7 @@ from whynan.errors import TrainingStopped
 from whynan.records import Incident, Symptom
 from whynan.recovery.followers import Followers
 from whynan.recovery.place import rank_here
+from whynan.tripwire.values import damage_of
 
 HOPELESS = ("WN601", "WN602", "WN603", "WN608")  # state is damaged: skipping cannot help
 
@@ -34,11 +35,14 @@ class Acting:
         self.session = session
         self.capsules = capsules
         self._beyond_help = False
+        self._dead: torch.Tensor | None = None  # a weight that was told to be damaged
+        self.zeroed_away = False  # the program dropped the gradients of a bad step; if it steps all the same, that is no turning away
         self.stale: list[tuple[torch.Tensor, torch.Tensor]] = []  # gradients of a dropped step
         self.together = together
         self.followers = followers
         self.recovering = recovering
         self.places: list[tuple[torch.Tensor, torch.Tensor | None]] = []  # gradients put in place of dropped ones
+        self._said_steps_on = False
         together.diagnosed = self.diagnosed
 
     def act(self, optimizer: Any, scaler: Any = None) -> str:
@@ -47,7 +51,7 @@ class Acting:
         symptom = session.window.symptom
         assert symptom is not None
         session.window.told = True
-        if self._beyond_help and session.budget.streak:
+        if (self._beyond_help and session.budget.streak) or (session.budget.observes and self._still_dead()):
             session.budget.decide()
             session.journal.again()
             self.write_metrics(optimizer)
@@ -141,6 +145,7 @@ class Acting:
         taken = session.budget.decide(hopeless, self.recovering.possible and self.together.level)
         session.journal.incident(incident, session.budget.action(taken), tell=self.together.tells)
         self._beyond_help = hopeless and session.budget.observes
+        self._mourn(incident)
         if taken == "stopped":
             session.stop(f"stopped at step {incident.step}: {incident.cause.title}")
         return taken
@@ -151,9 +156,21 @@ class Acting:
         symptom = session.window.symptom
         assert symptom is not None
         session.window.told = True
-        incident = self.together.diagnose_alone(self.case(symptom, None, scaler))
         session.budget.total += 1
+        if self._still_dead():
+            session.journal.again()
+            return
+        incident = self.together.diagnose_alone(self.case(symptom, None, scaler))
         session.journal.incident(incident, session.budget.action("observed"))
+        self._mourn(incident)
+
+    def _mourn(self, incident: Incident) -> None:
+        """Remember a weight that is dead: it is told once, the steps after it are counted."""
+        if incident.cause.code in ("WN601", "WN608"):
+            self._dead = next((leaf for leaf in self.session.leaves() if damage_of(leaf.detach())), None)
+
+    def _still_dead(self) -> bool:
+        return self._dead is not None and bool(damage_of(self._dead.detach()))
 
     def turned_away(self) -> None:
         """The program saw the bad value itself and left the step: tell it, and begin anew."""
@@ -162,6 +179,26 @@ class Acting:
         session.step_count += 1
         session.window = Window()
         session.window_start = session.recorder.tape.number()
+        self.zeroed_away = True
+
+    def steps_on(self) -> bool:
+        """Whether the program steps on gradients that it zeroed because they were bad; whether that update is left out.
+
+        It is the step that was told already. Momentum and weight decay would still move the weights.
+        """
+        session = self.session
+        if not self.zeroed_away or session.window.backwards:
+            return False
+        self.zeroed_away = False
+        session.step_count -= 1
+        if session.budget.observes:
+            session.window.told = True
+            return False
+        if not self._said_steps_on:
+            self._said_steps_on = True
+            session.journal.say("whynan: the program zeroes bad gradients and steps on: momentum and weight decay would still move the weights; left out")
+        self.drop()
+        return True
 
     def same_loss(self, tensors: Any) -> bool:
         """Whether the program goes back from the bad loss it looked at."""
@@ -248,6 +285,8 @@ class Acting:
             return tape.needed_for({entry})
         ends = {e.number for e in tape if e.kind in ("backward", "derivative", "clip", "grad", "zero") or (e.kind == "write" and _on_gradient(tape, e))}
         ends -= {n for n in ends if tape.entries[n].kind == "write" and self._from_others(n)}
+        if symptom.place == "buffer":  # written by a forward pass that the loss need not depend on
+            ends |= {e.number for e in tape if e.kind == "module"}
         return tape.needed_for(ends) if ends else list(tape)
 
     def _from_others(self, number: int) -> bool:
