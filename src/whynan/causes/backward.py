@@ -327,7 +327,28 @@ def gradient_overflow(scene: Scene) -> Finding | None:
     )
     if dtype == "float16":
         fixes = [Fix("compute this in float32", "{x}.float()", 0), BRAIN, *fixes]
-    return Finding(f"the gradient {number(size)} is past the range of {dtype}", evidence, fixes, proven=True)
+    return Finding(f"the gradient {number(size)} is past the range of {dtype}", evidence + _before_clipping(scene), fixes, proven=True)
+
+
+def _before_clipping(scene: Scene) -> list[str]:
+    """Say what clipping would have made of an infinite gradient, and whose it was: after it nobody can tell."""
+    if scene.symptom.kind != "inf" or scene.symptom.place != "gradient" or all(e.kind != "clip" for e in scene.program.entries):
+        return []
+    whose = f"the gradient of `{scene.symptom.name}` was infinite before clipping" + (f" ({scene.symptom.detail})" if scene.symptom.detail else "")
+    return [whose, "clipping by a norm of inf multiplies it by 0: that is nan, and the update writes it into the weight"]
+
+
+def _alive(name: str, dtype: str) -> list[Fix]:
+    """Return the changes that keep the gradient of an entry at the edge; a clamp would set it to 0 for good."""
+    if name == "pow":
+        return [
+            Fix("add the logarithms and take exp last: the same loss and the true gradient", "{inner}", safe=True, inner="log of powers by hand"),
+            Fix("take the power in log space: the same value and the true gradient", "{inner}", safe=True, inner="powers by hand"),
+        ]
+    if name == "sqrt":
+        eps = "1e-4" if dtype == "float16" else "1e-6"
+        return [Fix(f"add {eps} inside the root: the slope is finite and the entry can still learn", f"{{x}} + {eps}", 0)]
+    return []
 
 
 @rule("WN501", "infinite-slope", "infinite slope", rank=55)
@@ -395,9 +416,11 @@ def infinite_slope(scene: Scene) -> Finding | None:
                 + (f" ({place})" if place else "")
             )
             what = f"x^{number(power)}" if forward.name == "pow" and power is not None else name
-            label = f"the slope of {what} at {number(edge)} is infinite; inf * 0 is nan"
+            after = "and so is the gradient" if scene.symptom.kind == "inf" else "inf * 0 is nan"
+            label = f"the slope of {what} at {number(edge)} is infinite{',' if after[0] == 'a' else ';'} {after}"
     evidence.append(f"the forward pass and the loss ({', '.join(number(v) for v in birth.losses[-1:])}) are finite")
-    fixes = guarded(forward.name, forward.op.dtype, power)
+    evidence += _before_clipping(scene)
+    fixes = [*_alive(forward.name, forward.op.dtype), *guarded(forward.name, forward.op.dtype, power)]
     if forward.name == "sqrt":
         fixes.insert(0, Fix("use the norm, which defines the slope at 0 as 0", "torch.linalg.vector_norm({inner})", safe=True, inner="sumsq"))
     return Finding(label, evidence, fixes, from_spans(forward), empty=empty)

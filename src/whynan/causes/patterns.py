@@ -10,17 +10,20 @@ import ast
 from collections.abc import Callable
 from typing import Any
 
+from whynan.causes import logspace
 from whynan.causes.source import Expression, call_parts
 
-OUTER = ("softmax by hand", "sigmoid by hand", "logsumexp by hand", "softplus by hand", "logcosh by hand", "tanh by hand", "cross-entropy by hand")
+_POWERS = ("log of powers by hand", "powers by hand")
+OUTER = ("softmax by hand", "sigmoid by hand", "logsumexp by hand", "softplus by hand", "logcosh by hand", "tanh by hand", "cross-entropy by hand", *_POWERS)
 ELSEWHERE = ("log directly", "log of exp", "variance by hand", "scale first")  # the two calls may be far apart: no diff can be given
 _PICKS = frozenset(
     {"gather", "getitem", "select", "index_select", "take_along_dim", "squeeze", "unsqueeze", "view", "reshape", "flatten", "transpose", "permute",
      "diagonal", "contiguous", "masked_select", "narrow", "expand", "t", "swapaxes", "movedim"}
 )  # fmt: skip
 _ARITHMETIC = frozenset(
-    {"softmax", "sigmoid", "pow", "square", "sum", "mul", "exp", "add", "cosh", "radd", "sub", "rsub", "rmul", "log", "neg", "mean", "matmul", "bmm", "mm"}
-)
+    {"softmax", "sigmoid", "pow", "square", "sum", "mul", "exp", "add", "cosh", "radd", "sub", "rsub", "rmul", "log", "neg", "mean", "matmul", "bmm", "mm",
+     "div", "truediv"}
+)  # fmt: skip
 _REMEMBERED = _ARITHMETIC | _PICKS
 _made: dict[int, tuple[Any, str, tuple[Any, ...], dict[str, Any], Any]] = {}
 
@@ -42,6 +45,12 @@ def _maker(value: Any, *names: str) -> tuple[tuple[Any, ...], dict[str, Any]] | 
     if found is None or found[0] is not value or found[1] not in names:
         return None
     return found[2], found[3]
+
+
+def maker(value: Any) -> tuple[str, tuple[Any, ...], dict[str, Any]] | None:
+    """Return the call of interest that made a value in this replay: its name and arguments."""
+    found = _made.get(id(value))
+    return None if found is None or found[0] is not value else found[1:4]
 
 
 def inner_swap(kind: str, name: str, plain_name: Callable[[Any], str]) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]:
@@ -136,6 +145,8 @@ def around(expression: Expression, kind: str) -> tuple[ast.AST, str] | None:
     """Return the expression around an exponential that writes `kind` by hand, and the text to put in its place."""
     if not expression.operands:
         return None
+    if kind in _POWERS:
+        return logspace.around(expression, kind)
     argument = expression.nodes[0]
     text = expression.segment(argument)
     same = ast.dump(argument)
@@ -243,6 +254,8 @@ def outer_swap(kind: str) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], An
     def change(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if kind == "cross-entropy by hand":
             return _entropy(torch, args)
+        if kind in _POWERS:
+            return logspace.swapped(func, args, kind, maker)
         value = _exponent(args[0], 3)
         if value is None:
             return NotImplemented

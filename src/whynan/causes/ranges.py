@@ -11,7 +11,7 @@ from whynan.causes.reductions import _forward_view
 from whynan.records import number
 
 if TYPE_CHECKING:
-    from whynan.trace.birth import View
+    from whynan.trace.birth import Birth, View
 
 _EXPONENTIALS = ("exp", "expm1", "exp2", "sinh", "cosh", "softplus", "poisson_nll_loss")
 _GUARDED = (
@@ -243,10 +243,27 @@ def exp_overflow(scene: Scene) -> Finding | None:
     output = view.output()
     count = int((~output.isfinite()).sum()) if output is not None else 1
     evidence = [f"the largest argument is {number(top)}; {view.name} overflows {dtype} past {limit}", f"{count} of {argument.numel()} results are infinite"]
-    fixes = [*_by_hand(view.name), *guarded(view.name, dtype), *_tighter(view.name, dtype), _BOUND]
+    fixes = [*_by_hand(view.name), *_normalised(birth, view), *guarded(view.name, dtype), *_tighter(view.name, dtype), _BOUND]
     if "poisson" in view.call:
         fixes = [Fix("keep the log rate at or below 80", "{x}.clamp(max=80)", 0)]
     return Finding(f"{view.name}({number(top)}) is past the range of {dtype} ({limit})", evidence, fixes)
+
+
+def _normalised(birth: Birth, view: View) -> list[Fix]:
+    """Where the exponentials are divided by their sum, a common factor cancels: the largest exponent can be taken out first."""
+    from whynan.causes.facts import consumers
+
+    if view.name != "exp":
+        return []
+    used = list(consumers(birth, view))[:8]
+    sums = {v.op.index: v for v in used if v.name == "sum"}
+    for divided in (v for v in used if v.name == "div" and len(v.op.sources) > 1):
+        total = sums.get(divided.op.sources[1].maker)
+        dims = total.scalar("dim") if total is not None else None
+        if isinstance(dims, list | tuple) and len(dims) == 1:
+            shift = f"{{x}} - {{x}}.amax(dim={dims[0]}, keepdim=True)"
+            return [Fix("subtract the largest exponent first: the division by the sum cancels it", shift, 0, safe=True)]
+    return []
 
 
 def _by_hand(name: str) -> list[Fix]:

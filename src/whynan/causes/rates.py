@@ -30,6 +30,7 @@ class Rates:
     base: tuple[float, ...]
     known: bool = True  # these are base rates, not ones that a decay may have lowered
     held: tuple[tuple[object, object, float], ...] = ()  # the very objects, to tell whether they were replaced, and the rate now
+    peak: tuple[float | None, ...] = ()  # the largest rate of a cycle, which is what the script says; the base rate follows from it
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +70,23 @@ def overridden(configured: Rates, loaded: Rates) -> tuple[Change, ...]:
     ()
     """
     pairs = enumerate(zip(configured.base, loaded.base, strict=False))
-    return tuple(Change(i, a, b) for i, (a, b) in pairs if not math.isclose(a, b, rel_tol=1e-6) and (loaded.known or not b < a))
+    changed = [Change(i, a, b) for i, (a, b) in pairs if not math.isclose(a, b, rel_tol=1e-6) and (loaded.known or not b < a)]
+    return tuple(_at_peak(change, configured.peak, loaded.peak) for change in changed)
+
+
+def _at_peak(change: Change, configured: tuple[float | None, ...], loaded: tuple[float | None, ...]) -> Change:
+    """Tell the rate as the script says it: OneCycleLR and CyclicLR are given the largest one."""
+    if change.group >= min(len(configured), len(loaded)):
+        return change
+    before, after = configured[change.group], loaded[change.group]
+    return change if before is None or after is None or before == after else Change(change.group, before, after)
 
 
 def _of_optimizer(optimizer: Any) -> Rates:
     groups = [g for g in optimizer.param_groups if "lr" in g]
     base = tuple(float(g.get("initial_lr", g["lr"])) for g in groups)
-    return Rates(base, all("initial_lr" in g for g in groups), tuple((g["lr"], g.get("initial_lr"), float(g["lr"])) for g in groups))
+    peak = tuple(float(g["max_lr"]) if isinstance(g.get("max_lr"), int | float) else None for g in groups)
+    return Rates(base, all("initial_lr" in g for g in groups), tuple((g["lr"], g.get("initial_lr"), float(g["lr"])) for g in groups), peak)
 
 
 def _untrained(optimizer: Any) -> bool:

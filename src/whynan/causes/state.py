@@ -183,6 +183,7 @@ def parameter_not_finite(scene: Scene) -> Finding | None:
     evidence = [f"{bad} of {tensor.numel()} values of `{name}` are not finite"]
     if scene.symptom.detail:
         evidence.append(f"{scene.symptom.detail} are affected")
+    evidence += _dead_since(scene)
     evidence.append("skipping steps cannot help: every step reads this weight")
     return Finding(
         f"`{name}` is already damaged: {bad} of {tensor.numel()} values",
@@ -190,6 +191,20 @@ def parameter_not_finite(scene: Scene) -> Finding | None:
         remedies=_try_values(scene, tensor, "go back to the last checkpoint whose weights are finite"),
         proven=True,
     )
+
+
+def _dead_since(scene: Scene) -> list[str]:
+    """Say at which of the steps seen the weight was lost: the first of the bad ones that lead up to now."""
+    bad = None
+    for row in reversed([h for h in scene.history if h.get("step", -1) < scene.step]):
+        numbers = {k: row[k] for k in ("loss", "grad_norm") if k in row and not math.isfinite(row[k])}
+        if not numbers:
+            break
+        bad = (int(row["step"]), numbers)
+    if bad is None:
+        return []
+    what = " and ".join(f"a {'gradient norm' if k == 'grad_norm' else k} of {number(v)}" for k, v in bad[1].items())
+    return [f"dead since step {bad[0]}: its update was made with {what}"]
 
 
 def _bad_parameter(scene: Scene) -> tuple[Any, str]:

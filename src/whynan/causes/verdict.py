@@ -255,7 +255,7 @@ def _try_around(scene: Scene, finding: Finding, fix: Fix, expression: Expression
     outcome = lab.run(swap, outer)
     if not lab.hit:
         return Remedy(fix.title, "", fix.safe)
-    good, words = lab.judge(outcome, finding.empty)
+    good, words = lab.judge(outcome, finding.empty, _finite_loss(scene))
     if good:
         good, words = _weighed(lab, outcome, lambda program: lab.run(swap, outer, program=program), words)
     scene.tried(fix.title, words)

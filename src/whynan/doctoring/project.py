@@ -9,6 +9,7 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
+from whynan.doctoring.configured import Uses, settings_not_in_effect
 from whynan.doctoring.facts import Grade, Remark
 
 MOST_FILES = 5000
@@ -22,19 +23,33 @@ def read_project(path: Path) -> tuple[list[Remark], int]:
     """Return the remarks on a file or folder, and how many files were read."""
     found: list[Remark] = []
     read = 0
+    uses = Uses()
     for file in _sources(path):
         if read >= MOST_FILES:
             found.append(Remark(Grade.NOTE, f"only the first {MOST_FILES} files were read"))
             break
         shown = os.path.relpath(file) if not os.path.relpath(file).startswith("..") else str(file)
         try:
-            remarks = list(_remarks(ast.parse(_text(file))))
+            tree = ast.parse(_text(file))
+            remarks = list(_remarks(tree))
         except (OSError, SyntaxError, ValueError, UnicodeDecodeError, RecursionError, MemoryError) as error:
             found.append(Remark(Grade.UNREAD, _why(error), shown))
             continue
         read += 1
+        uses.note(tree, shown)
         found += [Remark(r.grade, r.text, shown, r.line, r.advice) for r in remarks]
+    for remark in settings_not_in_effect(_configurations(path), uses) if read else ():
+        found.append(Remark(remark.grade, remark.text, os.path.relpath(remark.file), remark.line, remark.advice))
     return found, read
+
+
+def _configurations(path: Path) -> list[Path]:
+    """Return the YAML files of a project that look like settings of a training: they lie beside its sources."""
+    if path.is_file():
+        return []
+    folders = {file.parent for file in _sources(path)}
+    near = {folder / below for folder in folders for below in (".", "config", "configs", "conf")}
+    return sorted({f for folder in near if folder.is_dir() for f in folder.iterdir() if f.suffix in (".yaml", ".yml") and f.is_file()})
 
 
 def _why(error: BaseException) -> str:

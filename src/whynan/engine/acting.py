@@ -29,6 +29,7 @@ from whynan.recovery.place import rank_here
 from whynan.recovery.policy import Policy
 from whynan.recovery.ranks import several
 from whynan.tripwire.stillness import Still
+from whynan.tripwire.values import damage_of
 
 ALIKE = 3  # diagnoses of one place that a program which skips by itself gets, until an update is made
 HOPELESS = ("WN601", "WN602", "WN603", "WN608")  # state is damaged: skipping cannot help
@@ -43,6 +44,8 @@ class Acting:
         self.capsules = capsules
         self._beyond_help = False
         self._alike, self._applied = 0, -1  # diagnoses in a row that came to the same place with no update between them
+        self._dead: torch.Tensor | None = None  # a weight that was told to be damaged
+        self.zeroed_away = False  # the program dropped the gradients of a bad step; if it steps all the same, that is no turning away
         self.stale: list[tuple[torch.Tensor, torch.Tensor]] = []  # gradients of a dropped step
         self.together = together
         self.followers = followers
@@ -58,7 +61,7 @@ class Acting:
         symptom = session.window.symptom
         assert symptom is not None
         session.window.told = True
-        if self._beyond_help and session.budget.streak:
+        if (self._beyond_help and session.budget.streak) or (session.budget.observes and self._still_dead()):
             session.budget.decide()
             session.journal.again()
             self.write_metrics(optimizer)
@@ -154,6 +157,7 @@ class Acting:
         session.journal.incident(incident, session.budget.action(taken), tell=self.together.tells)
         self._advise(incident.symptom)
         self._beyond_help = hopeless and session.budget.observes
+        self._mourn(incident)
         if taken == "stopped":
             session.stop(f"stopped at step {incident.step}: {incident.cause.title}")
         return taken
@@ -172,7 +176,7 @@ class Acting:
         assert symptom is not None
         session.window.told = True
         session.budget.total += 1
-        if self._alike >= ALIKE and session.applied == self._applied:
+        if self._still_dead() or (self._alike >= ALIKE and session.applied == self._applied):
             session.journal.again()  # a program that leaves step after step for one reason is not slowed down by more diagnoses
             return
         incident = self.together.diagnose_alone(self.case(symptom, None, scaler))
@@ -180,6 +184,15 @@ class Acting:
         last = session.journal.incidents[-2:]
         alike = len(last) == 2 and last[0].origin.span == last[1].origin.span and session.applied == self._applied
         self._alike, self._applied = self._alike + 1 if alike else 1, session.applied
+        self._mourn(incident)
+
+    def _mourn(self, incident: Incident) -> None:
+        """Remember a weight that is dead: it is told once, the steps after it are counted."""
+        if incident.cause.code in ("WN601", "WN608"):
+            self._dead = next((leaf for leaf in self.session.leaves() if damage_of(leaf.detach())), None)
+
+    def _still_dead(self) -> bool:
+        return self._dead is not None and bool(damage_of(self._dead.detach()))
 
     def stands_still(self, still: Still, optimizer: torch.optim.Optimizer) -> None:
         """Nothing is learned any more: tell it; there is no step to skip."""
@@ -200,6 +213,26 @@ class Acting:
         session.window = Window()
         session.recorder.tape.roll()
         session.window_start = session.recorder.tape.number()
+        self.zeroed_away = True
+
+    def steps_on(self) -> bool:
+        """Whether the program steps on gradients that it zeroed because they were bad; whether that update is left out.
+
+        It is the step that was told already. Momentum and weight decay would still move the weights.
+        """
+        session = self.session
+        if not self.zeroed_away or session.window.backwards:
+            return False
+        self.zeroed_away = False
+        session.step_count -= 1
+        if session.budget.observes:
+            session.window.told = True
+            return False
+        if "steps on" not in self._said:
+            self._said.add("steps on")
+            session.journal.say("whynan: the program zeroes bad gradients and steps on: momentum and weight decay would still move the weights; left out")
+        self.drop()
+        return True
 
     def same_loss(self, tensors: Any) -> bool:
         """Whether the program goes back from the bad loss it looked at."""
@@ -288,6 +321,8 @@ class Acting:
             return tape.needed_for({entry})
         ends = {e.number for e in tape if e.kind in _ENDS or (e.kind == "write" and _on_gradient(tape, e))}
         ends -= {n for n in ends if tape.entries[n].kind == "write" and self._from_others(n)}
+        if symptom.place == "buffer":  # written by a forward pass that the loss need not depend on
+            ends |= {e.number for e in tape if e.kind == "module"}
         return tape.needed_for(ends) if ends else list(tape)
 
     def _from_others(self, number: int) -> bool:

@@ -359,6 +359,7 @@ class Guard:
             self.acting.turned_away()
         window = session.window
         self.sharing.went_back()
+        self.acting.zeroed_away = False
         if self.acting.stale:
             self.acting.free_stale()
         entry = self.recorder.note("backward", call, args, kwargs)
@@ -432,7 +433,7 @@ class Guard:
         session = self.session
         self.session.stop_again()
         try:
-            if self._left_out():
+            if self.acting.steps_on() or self._left_out():
                 if not in_closure:
                     self._finish(optimizer, False)
                 return False
@@ -521,6 +522,8 @@ class Guard:
         self._finish(optimizer, taken in (None, "", "observed"))
 
     def _check_update(self, optimizer: torch.optim.Optimizer, before: Snapshot) -> str:
+        if self.session.window.told:
+            return ""  # observed: that this step is bad was said, and its update is the program's wish
         bad = nonfinite(self.session.names_of(parameters_of(optimizer))) or nonfinite(optimizer_state(optimizer))
         if bad:
             self.session.see(symptom_of("parameter", bad))

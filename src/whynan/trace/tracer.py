@@ -47,6 +47,9 @@ _OVERWRITES = ("copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "ber
 _LOGS = ("log", "log2", "log10", "log_", "log1p")
 
 
+_BATCH_NORMS = frozenset({"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"})  # write running statistics, which their schemas do not say
+
+
 class Tracer(TorchDispatchMode):
     """Records a `Graph`; with `keep`, also clones of the inputs and outputs of those operations."""
 
@@ -269,7 +272,8 @@ class Tracer(TorchDispatchMode):
             op.colour = self._colour(op, name, args)
         if op.damage.nan and (self._prepares(op, outputs) or self._made_of_nan(op, name, outputs)):
             return
-        for tensor in outputs:
+        silent = [t for t in args[3:5] if isinstance(t, torch.Tensor)] if name in _BATCH_NORMS else []
+        for tensor in outputs + silent:
             if not self._worse_before(tensor, op):
                 self._writers[storage_key(tensor)] = (weak_storage(tensor), op.index)
 

@@ -1,0 +1,115 @@
+"""Powers and products of probabilities, rewritten on their logarithms: `log(((p * q) ** b / r).sum(-1))` is a logsumexp.
+
+A softmax underflows to an exact 0, where a power below 1 has an infinite slope. Its logarithm does not underflow. The same walk
+is made over the source, for the diff, and over the calls remembered in a replay, for the proof.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from typing import Any
+
+from whynan.causes.source import Expression, as_operand, call_parts
+
+Maker = Callable[[Any], tuple[str, tuple[Any, ...], dict[str, Any]] | None]
+_DEPTH = 8
+
+
+def around(expression: Expression, kind: str) -> tuple[ast.AST, str] | None:
+    """Return the node to replace and its text: the logarithm around a power, or the power alone."""
+    if kind == "powers by hand":
+        text = _text(expression, expression.node, _DEPTH)
+        return None if text is None or "soft" not in text else (expression.node, f"torch.exp({text})")
+    for node in expression.parents():
+        if isinstance(node, ast.Call) and call_parts(node)[0] == "log" and len(call_parts(node)[1]) == 1:
+            text = _text(expression, call_parts(node)[1][0], _DEPTH)
+            return None if text is None or "soft" not in text else (node, text)
+    return None
+
+
+def _text(expression: Expression, node: ast.AST, depth: int) -> str | None:
+    """Return the source of the logarithm of an expression."""
+    if depth == 0:
+        return None
+    if isinstance(node, ast.Name) and (given := expression.assigned(node.id)) is not None and _is_soft(given):
+        node = given
+    if isinstance(node, ast.BinOp):
+        return _operator(expression, node, depth)
+    name, operands = call_parts(node) if isinstance(node, ast.Call) else ("", [])
+    if isinstance(node, ast.Call) and operands:
+        if name == "softmax":
+            return f"torch.log_softmax({_arguments(expression, operands, node)})"
+        if name == "sigmoid":
+            return f"torch.nn.functional.logsigmoid({expression.segment(operands[0])})"
+        if name == "sum":
+            inner = _text(expression, operands[0], depth - 1)
+            rest = _arguments(expression, operands[1:], node)
+            return None if inner is None or not rest else f"torch.logsumexp({inner}, {rest})"
+        if name == "pow" and len(operands) == 2:
+            return _power(expression, operands[0], operands[1], depth)
+    return None if isinstance(node, ast.Constant) else f"torch.log({expression.segment(node)})"
+
+
+def _is_soft(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and call_parts(node)[0] in ("softmax", "sigmoid")
+
+
+def _arguments(expression: Expression, operands: list[ast.expr], node: ast.Call) -> str:
+    return ", ".join([*map(expression.segment, operands), *(f"{k.arg}={expression.segment(k.value)}" for k in node.keywords)])
+
+
+def _operator(expression: Expression, node: ast.BinOp, depth: int) -> str | None:
+    if isinstance(node.op, ast.Pow):
+        return _power(expression, node.left, node.right, depth)
+    signs: dict[type[ast.operator], str] = {ast.Mult: "+", ast.Div: "-"}
+    sign = signs.get(type(node.op))
+    parts = [_text(expression, side, depth - 1) for side in (node.left, node.right)]
+    if sign is None or parts[0] is None or parts[1] is None:
+        return None if sign is not None else f"torch.log({expression.segment(node)})"
+    right = as_operand(parts[1]) if sign == "-" else parts[1]
+    return f"{parts[0]} {sign} {right}"
+
+
+def _power(expression: Expression, base: ast.AST, exponent: ast.AST, depth: int) -> str | None:
+    inner = _text(expression, base, depth - 1)
+    return None if inner is None else f"{as_operand(expression.segment(exponent))} * {as_operand(inner)}"
+
+
+def swapped(func: Any, args: tuple[Any, ...], kind: str, maker: Maker) -> Any:
+    """Return the same from the calls that a replay remembers."""
+    import torch
+
+    name = getattr(func, "__name__", "").strip("_")
+    if kind == "powers by hand":
+        base = _log(args[0], maker, _DEPTH) if name == "pow" else None
+        return NotImplemented if base is None else torch.exp(args[1] * base)
+    inner = _log(args[0], maker, _DEPTH) if name == "log" else None
+    return NotImplemented if inner is None else inner
+
+
+def _log(value: Any, maker: Maker, depth: int) -> Any:
+    """Return the logarithm of a value, from what it was made of."""
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        return None
+    made = maker(value) if depth else None
+    if made is None:
+        return value.log()
+    name, args, kwargs = made
+    if name == "softmax":
+        return torch.log_softmax(*args[:2], **{k: v for k, v in kwargs.items() if k in ("dim", "dtype")})
+    if name == "sigmoid":
+        return torch.nn.functional.logsigmoid(args[0])
+    if name == "sum":
+        dim = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis"))
+        inner = _log(args[0], maker, depth - 1)
+        return None if dim is None or inner is None else torch.logsumexp(inner, dim, keepdim=bool(args[2] if len(args) > 2 else kwargs.get("keepdim", False)))
+    if name == "pow":
+        inner = _log(args[0], maker, depth - 1)
+        return None if inner is None else args[1] * inner
+    if name in ("mul", "div", "truediv"):
+        left, right = (_log(a, maker, depth - 1) for a in args[:2])
+        return None if left is None or right is None else left + right if name == "mul" else left - right
+    return value.log()
