@@ -104,7 +104,7 @@ class _Reader:
             return None
         if language in ("", "sh", "bash", "console") and _is_commands(text):
             status = (int(notes["exit:"]),) if "exit:" in notes else (0, 1)
-            self.steps += list(_commands(text, line, status))
+            self.steps += _commands(text, line, status, "part" in notes)
             return self.steps.pop()
         if language in ("python", "pycon", *DATA):
             return Step({"pycon": "doctest", "python": "python"}.get(language, "data"), text, line, language)
@@ -120,7 +120,7 @@ def _is_commands(text: str) -> bool:
     return all(line.startswith((" ", "#")) or line.split()[0] in COMMANDS for line in lines)
 
 
-def _commands(text: str, line: int, status: tuple[int, ...]) -> Iterator[Step]:
+def _commands(text: str, line: int, status: tuple[int, ...], part: bool) -> Iterator[Step]:
     """One step for each command; with `$ ` the lines below it are its output."""
     prompt = "$ " in text
     current: Step | None = None
@@ -128,7 +128,7 @@ def _commands(text: str, line: int, status: tuple[int, ...]) -> Iterator[Step]:
         if content.startswith("$ ") or (not prompt and content.strip() and not content.startswith((" ", "#"))):
             if current:
                 yield current
-            current = Step("sh", content.removeprefix("$ "), number, status=status)
+            current = Step("sh", content.removeprefix("$ "), number, status=status, part=part)
         elif current and prompt and content.strip():
             current.output = f"{current.output or ''}{content}\n"
         elif current and not prompt:

@@ -152,6 +152,8 @@ class Runner:
             return _forked(lambda: main(words[1:]))
         if words and words[0] == "python" and words[1].endswith(".py"):
             return _forked(lambda: _as_script(words[1:]))
+        if words and words[0] == "pytest":
+            return _forked(lambda: int(pytest.main([*words[1:], "--rootdir", "."])))
         environment = {**ENVIRONMENT, **{k: os.environ[k] for k in ("PATH", "PYTHONUNBUFFERED", "PET_MASTER_PORT")}}
         return subprocess.run(["bash", "-c", command], env=environment, stdin=subprocess.DEVNULL, check=False).returncode
 
