@@ -218,7 +218,9 @@ def _write(site: Site, sections: list[tuple[str, list[Page]]], out: Path) -> Non
         place = out / page.url
         place.parent.mkdir(parents=True, exist_ok=True)
         beside = {"before": order[number - 1] if number else None, "after": order[number + 1] if number + 1 < len(order) else None}
-        html = template.render(page=page, body=re.sub(r"<!--.*?-->\n?", "", body, flags=re.DOTALL), sections=sections, link=lambda url, p=page: _from(p, url), **beside)
+        html = template.render(
+            page=page, body=re.sub(r"<!--.*?-->\n?", "", body, flags=re.DOTALL), sections=sections, link=lambda url, p=page: _from(p, url), **beside
+        )
         place.write_text(html, encoding="utf-8")
     for inside, source in site.files.items():
         (out / inside).parent.mkdir(parents=True, exist_ok=True)

@@ -65,7 +65,9 @@ def from_docstring(text: str) -> str:
 
 def index_of_codes() -> str:
     """Return the list of all codes by family."""
-    head = "# All codes\n\nEach has a page, made from the rule that finds it and from programs that the tests run. `whynan explain CODE` prints the text of it; "
+    head = (
+        "# All codes\n\nEach has a page, made from the rule that finds it and from programs that the tests run. `whynan explain CODE` prints the text of it; "
+    )
     head += "so does `whynan explain` with an error message.\n"
     parts = [head]
     for prefix, family in FAMILIES.items():

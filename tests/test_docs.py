@@ -22,6 +22,9 @@ import torch
 from conftest import ENVIRONMENT, PYTHON, Sandbox, _status_of
 from doc_blocks import ROOT, RUN_DIR, PageError, Step, same, steps_of, words_of
 
+import whynan.forensics.checking  # loaded here for all forked children
+import whynan.lint.linting
+import whynan.report.checks  # noqa: F401
 from whynan.commands.main import main
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -182,3 +185,126 @@ def _free_port() -> int:
     with socket.socket() as door:
         door.bind(("127.0.0.1", 0))
         return int(door.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def builder() -> ModuleType:
+    """`docs/build.py` as a module."""
+    folder = ROOT / "docs"
+    sys.path.insert(0, str(folder))
+    try:
+        spec = importlib.util.spec_from_file_location("docs_build", folder / "build.py")
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["docs_build"] = module
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(folder))
+    return module
+
+
+def test_site_builds_and_every_page_is_listed(builder: ModuleType, tmp_path: Path) -> None:
+    """Every page of docs/ is in the left column, every link and anchor leads somewhere, and every code has its page."""
+    site = builder.build(tmp_path)
+    from whynan.causes.catalogue import rules
+    from whynan.lint.pages import pages
+
+    assert {f"codes/{code}.md" for code in {**rules(), **pages()}} <= set(site.pages)
+    written = {p.relative_to(ROOT / "docs").as_posix() for p in (ROOT / "docs").rglob("*.md")}
+    assert {p.removesuffix(".md") for p in written} <= {p.relative_to(tmp_path).as_posix().removesuffix(".html") for p in tmp_path.rglob("*.html")}
+
+
+def test_links_of_the_built_site_lead_somewhere_and_nothing_is_fetched(builder: ModuleType, tmp_path: Path) -> None:
+    """In the HTML itself: each href is a file below the site, with the id it names; no src or stylesheet comes from elsewhere."""
+    builder.build(tmp_path)
+    texts = {p: p.read_text(encoding="utf-8") for p in tmp_path.rglob("*.html")}
+    ids = {p: set(re.findall(r'id="([^"]+)"', text)) for p, text in texts.items()}
+    for page, text in texts.items():
+        for kind, link in re.findall(r'(href|src)="([^"]+)"', text):
+            if link.startswith(("http:", "https:", "mailto:")):
+                assert kind == "href" and f'<link rel="stylesheet" href="{link}' not in text, f"{page.name} fetches {link}"
+                continue
+            path, _, anchor = link.partition("#")
+            target = (page.parent / path).resolve() if path else page
+            assert target.is_file() and target.is_relative_to(tmp_path), f"{page.name}: {link}"
+            assert not anchor or anchor in ids[target], f"{page.name}: {link}"
+
+
+def test_page_of_a_code_shows_its_rule_its_programs_and_their_output(builder: ModuleType, tmp_path: Path) -> None:
+    """The page of WN501 has the sections of `whynan explain`, the failing program, its diagnosis, the change, and what lint says."""
+    builder.build(tmp_path)
+    text = re.sub(r"<[^>]+>", "", (tmp_path / "codes" / "WN501.html").read_text(encoding="utf-8"))
+    for part in ("What happened", "Not this when", "random_shift", "the slope of sqrt at 0 is infinite", "+++ good.py", "Seen by lint"):
+        assert part in text, part
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[there](nowhere.md)", "no such page"),
+        ("[there](start.md#nowhere)", "no such heading"),
+        ("[here](#nowhere)", "no such heading"),
+        ("see WN999", "there is no code WN999"),
+        ("a <b>bold</b> word", "raw HTML"),
+        ("<div>\n\ntext\n</div>", "raw HTML"),
+    ],
+)
+def test_build_refuses_what_leads_nowhere(builder: ModuleType, tmp_path: Path, text: str, said: str) -> None:
+    """A link, an anchor or a code that does not exist, and raw HTML, each named with its page."""
+    docs = small_docs(tmp_path, {"index.md": f"# Index\n\n{text}\n", "start.md": "# Start\n"})
+    with pytest.raises(builder.BuildError, match=f"docs/index.md: .*{said}"):
+        builder.build(tmp_path / "out", docs)
+    assert not (tmp_path / "out").exists()
+
+
+def test_page_that_is_not_listed_fails_the_build_with_what_to_do(builder: ModuleType, tmp_path: Path) -> None:
+    """A new page that nobody put into nav.toml is named; so is one that is listed twice."""
+    docs = small_docs(tmp_path, {"index.md": "# Index\n", "new.md": "# New\n"})
+    with pytest.raises(builder.BuildError, match=r"docs/new.md: not listed in docs/nav.toml: add it"):
+        builder.build(tmp_path / "out", docs)
+    with open(docs / "nav.toml", "a", encoding="utf-8") as nav:
+        nav.write('[[section]]\ntitle = "More"\npages = ["new.md", "index.md"]\n')
+    with pytest.raises(builder.BuildError, match=r"docs/index.md: listed twice"):
+        builder.build(tmp_path / "out", docs)
+
+
+def small_docs(folder: Path, pages: dict[str, str]) -> Path:
+    """A docs folder with these pages, a nav that lists index, start and the codes, and what the README links to."""
+    docs = folder / "docs"
+    docs.mkdir()
+    for name, text in pages.items():
+        (docs / name).write_text(text, encoding="utf-8")
+    (docs / "nav.toml").write_text('[[section]]\ntitle = "All"\npages = ["index.md", "start.md", "codes/*.md"]\n', encoding="utf-8")
+    return docs
+
+
+@pytest.mark.parametrize(
+    ("page", "said"),
+    [
+        ("```\nwhynan explain WN999\n```\n", "ended with status 2"),
+        ("```\n$ whynan explain WN501\nsomething else\n```\n", "and this is shown"),
+        ("```python\nprint(1 + 1)\n```\n```\n3\n```\n", "and this is shown"),
+        ("```python\nprint(missing)\n```\n", "NameError"),
+        ("```python\n# a.py\nraise ValueError('no')\n```\n```\npython a.py\n```\n", "ValueError: no"),
+        ("```pycon\n>>> 1 + 1\n3\n```\n", "Expected"),
+        ("```toml\nno toml\n```\n", "TOMLDecodeError"),
+        ("<!-- shown in: README.md -->\n```\nwhynan fly\n```\n", "ended with status 2"),
+    ],
+)
+def test_page_that_is_not_true_fails(box: Sandbox, page: str, said: str) -> None:
+    """Each kind of block can fail: a command, its output, Python, a file, a doctest, data, a part of another page."""
+    path = ROOT / "tests" / "page.md"  # never written: only its name is used
+    (box.folder / "page.md").write_text(page, encoding="utf-8")
+    steps = steps_of(box.folder / "page.md")
+    (box.folder / "page").mkdir()
+    done = box.in_child(lambda: Runner(path, box.folder / "page").run(steps), SECONDS)
+    assert done.status == 1
+    assert said in done.out
+
+
+@pytest.mark.parametrize("page", ["```\nwhat is this\n```\n", "text\n\n```\nno output of anything\n```\n", "<!-- prat -->\n", "```fortran\nx\n```\n"])
+def test_block_that_nothing_runs_is_an_error(tmp_path: Path, page: str) -> None:
+    """A block without a meaning, and a comment with a misspelled word, are named with their line."""
+    (tmp_path / "page.md").write_text(page, encoding="utf-8")
+    with pytest.raises(PageError, match=r"page.md:\d+: "):
+        steps_of(tmp_path / "page.md")
