@@ -3,7 +3,8 @@
 How a block is understood, by its language and by the HTML comments right before it:
 
     ```python          runs, in one namespace for the whole page; a block that begins with `# name.py` is that file instead
-    ```  ```sh         commands, if every line is one (or begins with `$ `, its output below it); run in an empty folder with the page's files
+    ```  ```sh         commands, if every line is one (or begins with `$ `, its output below it); run in an empty folder with the page's files.
+                       Any other ```sh is one script
     ```  ```text       right after one of these: what it prints, on stdout and stderr together (after a file: what `python name.py` prints)
     ```pycon           a doctest, in the namespace of the page
     ```toml json yaml  must be readable
@@ -106,6 +107,8 @@ class _Reader:
             status = (int(notes["exit:"]),) if "exit:" in notes else (0, 1)
             self.steps += _commands(text, line, status, "part" in notes)
             return self.steps.pop()
+        if language in ("sh", "bash"):
+            return Step("sh", text, line, "script")
         if language in ("python", "pycon", *DATA):
             return Step({"pycon": "doctest", "python": "python"}.get(language, "data"), text, line, language)
         if language in SHOWN:
@@ -114,17 +117,26 @@ class _Reader:
 
 
 def _is_commands(text: str) -> bool:
-    lines = [line for line in text.splitlines() if line.strip()]
+    lines = [line for line in _joined(text).splitlines() if line.strip()]
     if any(line.startswith("$ ") for line in lines):
         return lines[0].startswith(("$ ", "#"))
-    return all(line.startswith((" ", "#")) or line.split()[0] in COMMANDS for line in lines)
+    return all(line.startswith((" ", "#")) or _first_word(line) in COMMANDS for line in lines)
+
+
+def _joined(text: str) -> str:
+    """Return the text with lines that end in a backslash put together with the next."""
+    return re.sub(r"\\\n\s*", "", text)
+
+
+def _first_word(line: str) -> str:
+    return re.sub(r"^(\w+=\S* )*", "", line).split()[0]
 
 
 def _commands(text: str, line: int, status: tuple[int, ...], part: bool) -> Iterator[Step]:
     """One step for each command; with `$ ` the lines below it are its output."""
     prompt = "$ " in text
     current: Step | None = None
-    for number, content in enumerate(text.splitlines(), line + 1):
+    for number, content in enumerate(_joined(text).splitlines(), line + 1):
         if content.startswith("$ ") or (not prompt and content.strip() and not content.startswith((" ", "#"))):
             if current:
                 yield current
@@ -177,5 +189,10 @@ def words_of(command: str) -> list[str] | None:
     lexer = shlex.shlex(command, posix=True, punctuation_chars="|&;<>")
     lexer.whitespace_split = True
     words = list(lexer)
-    plain = not any(set(word) <= set("|&;<>") for word in words) and not re.search(r"[*?$~{](?![^']*'(?:[^']*'[^']*')*[^']*$)", command)
+    plain = (
+        "\n" not in command
+        and "=" not in words[0]
+        and not any(set(word) <= set("|&;<>") for word in words)
+        and not re.search(r"[*?$~{](?![^']*'(?:[^']*'[^']*')*[^']*$)", command)
+    )
     return words if plain else None

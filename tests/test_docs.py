@@ -92,7 +92,7 @@ class Runner:
     def _one(self, step: Step) -> str:
         status, printed = self._captured(lambda: getattr(self, f"_{step.kind}")(step))
         printed = printed.replace(f"{self.folder}/", "").replace(str(self.folder), ".")
-        head = f"{named(self.page)}:{step.line}: `{(step.name or step.text).splitlines()[0]}`"
+        head = f"{self.page.name}:{step.line}: `{(step.name or step.text).splitlines()[0]}`"
         if status not in step.status or ("Traceback (most recent call last)" in printed and "Traceback" not in (step.output or "")):
             return f"{head} ended with status {status}:\n{printed}"
         if step.output is not None and not same(step.output, printed, step.part):
@@ -145,12 +145,17 @@ class Runner:
         return 0 if same(step.text, (ROOT / step.name).read_text(encoding="utf-8"), part=True) else 2
 
     def _sh(self, step: Step) -> int:
-        return max(self._command(line) for line in step.text.strip().splitlines())
+        lines = step.text.strip().splitlines()
+        whole = step.name == "script" or any(line.startswith(" ") for line in lines)  # one command over several lines, for a shell
+        return max(self._command(line) for line in (["\n".join(lines)] if whole else lines))
 
     def _command(self, command: str) -> int:
         runs = sorted((self.folder / "whynan-runs").glob("*"), key=lambda p: p.stat().st_mtime)
         command = RUN_DIR.sub(f"whynan-runs/{runs[-1].name}", command) if runs else command
         words = words_of(command)
+        if words and words[0] == "cd":
+            os.chdir(words[1])
+            return 0
         if words and words[0] == "whynan":
             return _forked(lambda: main(words[1:]))
         if words and words[0] == "python" and words[1].endswith(".py"):
@@ -293,9 +298,9 @@ def small_docs(folder: Path, pages: dict[str, str]) -> Path:
 )
 def test_page_that_is_not_true_fails(box: Sandbox, page: str, said: str) -> None:
     """Each kind of block can fail: a command, its output, Python, a file, a doctest, data, a part of another page."""
-    path = ROOT / "tests" / "page.md"  # never written: only its name is used
-    (box.folder / "page.md").write_text(page, encoding="utf-8")
-    steps = steps_of(box.folder / "page.md")
+    path = box.folder / "page.md"
+    path.write_text(page, encoding="utf-8")
+    steps = steps_of(path)
     (box.folder / "page").mkdir()
     done = box.in_child(lambda: Runner(path, box.folder / "page").run(steps), SECONDS)
     assert done.status == 1

@@ -1,4 +1,5 @@
 "use strict";
+document.querySelector("nav [aria-current]").scrollIntoView({ block: "nearest" });
 const root = document.body.dataset.root;
 const field = document.getElementById("search");
 const list = document.getElementById("found");
