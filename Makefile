@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 
 BROWSER := $(VENV)/.browser
 
-.PHONY: demo test lint types golden clean
+.PHONY: demo test lint types golden docs clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 or later is needed: make PYTHON=python3"; exit 1; }
@@ -40,6 +40,9 @@ types: $(STAMP)
 
 golden: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/update_golden.py
+
+docs: $(STAMP)
+	$(BIN)/python docs/build.py build/docs
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

@@ -125,9 +125,9 @@ def remarks(torch: ModuleType | None) -> list[Remark]:
 
 def abilities(torch: ModuleType | None) -> Rows:
     """Return which commands work here."""
-    always = "explain, doctor, lint, check (safetensors, logs, data)"
+    always = "explain, doctor, lint, check (checkpoints, logs; data with numpy)"
     if torch is None:
-        return (("works", always), ("needs torch", "run, replay, probe, check of .pt files; pip install torch"))
+        return (("works", always), ("needs torch", "run, replay, probe; pip install torch"))
     rows = [("works", f"{always}, run, replay, probe")]
     missing = [n for n in ("pyarrow", "numpy") if not _version(n)]
     if missing:
