@@ -17,8 +17,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 demo: $(STAMP)
-	$(BIN)/python benchmarks/scoreboard.py --tool whynan
-	-$(BIN)/whynan run --run-dir $(VENV)/demo-run tests/cases/WN501-infinite-slope/bad.py
+	$(BIN)/whynan demo
 
 # A Chromium for the tests of the report page: one that is there, playwright's, or Debian's; without any those tests are skipped.
 $(BROWSER): $(STAMP)

@@ -9,6 +9,7 @@ import click
 
 from whynan import __version__
 from whynan.commands.check import check
+from whynan.commands.demo import demo
 from whynan.commands.doctor import doctor
 from whynan.commands.explain import explain
 from whynan.commands.lint import lint
@@ -33,6 +34,7 @@ cli.add_command(check)
 cli.add_command(lint)
 cli.add_command(probe)
 cli.add_command(doctor)
+cli.add_command(demo)
 
 
 def main(argv: list[str] | None = None) -> int:
