@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.autograd import Function
 
 # private in torch, as used by its own Function.apply; without it every call takes the slow way
@@ -20,3 +21,13 @@ def apply(kind: type[Function], *arguments: Any) -> Any:
     if torch.compiler.is_compiling() or _transforms_active():
         return kind.apply(*arguments)
     return super(Function, kind).apply(*arguments)  # type: ignore[misc]
+
+
+def finish(fresh: Tensor, operation: str, *arguments: Any) -> Tensor:
+    """Apply the last operation of a forward pass to a tensor that nobody else holds: in place, where that is safe.
+
+    Compiled by torch 2.11, an autograd function that returns a tensor it has written in place has the gradient 0.
+    """
+    in_place = "" if torch.compiler.is_compiling() else "_"
+    result: Tensor = getattr(fresh, operation + in_place)(*arguments)
+    return result

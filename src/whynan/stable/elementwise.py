@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import threshold
 
-from whynan.stable.applying import apply
+from whynan.stable.applying import apply, finish
 
 # the largest number of a dtype whose reciprocal overflows
 _NO_RECIPROCAL = {torch.float16: 2.0**-16, torch.bfloat16: 2.0**-128, torch.float32: 2.0**-128, torch.float64: 2.0**-1024}
@@ -50,7 +50,7 @@ class Sqrt(Function):
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:  # type: ignore[override]
-        return x.relu().sqrt_()
+        return finish(x.relu(), "sqrt")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:  # type: ignore[override]
@@ -119,7 +119,8 @@ class ZeroToInf(Function):
 
     @staticmethod
     def forward(denominator: Tensor, least: float) -> Tensor:  # type: ignore[override]
-        return threshold(denominator.abs(), least, math.inf, inplace=True).copysign_(denominator)  # where() is ten times slower on a CPU
+        far = threshold(denominator.abs(), least, math.inf, inplace=not torch.compiler.is_compiling())  # where() is ten times slower on a CPU
+        return finish(far, "copysign", denominator)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:  # type: ignore[override]
@@ -167,7 +168,7 @@ class Pow(Function):
 
     @staticmethod
     def forward(base: Tensor, exponent: float) -> Tensor:  # type: ignore[override]
-        return _base_for(base, exponent).pow_(exponent)
+        return finish(_base_for(base, exponent), "pow", exponent)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:  # type: ignore[override]
@@ -232,7 +233,7 @@ class Acos(Function):
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:  # type: ignore[override]
-        return x.clamp(-1, 1).acos_()
+        return finish(x.clamp(-1, 1), "acos")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:  # type: ignore[override]
@@ -250,7 +251,7 @@ class Asin(Function):
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:  # type: ignore[override]
-        return x.clamp(-1, 1).asin_()
+        return finish(x.clamp(-1, 1), "asin")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:  # type: ignore[override]

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import threshold
 
-from whynan.stable.applying import apply
+from whynan.stable.applying import apply, finish
 
 _HALF = (torch.float16, torch.bfloat16)
 # beyond 2**far and below 2**-far a row is scaled by 2**-by or 2**by: then no square and no sum of squares leaves the dtype
@@ -107,7 +107,7 @@ class OverRoot(Function):
             root = (root.square() / x.shape[dim] + eps * scale.square()).sqrt_()
         root = threshold(root, 0.0, math.inf)
         inverse = scale / root
-        return y.div_(root), inverse.masked_fill_(inverse == math.inf, 0)
+        return finish(y, "div", root), finish(inverse, "masked_fill", inverse == math.inf, 0)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, int, bool, float], output: tuple[Tensor, Tensor]) -> None:  # type: ignore[override]
