@@ -131,3 +131,53 @@ def test_weights_and_batch_have_their_type_and_bits_back(dtype: torch.dtype) -> 
     assert len(guard.incidents) == 1
     assert all(torch.equal(v, before[k]) and v.dtype == before[k].dtype for k, v in model.state_dict().items())
     assert torch.get_default_dtype() is torch.float32
+
+
+def test_hooks_on_the_accumulators_of_weights_go_on_firing() -> None:
+    """Data parallelism hangs its work on them: an incident must not cut them."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    node = model.weight.expand_as(model.weight).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+    fired: list[int] = []
+    node.register_hook(lambda *_: fired.append(step))  # type: ignore[union-attr]
+    with whynan.watch(model, optimizer, files=False) as guard:
+        for step in range(6):
+            out = model(torch.randn(8, 4)) * (0 if step == 3 else 1)
+            optimizer.zero_grad()
+            out.square().sum().sqrt().backward()
+            optimizer.step()
+    assert len(guard.incidents) == 1 and {4, 5} <= set(fired)
+
+
+def test_recurrent_layers_are_compared_with_float64_and_work_on() -> None:
+    """An LSTM keeps a second list of its weights; both are put back."""
+    torch.manual_seed(0)
+    model = nn.LSTM(4, 3, batch_first=True)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with whynan.watch(model, optimizer, files=False) as guard:
+        for step in range(8):
+            out, _ = model(torch.randn(2, 5, 4))
+            p = torch.softmax(out * (400 if step == 6 else 1), -1)
+            optimizer.zero_grad()
+            (-torch.log(p[..., 0]).mean()).backward()
+            optimizer.step()
+    first = guard.incidents[0].remedies[0]
+    assert first.result == "proven" and "as in float64" in first.effect
+    assert all(a is b for a, b in zip(model._flat_weights, model.parameters(), strict=True))
+    assert all(p.dtype is torch.float32 for p in model.parameters())
+
+
+def test_two_losses_that_are_looked_at_are_one_step() -> None:
+    """The model is called twice and both losses are read before one backward pass: one incident, steps counted once."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with whynan.watch(model, optimizer, files=False) as guard:
+        for step in range(6):
+            one, two = (model(torch.randn(8, 4)).square().mean() / (0.0 if step == 3 else 1.0) for _ in range(2))
+            _ = one.item(), two.item()
+            optimizer.zero_grad()
+            (one + two).backward()
+            optimizer.step()
+    assert [(i.step, i.action.taken) for i in guard.incidents] == [(3, "skipped")]

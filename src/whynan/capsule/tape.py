@@ -143,7 +143,8 @@ class Tape:
         self.limit = limit
         self.overflowed = False
         self.last = 0  # the newest number handed out
-        self._rolled = 0  # the number at which the present step began
+        self._rolled = self._before = 0  # the numbers at which the present step and the one before it began
+        self._stale = STALE
         self._slots: dict[int, tuple[weakref.ref[torch.Tensor], Slot]] = {}
         self._outside: dict[int, Outside] = {}
         self._memory: dict[int, list[Outside]] = {}  # storage: the outside tensors that live in it
@@ -188,9 +189,9 @@ class Tape:
         return slot if ref() is tensor and slot.entry in self.entries else None
 
     def made_before(self, tensor: torch.Tensor) -> bool:
-        """Whether an entry of an earlier step made this tensor: the program carries it from step to step."""
+        """Whether the step before this one made this tensor: the program carries it from step to step."""
         found = self._slots.get(id(tensor))
-        return found is not None and found[0]() is tensor and found[1].entry <= self._rolled
+        return found is not None and found[0]() is tensor and self._before < found[1].entry <= self._rolled
 
     def alive(self, slot: Slot) -> torch.Tensor | None:
         """Return the tensor of a slot while the program still holds it."""
@@ -291,7 +292,7 @@ class Tape:
     def roll(self) -> None:
         """Begin a new step: forget everything that nothing alive depends on."""
         keep: set[int] = set()
-        self._rolled = self.last
+        self._before, self._rolled = self._rolled, self.last
         self._unfiled = []
         for number, entry in reversed(self.entries.items()):
             if entry.kind != "backward" and (number in keep or (entry.needs_grad and _alive(entry.refs))):
@@ -303,8 +304,9 @@ class Tape:
                         keep.add(read.entry)
         for number in [n for n in self.entries if n not in keep]:
             del self.entries[number]
-        if len(self._slots) > STALE:  # those of entries that are gone do no harm
-            self._slots = {i: (ref, slot) for i, (ref, slot) in self._slots.items() if slot.entry in keep}
+        if len(self._slots) > self._stale:  # those of entries that are gone do no harm
+            self._slots = {i: (ref, slot) for i, (ref, slot) in self._slots.items() if ref() is not None}
+            self._stale = max(STALE, 2 * len(self._slots))
         self._outside.clear()
         self._memory.clear()
         self.overflowed = False

@@ -126,11 +126,11 @@ class Lab:
 
     def _widen(self) -> Outcome:
         program = self.program
-        with program.still(), converted(program, WIDE):
+        with program.still(), converted(program, WIDE) as stand:
             before = _drawn()
             outcome = self._outcome(program.play(), program)
             after = _drawn()
-            truth = {id(p): p.grad for p in program.leaves if p.grad is not None} if outcome.finite else {}
+            truth = {key: p.grad for key, p in stand.items() if p.grad is not None} if outcome.finite else {}
         if before != after and not self._draws_like(before, after):
             return Outcome(None, None, False, "it draws other random numbers")
         self.truth = truth
@@ -196,8 +196,7 @@ class Lab:
         """Whether a loss that moved came nearer to that of float64: then the old one was the inaccurate one."""
         if not self.small:
             return False
-        with program.still(), converted(program, WIDE):
-            wide = self._outcome(program.play(), program)
+        wide = self.run(around=converted(program, WIDE), program=program)
         return wide.loss is not None and wide.finite and abs(changed - wide.loss) < 0.1 * abs(usual - wide.loss)
 
     def judge(self, outcome: Outcome, empty: bool = False, same: float | None = None) -> tuple[bool, str]:

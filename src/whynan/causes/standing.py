@@ -113,9 +113,12 @@ def _no_gradient(scene: Scene, still: Any) -> Finding:
     weights = [p for group in scene.optimizer.param_groups for p in group["params"]]
     if all(p.grad is None for p in weights):
         return _absent(scene, weights, evidence, still)
-    from whynan.trace.dying import endings
+    from whynan.trace.dying import Endings, endings
 
-    found = endings(scene.program)
+    try:
+        found = endings(scene.program)
+    except Exception:  # MemoryError too: the finding stands without the place
+        found = Endings([], True)
     if not found.reaches:
         evidence.append("the loss does not depend on any weight: its graph was cut (detach, item, no_grad, a new tensor)")
         return Finding(

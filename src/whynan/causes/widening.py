@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ _CASTS = {torch.Tensor.float: torch.float32, torch.Tensor.half: torch.float16, t
 
 
 class Converted(TorchFunctionMode):
-    """Hands every torch function other floating-point types, by a table."""
+    """Hands every torch function other floating-point types, by a table; what it makes anew has them too."""
 
     def __init__(self, table: Table) -> None:
         super().__init__()
@@ -35,14 +36,15 @@ class Converted(TorchFunctionMode):
         kwargs, cast = kwargs or {}, _CASTS.get(func)
         if cast in self.table:
             return args[0].to(self.table[cast])
-        if self.table is WIDE and sort_of(func) is Sort.RANDOM:
-            return self._drawn(func, args, kwargs)
+        if self.table is WIDE and sort_of(func) is Sort.RANDOM and not _is_recurrent(func):  # float64 would draw other numbers
+            return self._other(func(*map(_single, args), **{k: _single(v) for k, v in kwargs.items()}))
         name = getattr(func, "__name__", "")
         if name in ("__get__", "__set__", "backward") or name.startswith("_"):
             return func(*args, **kwargs)
         writes = name.endswith("_") or kwargs.get("out") is not None
         kept, rest = (args[:1], args[1:]) if writes else ((), args)
-        return func(*kept, *map(self._other, rest), **{k: self._other(v) for k, v in kwargs.items()})
+        result = func(*kept, *map(self._other, rest), **{k: self._other(v) for k, v in kwargs.items()})
+        return result if writes else self._other(result)
 
     def _other(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -53,14 +55,9 @@ class Converted(TorchFunctionMode):
             return type(value)(map(self._other, value))
         return value
 
-    def _drawn(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Draw in float32 and widen what was drawn: in float64 the same generator gives other numbers."""
-        torch.set_default_dtype(torch.float32)
-        try:
-            drawn = func(*map(_single, args), **{k: _single(v) for k, v in kwargs.items()})
-        finally:
-            torch.set_default_dtype(torch.float64)
-        return self._other(drawn)
+
+def _is_recurrent(func: Any) -> bool:
+    return getattr(func, "__name__", "").startswith(("lstm", "gru", "rnn_"))  # draws only for its dropout
 
 
 def _single(value: Any) -> Any:
@@ -68,43 +65,61 @@ def _single(value: Any) -> Any:
 
 
 @contextlib.contextmanager
-def converted(program: Program, table: Table) -> Iterator[None]:
-    """Give weights, buffers and batch other types for the time being. Enter it inside `program.still()`."""
-    weights = {id(p): p for p in (*program.leaves, *(p for root in program.roots for p in root.parameters()))}
-    changed = [(p, p.data) for p in weights.values() if p.dtype in table]
-    homes = [(m._buffers, n, b) for root in program.roots for m in root.modules() for n, b in m._buffers.items() if b is not None and b.dtype in table]
+def converted(program: Program, table: Table) -> Iterator[dict[int, torch.Tensor]]:
+    """Let a replay see weights, buffers and batch in other types; yield the stand-ins by the id of their weight.
+
+    The weights themselves are not touched: a change of their type would cut the hooks that data parallelism hangs on them.
+    Enter it inside `program.still()`.
+    """
+    modules = list({id(m): m for root in program.roots for m in root.modules()}.values())
+    weights = {id(p): p for p in (*program.leaves, *(p for m in modules for p in m._parameters.values() if p is not None))}
+    stand = {key: _stand_in(p, table) for key, p in weights.items() if p.dtype in table}
+    homes = [(m, n, p) for m in modules for n, p in m._parameters.items() if p is not None and id(p) in stand]
+    buffers = [(m._buffers, n, b) for m in modules for n, b in m._buffers.items() if b is not None and b.dtype in table]
     read = {id(leaf): leaf for e in program.entries for leaf in e.reads if isinstance(leaf, Outside)}
-    batch = [(leaf, leaf.saved) for leaf in read.values() if not leaf.tensor.requires_grad and leaf.value().dtype in table]
-    usual = torch.get_default_dtype()
+    batch = [(leaf, leaf.saved) for leaf in read.values() if leaf.value().dtype in table and (id(leaf.tensor) in stand or not leaf.tensor.requires_grad)]
+    leaves = program.leaves
     try:
-        torch.set_default_dtype(table.get(usual, usual))
-        for parameter, data in changed:
-            parameter.data = data.to(table[data.dtype])
-        for buffers, name, buffer in homes:
-            buffers[name] = buffer.to(table[buffer.dtype])
         for leaf, _ in batch:
-            leaf.saved = leaf.value().to(table[leaf.value().dtype])
+            leaf.saved = stand.get(id(leaf.tensor), leaf.value().to(table[leaf.value().dtype]))
+        for owner, name, parameter in homes:
+            _put(owner, name, stand[id(parameter)])
+        for home, name, buffer in buffers:
+            home[name] = buffer.to(table[buffer.dtype])
+        program.leaves = [stand.get(id(leaf), leaf) for leaf in leaves]
         with _autocast_to(table), Converted(table):
-            yield
+            yield stand
     finally:
-        torch.set_default_dtype(usual)
+        program.leaves = leaves
+        for home, name, buffer in buffers:
+            home[name] = buffer
+        for owner, name, parameter in homes:
+            _put(owner, name, parameter)
         for leaf, saved in batch:
             leaf.saved = saved
-        for buffers, name, buffer in homes:
-            buffers[name] = buffer
-        for parameter, data in changed:
-            parameter.grad = None  # of another type than the weight will have; `still` puts the old one back
-            parameter.data = data
+
+
+def _stand_in(weight: torch.Tensor, table: Table) -> torch.Tensor:
+    if weight._backward_hooks:
+        raise TypeError("a weight has a hook of its own, which a copy would not have")
+    return torch.nn.Parameter(weight.detach().to(table[weight.dtype]), requires_grad=weight.requires_grad)
+
+
+def _put(module: torch.nn.Module, name: str, parameter: torch.Tensor) -> None:
+    if isinstance(module, torch.nn.RNNBase):
+        setattr(module, name, parameter)  # it keeps a second list of them
+    else:
+        module._parameters[name] = parameter  # type: ignore[assignment]
 
 
 @contextlib.contextmanager
 def _autocast_to(table: Table) -> Iterator[None]:
-    """Let regions of autocast use another type; float64 is never cast by them."""
-    original = torch.set_autocast_dtype
+    """Let regions of autocast in this thread use another type; float64 is never cast by them."""
+    original, here = torch.set_autocast_dtype, get_ident()
     if table is WIDE:
         yield
         return
-    torch.set_autocast_dtype = lambda device_type, dtype: original(device_type, table.get(dtype, dtype))
+    torch.set_autocast_dtype = lambda device_type, dtype: original(device_type, table.get(dtype, dtype) if get_ident() == here else dtype)
     try:
         yield
     finally:

@@ -26,8 +26,6 @@ from whynan.integrations.meeting import advice
 from whynan.records import Incident, Symptom
 from whynan.recovery.followers import Followers
 from whynan.recovery.place import rank_here
-from whynan.recovery.policy import Policy
-from whynan.recovery.ranks import several
 from whynan.tripwire.stillness import Still
 from whynan.tripwire.values import damage_of
 
@@ -197,12 +195,13 @@ class Acting:
     def stands_still(self, still: Still, optimizer: torch.optim.Optimizer) -> None:
         """Nothing is learned any more: tell it; there is no step to skip."""
         session = self.session
-        case = self.case(Symptom("training", "still", still.kind, still.detail), optimizer, None)
-        stops = session.budget.chain[0].policy is Policy.STOP and not several()
+        on_tape = any(e.kind in _ENDS for e in session.recorder.tape)
+        kept = None if on_tape else next(iter(session.earlier.before(session.step_count)), None)
+        program = None if kept is None else Program(session.recorder, kept.entries, session.leaves())
+        case = self.case(Symptom("training", "still", still.kind, still.detail), optimizer, None, program)
         incident = self.together.diagnose_alone(replace(case, still=still))
-        session.journal.incident(incident, session.budget.action("stopped" if stops else "observed"), tell=not rank_here())
-        if stops:
-            session.stop(f"stopped at step {incident.step}: {incident.cause.title}")
+        shared = still.kind != "average"  # running values are each rank's own
+        session.journal.incident(incident, session.budget.action("observed"), tell=not (shared and rank_here()))
 
     def turned_away(self) -> None:
         """The program saw the bad value itself and left the step: tell it, and begin anew."""
@@ -213,7 +212,6 @@ class Acting:
         session.window = Window()
         session.recorder.tape.roll()
         session.window_start = session.recorder.tape.number()
-        self.zeroed_away = True
 
     def steps_on(self) -> bool:
         """Whether the program steps on gradients that it zeroed because they were bad; whether that update is left out.

@@ -38,6 +38,8 @@ class Foreseeing:
             norm = None  # multiplied by a factor that says nothing of the gradient
         self._waiting.append((session.step_count, window.loss, norm, dead, optimizer, window.losses[-1].dtype if window.losses else None))
         if not self.acts and len(self._waiting) < TOGETHER:
+            if session.step_count == 1:
+                self.standing.look(optimizer)
             return ""
         taken = self.settle(before_update=True)
         self.standing.look(optimizer)

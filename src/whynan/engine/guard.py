@@ -169,6 +169,7 @@ class Guard:
         if self.recorder.before_call is not None:
             self.session.guarded(self.recorder.before_call)
         self.session.guarded(self.foreseeing.settle)
+        self.session.guarded(self.foreseeing.standing.settle)
         self.session.guarded(lambda: self.foreseeing.state(wait=True))
         self.together.leave()
         self.recorder.stop()
@@ -254,6 +255,7 @@ class Guard:
         window = self.session.window
         if window.symptom is not None and not window.told and window.backwards:
             self.acting.turned_away()
+            self.acting.zeroed_away = True
         self.acting.stale.clear()
         newest = next(reversed(self.recorder.tape.entries), 0)
         if newest > self.session.window_start:  # else the step has not begun: a replay starts without gradients anyway

@@ -23,6 +23,7 @@ class Noticing:
         self.session = session
         self.unchecked: list[weakref.ref[Any]] = []  # state that was made or loaded and not looked at yet
         self.left: Callable[[], None] = lambda: None  # told when the program has left a bad step behind
+        self._leaves = False  # it is known to do so
 
     def made_or_loaded(self, owner: Any) -> None:
         """Look at this before the next step."""
@@ -57,17 +58,26 @@ class Noticing:
             damage = damage_of(tensor.detach())
             slot = session.recorder.tape.slot_of(tensor)
             if damage and slot is not None and slot.entry > session.window_start:
-                if pending and not self._another_step(slot.entry):
+                if pending and not self._has_left(slot.entry):
                     return
                 if pending:
                     session.guarded(self.left)
                 session.see(Symptom("loss", damage.kind, "loss"))
                 session.window.entry = -slot.entry
 
-    def _another_step(self, entry: int) -> bool:
-        """Whether a model was called again since the bad loss that is pending: the program has left that step behind."""
-        first = -self.session.window.entry
-        return any(e.kind == "module" and first < e.number < entry for e in self.session.recorder.tape)
+    def _has_left(self, entry: int) -> bool:
+        """Whether the program has left the step of a bad loss behind: a model was called again, and that not for the first time.
+
+        A step may have two losses, each from a call of its own; one that goes back makes a new window.
+        """
+        window = self.session.window
+        first = window.looked_at or -window.entry
+        if not any(e.kind == "module" and first < e.number < entry for e in self.session.recorder.tape):
+            return False
+        window.looked_at = entry
+        window.left += 1
+        self._leaves = self._leaves or window.left > 1
+        return self._leaves
 
     def look(self, optimizer: torch.optim.Optimizer) -> None:
         """Look at everything an update would build on. Reads the device where values are there."""

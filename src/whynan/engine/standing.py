@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -26,17 +26,28 @@ SAMPLES = 8  # weights whose movement is followed, and elements of each
 _HALF = (torch.float16, torch.bfloat16)
 
 
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """Something that outlives its step, as it is read in this one."""
+
+    key: object  # who reads it, or its name, and its shape
+    words: str
+    site: Site | None
+    nan: bool
+
+
 class Standing:
     """Tells once when a training has come to a standstill."""
 
     def __init__(self, session: Session, followers: Followers, tell: Callable[[Still, torch.optim.Optimizer], None]) -> None:
         self.session, self.followers, self.tell = session, followers, tell
         self._curves: weakref.WeakKeyDictionary[torch.optim.Optimizer, Stillness] = weakref.WeakKeyDictionary()
-        self._suspects: list[weakref.ref[torch.Tensor]] = []  # values that were bad at the last look
+        self._finite: set[object] = set()  # carried values that were finite at some look
+        self._suspects: set[object] = set()  # and were not at the last one
         self._told: set[str] = set()
         self._sample: tuple[int, list[torch.Tensor]] | None = None
         self._turned = 0  # steps in a row that the program itself left
-        self._next, self._looks = EVERY - 1, 0
+        self._next, self._looks = 1, 0
         self._waiting: list[tuple[Still, torch.optim.Optimizer]] = []
 
     def numbers(self, step: int, loss: float | None, dead: bool, optimizer: torch.optim.Optimizer) -> None:
@@ -51,26 +62,31 @@ class Standing:
 
     def look(self, optimizer: torch.optim.Optimizer) -> None:
         """Tell what was noticed; every 16 steps look at what is carried. Call it while the step is still on the tape."""
-        for still, stands in self._waiting:
-            self._settle(still, stands)
-        self._waiting.clear()
         if self.session.step_count >= self._next:
             self._next, self._looks = self.session.step_count + EVERY, self._looks + 1
             found = self._carried_badly() or self._averaged_badly() or self._rounded_away(optimizer)
             if found is not None and found.detail not in self._told:
                 self._told.add(found.detail)
                 self.tell(found, optimizer)
+        self.settle()
+
+    def settle(self) -> None:
+        """Tell what the numbers showed."""
+        waiting, self._waiting = self._waiting, []
+        for still, optimizer in waiting:
+            self._settle(still, optimizer)
 
     def _settle(self, still: Still, optimizer: torch.optim.Optimizer) -> None:
-        bad = min(self._bad_values(), key=lambda b: not b[3], default=None) if still.kind == "gradient" else None
         if still.kind == "rate":
-            still = replace(still, since=self._resting_since(still.since))
-        if bad is not None and bad[0] in self._told:
+            self.tell(replace(still, since=self._resting_since(still.since)), optimizer)
+            return
+        bad = next((value for value in self._carried() if value.nan and value.key in self._finite), None)
+        if bad is not None and bad.words in self._told:
             return  # told already: this is what comes of it
         if bad is not None:
-            self._told.add(bad[0])
-            still = replace(still, detail=bad[0], site=bad[1])
-        elif still.loss == 0 and still.kind == "gradient":
+            self._told.add(bad.words)
+            still = replace(still, detail=bad.words, site=bad.site)
+        elif still.loss == 0:
             text = f"the loss is 0 and no gradient arrives since step {still.since}: all is learned, or nothing is"
             self.session.journal.warning(Notice(NoticeKind.STILL, self.session.step_count, "loss", 0.0, text, severe=False), aloud=False)
             return
@@ -94,26 +110,25 @@ class Standing:
     # -- carried values -----------------------------------------------------------------------------------------
 
     def _carried_badly(self) -> Still | None:
-        """A value that the program made in an earlier step, or keeps writing to, is bad at two looks in a row."""
-        found = list(self._bad_values())
-        known = [ref() for ref in self._suspects]
-        again = next(((words, site) for words, site, tensor, fresh in found if fresh or any(tensor is k for k in known)), None)
-        self._suspects = [weakref.ref(tensor) for _, _, tensor, _ in found]
-        return None if again is None else Still("average", self.session.step_count, detail=again[0], site=again[1])
+        """A value that was finite when it was looked at before, and is NaN at two looks in a row: no label or table with gaps."""
+        values = list(self._carried())
+        bad = [v for v in values if v.nan and v.key in self._finite]
+        again = next((v for v in bad if v.key in self._suspects), None)
+        self._finite |= {v.key for v in values if not v.nan and v.key not in self._suspects}
+        self._suspects = {v.key for v in bad}
+        return None if again is None else Still("average", self.session.step_count, detail=again.words, site=again.site)
 
-    def _bad_values(self) -> Iterator[tuple[str, Site | None, torch.Tensor, bool]]:
-        """Yield what is carried and not finite: its description, who reads it, itself, and whether one look is enough."""
+    def _carried(self) -> Iterator[_Value]:
+        """Yield what this step reads of the one before, or writes in place, and what a model keeps as plain attributes."""
         recorder = self.session.recorder
         for entry in recorder.tape:
             for leaf in entry.reads if entry.number > self.session.window_start else ():
-                if isinstance(leaf, Outside) and _plain(leaf.tensor):
-                    carried = recorder.tape.made_before(leaf.tensor)
-                    if (carried or leaf.written) and bool(leaf.tensor.isnan().any()):
-                        yield _describe("a value carried from step to step", leaf.tensor), entry.site, leaf.tensor, carried
+                if isinstance(leaf, Outside) and _plain(leaf.tensor) and (leaf.written or recorder.tape.made_before(leaf.tensor)):
+                    yield _value("a value carried from step to step", leaf.tensor, entry.site)
         for state in recorder.current():
             for name, tensor in state.carried():
-                if _plain(tensor) and bool(tensor.isnan().any()):
-                    yield _describe(f"`{name}`, which the model carries from step to step,", tensor), None, tensor, True
+                if _plain(tensor):
+                    yield _value(f"`{name}`, which the model carries from step to step,", tensor, None)
 
     def _averaged_badly(self) -> Still | None:
         if self._looks % 3:
@@ -129,7 +144,8 @@ class Standing:
 
     def _rounded_away(self, optimizer: torch.optim.Optimizer) -> Still | None:
         """Weights in half precision that kept every bit over 32 steps although gradients arrive: the updates round away."""
-        weights = [p for p in parameters_of(optimizer) if p.requires_grad and p.dtype in _HALF and p.numel()]
+        groups = [g for g in optimizer.param_groups if g.get("lr") != 0]
+        weights = [p for g in groups for p in g["params"] if p.requires_grad and p.dtype in _HALF and p.numel()]
         step = self.session.step_count
         if not weights or self.session.has_several or self._looks % 2 == 0:
             return None
@@ -151,8 +167,10 @@ def _plain(tensor: torch.Tensor) -> bool:
     return type(tensor) is torch.Tensor and tensor.is_floating_point() and not tensor.requires_grad and 0 < tensor.numel() <= SMALL
 
 
-def _describe(what: str, tensor: torch.Tensor) -> str:
-    return f"{what} has {int(tensor.isnan().sum())} nan of {tensor.numel()} values (shape {shape_of(tensor)})"
+def _value(what: str, tensor: torch.Tensor, site: Site | None) -> _Value:
+    bad = int(tensor.isnan().sum())
+    shape = shape_of(tensor)
+    return _Value((site or what, shape), f"{what} has nan among its {tensor.numel()} values (shape {shape})", site, bool(bad))
 
 
 def _same(before: list[torch.Tensor], now: list[torch.Tensor]) -> bool:

@@ -75,8 +75,7 @@ def endings(program: Program) -> Endings:
         reaches = any(id(getattr(node, "variable", None)) in wanted for node in nodes)
         handles = [node.register_hook(_noting(node, places, ends)) for node in nodes if not hasattr(node, "variable")]
         try:
-            for loss in losses:
-                loss.sum().backward()
+            torch.autograd.backward([loss.sum() for loss in losses])
         finally:
             for handle in handles:
                 handle.remove()

@@ -6,8 +6,7 @@ No gradient for 20 steps in a row, or a learning rate of 0 for 32: every number 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-from whynan.capsule.sites import Site
+from typing import Any
 
 STILL = 20  # steps in a row without gradient
 RESTING = 32  # steps in a row with a learning rate of 0
@@ -22,7 +21,7 @@ class Still:
     loss: float | None = None
     same: bool = False  # the loss has not moved by a bit either
     detail: str = ""
-    site: Site | None = None  # who reads a bad running value
+    site: Any = None  # of the capsule: who reads a bad running value
 
 
 class Stillness:
