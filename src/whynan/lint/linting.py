@@ -45,9 +45,10 @@ def lint_paths(paths: list[Path], settings: Settings | None = None) -> Report:
     """
     settings = settings or Settings()
     report = Report()
-    project = Project()
+    files = list(discover(paths, settings, report.trouble))
+    project = Project(files)
     with _no_collector():
-        for path in discover(paths, settings, report.trouble):
+        for path in files:
             report.files += 1
             _take(report, path, settings, project)
     report.findings.sort(key=lambda f: (f.path, f.cell, f.place.line, f.place.column, f.code))

@@ -77,9 +77,8 @@ def examine(spot: Spot, above: ast.expr, below: ast.expr) -> None:
     if spot.covered_later():
         sure = LOW
     fix = wrapped(spot, below, ".clamp_min(1)" if fact.kind in COUNTS else ".clamp_min(1e-6)")
-    spot.report(
-        code, title, label, help_, sure, origin=fact.node, origin_label=f"the denominator is a {_SAID.get(fact.kind, fact.kind.replace('-', ' '))}", fix=fix
-    )
+    said = f"the denominator is a {_SAID.get(fact.kind, fact.kind.replace('-', ' '))}"
+    spot.report(code, title, label, help_, sure, origin=fact.node, origin_label=said, fix=fix, of=below)
 
 
 def _patched_quotient(spot: Spot, below: Fact, above: Fact) -> None:
