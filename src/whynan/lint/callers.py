@@ -12,7 +12,7 @@ from enum import Enum, auto
 
 from whynan.lint import gradients
 from whynan.lint.calls import operation
-from whynan.lint.facts import TORCH, Fact
+from whynan.lint.facts import OTHER, Fact
 from whynan.lint.findings import Confidence
 from whynan.lint.guards import guard
 from whynan.lint.model import Function, Scope
@@ -25,6 +25,7 @@ HAZARDS = {
     "WN104": "zero",
     "WN106": "zero",
     "WN201": "score",
+    "WN302": "score",
     "WN303": "score",
     "WN402": "mask",
     "WN404": "spread",
@@ -37,10 +38,12 @@ _STRICT = frozenset({"zero", "mask", "slope"})  # what is not known of an argume
 _RANDOM = frozenset({"normal", "uniform", "randint"})
 _NEVER_ZERO = _RANDOM | {"unit", "softmax", "exp", "ones", "eye", "probability", "constant-tensor", "sigmoid", "softplus", "epsilon"}
 _REACHES_ZERO = frozenset({"linear", "module", "relu", "difference", "matmul", "weight", "product", "mean", "sum", "abs", "zeros", "scattered-sum"})
-_MEASURES = re.compile(r"loss|criteri|metric|diverg|penalt|objective|regulari[sz]|error", re.IGNORECASE)
-_NO_SLOPE = re.compile(r"\.detach\(|state_dict|\.numpy\(|from_numpy|no_grad|\.data\b|\.item\(")
-_PADDED = re.compile(r"pad|lengths?\b|seq_?len|attention_mask|_len\b|arange", re.IGNORECASE)
+_MEASURES = re.compile(r"[Ll]oss|[Cc]riteri|(?<![a-z])[Mm]etric|[Dd]iverg|[Pp]enalt|[Oo]bjective|[Rr]egulari[sz]|(?<![a-z])[Ee]rror")
+NO_SLOPE = re.compile(r"\.detach\(|state_dict|\.numpy\(|from_numpy|no_grad|\.data\b|\.item\(")
+PADDED = re.compile(r"pad|lengths?(?![a-z])|seq_?len|attention_mask|_lens?\b|arange", re.IGNORECASE)
+"""A mask of what is not padding: every sample has at least its first token."""
 _IGNORED = re.compile(r"ignore|label|valid|target", re.IGNORECASE)
+_MARKED = re.compile(r"no[nt]_?diff", re.IGNORECASE)
 _DEPTH = 3
 _STEPS = 40
 
@@ -56,6 +59,8 @@ class Given(Enum):
 def settle(code: str, node: ast.expr, scope: Scope, values: Values) -> Confidence:
     """The confidence of a finding that is sure where its function is judged by itself."""
     hazard = HAZARDS[code]
+    if hazard == "slope" and (NO_SLOPE.search(made_of(node, scope)) or _undifferentiable(scope)):
+        return Confidence.MEDIUM
     names = roots(node, scope)
     if not names or isinstance(scope.node, ast.Module | ast.Lambda):
         return Confidence.HIGH
@@ -66,6 +71,22 @@ def settle(code: str, node: ast.expr, scope: Scope, values: Values) -> Confidenc
     if all(f is Given.KEPT for f in found) or (hazard in _STRICT and not (hazard == "zero" and measures(scope))):
         return Confidence.MEDIUM
     return Confidence.HIGH
+
+
+def _undifferentiable(scope: Scope) -> bool:
+    """Whether the class says by a base or a decorator that no gradient goes through it."""
+    owner = scope.owner
+    return owner is not None and any(_MARKED.search(ast.unparse(n)) for n in (*owner.node.bases, *owner.node.decorator_list))
+
+
+def runs_once(scope: Scope, looped: bool) -> bool:
+    """Whether a place runs once, on the data of a script: outside every loop, in the file itself or in a function that is only called there."""
+    if looped or isinstance(scope.node, ast.Module | ast.Lambda):
+        return not looped and isinstance(scope.node, ast.Module)
+    if scope.owner is not None or measures(scope):
+        return False
+    sites, all_ = calls_of(scope.node, scope)
+    return all_ and bool(sites) and all(isinstance(s.scope.node, ast.Module) and not s.looped for s in sites)
 
 
 def measures(scope: Scope) -> bool:
@@ -155,12 +176,12 @@ class _Asked:
 
     def _kept(self, fact: Fact, given: ast.expr, site: Site) -> bool:
         if self.hazard == "mask":
-            return _PADDED.search(made_of(given, site.scope)) is not None
+            return PADDED.search(made_of(given, site.scope)) is not None
         if self.hazard == "score":
             return fact.low >= -80 and fact.high <= 16
         if self.hazard == "spread":
             return fact.kind in _RANDOM or fact.number is not None
-        if self.hazard == "slope" and (site.no_grad or not fact.graph or _NO_SLOPE.search(made_of(given, site.scope))):
+        if self.hazard == "slope" and (site.no_grad or not fact.graph or NO_SLOPE.search(made_of(given, site.scope))):
             return True
         return fact.eased or fact.positive or fact.low > 0 or fact.high < 0 or fact.kind in _NEVER_ZERO
 
@@ -170,7 +191,7 @@ class _Asked:
         learned = gradients.flows(given, site.scope, self.values, arguments=False)
         if self.hazard == "slope" or learned:
             return learned
-        return (fact.owner == TORCH and fact.kind in _REACHES_ZERO) or ast.unparse(given).endswith("grad")
+        return (fact.owner != OTHER and fact.kind in _REACHES_ZERO) or ast.unparse(given).endswith("grad")
 
 
 def _is_parameter(node: ast.Name, scope: Scope) -> bool:

@@ -29,7 +29,7 @@ def flows(node: ast.expr, scope: Scope, values: Values, arguments: bool = True) 
         elif isinstance(one, ast.Attribute) and _is_self(one.value):
             if values.of(one, scope).kind in ("weight", "linear", "module"):
                 return True
-        elif isinstance(one, ast.Call) and operation(scope.module, one) is None and _is_module(one.func, scope):
+        elif isinstance(one, ast.Call) and operation(scope.module, one) is None and (one.args or one.keywords) and _is_module(one.func, scope):
             return True
         elif not _cuts(one):
             stack.extend(ast.iter_child_nodes(one))

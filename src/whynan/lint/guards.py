@@ -12,6 +12,7 @@ from whynan.lint.model import Scope
 _NOT_A_GUARD = re.compile(
     r"is None|is not None|isinstance|hasattr|\.ndim|\.dim\(\)|\.training|\.requires_grad|\.dtype|\.device|torch\.jit|is_compiling|__debug__"
 )
+_ABOUT_NAN = re.compile(r"nan\b|isfinite|isinf")
 _TESTS = 200  # conditions that are looked at: keeps the time linear
 _UNINTERESTING = frozenset({"self", "torch", "F", "nn", "np", "math", "dim", "keepdim", "cls"})
 
@@ -32,7 +33,7 @@ def guard(node: ast.expr, scope: Scope, line: int, whole: bool = False) -> int:
     tests = scope.tests
     last = bisect_right(tests, line, key=lambda t: t[0].lineno)
     for _, written, asked in tests[max(last - _TESTS, 0) : last]:
-        if _NOT_A_GUARD.search(written):
+        if _NOT_A_GUARD.search(written) or (whole and _ABOUT_NAN.search(written)):
             continue
         if any(_holds(written, e, whole) for e in exact):
             return 2

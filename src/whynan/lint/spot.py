@@ -195,6 +195,8 @@ class Spot:
             confidence = confidence.lowered()
         if confidence is HIGH and of is not None:
             confidence = callers.settle(code, of, self.scope, self.values)
+        if confidence is HIGH and code.startswith("WN") and callers.runs_once(self.scope, bool(self.frame.loops)):
+            confidence = MEDIUM
         slug, severity = CODES[code]
         at = node or self.node
         there = place(origin) if isinstance(origin, ast.expr | ast.stmt) else None

@@ -6,6 +6,7 @@ import ast
 import re
 
 from whynan.lint.aftermath import patched
+from whynan.lint.callers import PADDED, made_of
 from whynan.lint.calls import Operation, names_in
 from whynan.lint.edits import wrapped
 from whynan.lint.facts import COUNTS, NORMS, SATURATING, TORCH, Fact
@@ -207,11 +208,12 @@ def _count(spot: Spot, above: ast.expr, below: ast.expr, fact: Fact, written: st
 
 
 def _plain_mask(spot: Spot, below: ast.expr) -> bool:
-    """Whether the mask is one that is given, or compares with a padding or ignored value: nothing says it selects anything."""
-    written = ast.unparse(spot.values.base(below, spot.scope))
-    if "attention_mask" in written or _DRAWN_MASK.search(spot.module.text):
+    """Whether the mask is one that is given, or compares with an ignored value: nothing says it selects anything, as a mask of padding does."""
+    base = spot.values.base(below, spot.scope)
+    written = ast.unparse(base)
+    if PADDED.search(made_of(base, spot.scope)) or _DRAWN_MASK.search(spot.module.text):
         return False
-    return re.fullmatch(r"~?\(?[\w.]*(mask|valid|weights?)[\w.]*\)?(\[.*\])?", written) is not None or re.search(r"(pad|ignore)", written) is not None
+    return re.fullmatch(r"~?\(?[\w.]*(mask|valid|weights?)[\w.]*\)?(\[.*\])?", written) is not None or "ignore" in written
 
 
 def _total(fact: Fact, written: str, kin: bool) -> Judged:
