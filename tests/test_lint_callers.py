@@ -89,7 +89,8 @@ PAIRS = {
     "cross entropy of a network that is made anew in each call": (
         "WN101",
         "class D(nn.Module):\n    def forward(self, x):\n        return torch.sigmoid(x)\n"
-        "def gap(x, y, d):\n    d = D()\n    o = torch.optim.SGD(d.parameters())\n    loss = nn.BCELoss()\n    p = d(x)\n    v = loss(p, y)\n    o.step()\n    return v",
+        "def gap(x, y, d):\n    d = D()\n    o = torch.optim.SGD(d.parameters())\n    loss = nn.BCELoss()\n"
+        "    p = d(x)\n    v = loss(p, y)\n    o.step()\n    return v",
         "class D(nn.Module):\n    def forward(self, x):\n        return torch.sigmoid(x)\n"
         "def gap(x, y, d):\n    d = D()\n    loss = nn.BCELoss()\n    p = d(x)\n    return loss(p, y)",
     ),
@@ -100,7 +101,8 @@ PAIRS = {
     ),
     "a script that trains in a loop, or runs once on fixed data": (
         "WN101",
-        "x, w = torch.rand(3), torch.rand(3).requires_grad_()\ny = torch.ones(3)\nfor _ in range(9):\n    F.binary_cross_entropy(torch.sigmoid(x * w), y).backward()",
+        "x, w = torch.rand(3), torch.rand(3).requires_grad_()\ny = torch.ones(3)\nfor _ in range(9):\n"
+        "    F.binary_cross_entropy(torch.sigmoid(x * w), y).backward()",
         "x, w = torch.rand(3), torch.rand(3).requires_grad_()\ny = torch.ones(3)\nF.binary_cross_entropy(torch.sigmoid(x * w), y).backward()",
     ),
     "a softmax at the target, or at its own largest entry": (
@@ -203,3 +205,11 @@ def test_files_are_searched_and_parsed_once(tmp_path: Path, monkeypatch: pytest.
     use = "from frames import *\nfrom frames import unit0\n" + "".join(f"def f{i}(x):\n    return unit{i}(torch.relu(x))\n" for i in range(30))
     project(tmp_path, frames=many, use=use)
     assert len(parsed) == len(set(parsed))
+
+
+def test_a_call_of_itself_is_no_caller() -> None:
+    """What a function passes to itself says nothing of what it is given first."""
+    source = (
+        "def rank_loss(s: torch.Tensor, n: int):\n    if n:\n        return rank_loss(torch.tanh(s), n - 1)\n    return -torch.log(torch.sigmoid(s)).mean()"
+    )
+    assert surest(source, "WN101") is Confidence.HIGH

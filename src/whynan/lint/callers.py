@@ -45,6 +45,7 @@ PADDED = re.compile(r"pad|lengths?(?![a-z])|seq_?len|attention_mask|_lens?\b|ara
 _IGNORED = re.compile(r"ignore|label|valid|target", re.IGNORECASE)
 _MARKED = re.compile(r"no[nt]_?diff", re.IGNORECASE)
 _DEPTH = 3
+_BUDGET = 60  # calls looked at for one finding, those of callers of callers included: keeps the time linear
 _STEPS = 40
 
 
@@ -64,13 +65,19 @@ def settle(code: str, node: ast.expr, scope: Scope, values: Values) -> Confidenc
     names = roots(node, scope)
     if not names or isinstance(scope.node, ast.Module | ast.Lambda):
         return Confidence.HIGH
-    asked = _Asked(values, hazard)
-    found = [asked.parameter(scope.node, scope, name, 0) for name in names]
+    found = [_passed(scope.node, scope, name, hazard, values) for name in names]
     if Given.EDGE in found:
         return Confidence.HIGH
     if all(f is Given.KEPT for f in found) or (hazard in _STRICT and not (hazard == "zero" and measures(scope))):
         return Confidence.MEDIUM
     return Confidence.HIGH
+
+
+def _passed(function: Function, scope: Scope, name: str, hazard: str, values: Values) -> Given:
+    key = (id(function), name, hazard)
+    if key not in values.asked:
+        values.asked[key] = _Asked(values, hazard).parameter(function, scope, name, 0)
+    return values.asked[key]
 
 
 def _undifferentiable(scope: Scope) -> bool:
@@ -143,7 +150,7 @@ class _Asked:
     """One question, followed through the callers."""
 
     def __init__(self, values: Values, hazard: str) -> None:
-        self.values, self.hazard = values, hazard
+        self.values, self.hazard, self.left = values, hazard, _BUDGET
 
     def parameter(self, function: Function, scope: Scope, name: str, depth: int) -> Given:
         """What the calls of a function pass for one of its parameters."""
@@ -163,7 +170,8 @@ class _Asked:
         return Given.EDGE if measures(scope) else Given.UNKNOWN
 
     def _one(self, site: Site, given: ast.expr, depth: int) -> Given:
-        if isinstance(given, ast.Starred):
+        self.left -= 1
+        if isinstance(given, ast.Starred) or self.left < 0:
             return Given.UNKNOWN
         asked = guard(given, site.scope, site.call.lineno, whole=True)
         fact = self.values.of(given, site.scope)

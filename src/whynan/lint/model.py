@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import warnings
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -293,6 +294,13 @@ def note_import(s: ast.Import | ast.ImportFrom, into: dict[str, str]) -> None:
             into[alias.asname or alias.name] = f"{base}.{alias.name}" if not base.endswith(".") else base + alias.name
 
 
+def parse(text: str) -> ast.Module:
+    """Parse without the warnings Python has about other people's escapes."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(text)
+
+
 class Project:
     """Helper files are parsed when a rule asks what a helper returns, each once."""
 
@@ -330,7 +338,7 @@ class Project:
             if not path.is_file() or path.stat().st_size > _LARGEST:
                 return None
             text = path.read_text(encoding="utf-8")
-            return Module(path, text, ast.parse(text), self)
+            return Module(path, text, parse(text), self)
         except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
             return None
 

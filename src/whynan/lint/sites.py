@@ -8,7 +8,9 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 from whynan.lint.calls import foreign_name
@@ -42,12 +44,12 @@ def calls_of(function: Function, scope: Scope) -> tuple[list[Site], bool]:
     """The calls of a function outside tests, and whether these are all that the project shows."""
     module, owner = scope.module, scope.owner
     name = owner.node.name if owner is not None and function.name in ("forward", "__call__") else function.name
-    found = list(_in_file(module, function, owner, module))
+    found = list(islice(_in_file(module, function, owner, module), _CALLS + 1))
     files = [p for p in _naming(module, name) if p != module.path and not TESTED.search(p.as_posix())]
     for path in files[:_FILES]:
         other = module.project.load(path) if module.project is not None else None
         if other is not None and _knows(other, module, name, owner):
-            found.extend(_in_file(other, function, owner, module))
+            found.extend(islice(_in_file(other, function, owner, module), _CALLS + 1))
     return found[:_CALLS], len(files) <= _FILES and len(found) <= _CALLS
 
 
@@ -68,7 +70,7 @@ def _in_file(module: Module, function: Function, owner: Owner | None, home: Modu
             yield from sites.calls.get(made, ())
         return
     for site in sites.calls.get(function.name, ()):
-        if _means(site, function, owner, home):
+        if site.scope.node is not function and _means(site, function, owner, home):
             yield site
 
 
@@ -99,7 +101,8 @@ def of_file(module: Module) -> Sites:
     """The calls of a file, gathered once."""
     if module.sites is None:
         module.sites = Sites()
-        _block(module.tree.body, module.scope, None, (False, False), module.sites)
+        with suppress(RecursionError):  # of a file nested too deeply only the first calls are known
+            _block(module.tree.body, module.scope, None, (False, False), module.sites)
     return module.sites
 
 

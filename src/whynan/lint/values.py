@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from math import inf
+from typing import TYPE_CHECKING
 
 from whynan.lint import facts
 from whynan.lint.arguments import dtype_of, extreme, gathered, special
@@ -13,6 +14,9 @@ from whynan.lint.calls import Operation, foreign_name, is_foreign, names_in, ope
 from whynan.lint.facts import NOTHING, OTHER, TINY, TORCH, UNKNOWN, Fact, constant, join
 from whynan.lint.model import Binding, Function, Scope
 from whynan.lint.operations import LAYERS, OPERATIONS, VIEWS
+
+if TYPE_CHECKING:
+    from whynan.lint.callers import Given
 
 EPSILON_NAME = re.compile(r"(^|_)(eps|epsilon|tiny|smooth|smoothing|smooth_nr|smooth_dr|min_norm)\d*($|_)", re.IGNORECASE)
 _DEPTH = 24
@@ -33,6 +37,7 @@ class Values:
         self._kept: list[ast.AST | Binding] = []  # ids stay valid while the nodes live
         self._summaries: dict[int, Fact] = {}
         self._patches: dict[int, Fact] = {}
+        self.asked: dict[tuple[int, str, str], Given] = {}  # what the callers of a function pass, by parameter and hazard
         self._depth = 0
 
     def of(self, node: ast.expr | None, scope: Scope) -> Fact:
