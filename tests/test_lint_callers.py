@@ -81,6 +81,16 @@ PAIRS = {
         "class Rule(nn.Module):\n    def forward(self, v: torch.Tensor):\n        return torch.sqrt((v ** 2).sum(-1))",
         "class Rule(nn.Module, NonDifferentiable):\n    def forward(self, v: torch.Tensor):\n        return torch.sqrt((v ** 2).sum(-1))",
     ),
+    "a slope of a tensor, or of an entry of a batch": (
+        "WN501",
+        "class Net(nn.Module):\n    def forward(self, x: torch.Tensor):\n        return torch.sqrt((x ** 2).sum(-1))",
+        "class Net(nn.Module):\n    def forward(self, sample: dict, key):\n        x = sample[key]\n        return torch.sqrt((x ** 2).sum(-1))",
+    ),
+    "a slope of a result that is copied without its graph": (
+        "WN501",
+        "def size_loss(x: torch.Tensor):\n    return torch.log(torch.sqrt((x ** 2).sum(-1)))",
+        "def size_loss(x: torch.Tensor):\n    return torch.tensor(torch.sqrt((x ** 2).sum(-1)))",
+    ),
     "cross entropy of a probability with and without a gradient": (
         "WN101",
         "def d_loss(net, x, y):\n    return F.binary_cross_entropy(torch.sigmoid(net(x)), y)",

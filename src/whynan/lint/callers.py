@@ -43,6 +43,7 @@ NO_SLOPE = re.compile(r"\.detach\(|state_dict|\.numpy\(|from_numpy|no_grad|\.dat
 PADDED = re.compile(r"pad|lengths?(?![a-z])|seq_?len|attention_mask|_lens?\b|arange", re.IGNORECASE)
 """A mask of what is not padding: every sample has at least its first token."""
 _IGNORED = re.compile(r"ignore|label|valid|target", re.IGNORECASE)
+_BATCH = re.compile(r"^(batch|data|graph)(_|$)")
 _MARKED = re.compile(r"no[nt]_?diff", re.IGNORECASE)
 _DEPTH = 3
 _BUDGET = 60  # calls looked at for one finding, those of callers of callers included: keeps the time linear
@@ -65,12 +66,21 @@ def settle(code: str, node: ast.expr, scope: Scope, values: Values) -> Confidenc
     names = roots(node, scope)
     if not names or isinstance(scope.node, ast.Module | ast.Lambda):
         return Confidence.HIGH
+    if hazard == "slope" and any(_holds_data(name, scope) for name in names):
+        return Confidence.MEDIUM
     found = [_passed(scope.node, scope, name, hazard, values) for name in names]
     if Given.EDGE in found:
         return Confidence.HIGH
     if all(f is Given.KEPT for f in found) or (hazard in _STRICT and not (hazard == "zero" and measures(scope))):
         return Confidence.MEDIUM
     return Confidence.HIGH
+
+
+def _holds_data(name: str, scope: Scope) -> bool:
+    """Whether a parameter is a batch, not a tensor: its entries are data, and nobody wants their gradient."""
+    annotation = scope.parameter(name)[2]
+    written = ast.unparse(annotation) if annotation is not None else ""
+    return _BATCH.search(name) is not None or (written not in ("", "Any") and "tensor" not in written.lower())
 
 
 def _passed(function: Function, scope: Scope, name: str, hazard: str, values: Values) -> Given:

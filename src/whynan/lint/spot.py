@@ -66,7 +66,12 @@ class Spot:
             at = self.parents.get(id(at))
 
     def _detached(self) -> bool:
-        return any(isinstance(o, ast.Attribute) and o.attr in ("detach", "item", "data") for o in self.above())
+        """Whether what stands around this place ends the gradient; torch.tensor of a tensor does too."""
+        return any(
+            (isinstance(o, ast.Attribute) and o.attr in ("detach", "item", "data"))
+            or (isinstance(o, ast.Call) and self.module.dotted(o.func) == "torch.tensor")
+            for o in self.above()
+        )
 
     def mentions(self, *words: str) -> bool:
         """Whether the lines of the statement hold one of some words; cheaper than unparsing it."""
