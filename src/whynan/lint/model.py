@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Scoped = Function | ast.Module | ast.Lambda
 End = tuple[int, int]
-_CALLED = re.compile(r"(\w+)\(")
+_CALLED = re.compile(rb"(\w+)\(")
+_TESTED = re.compile(r"(^|/)tests?/|(^|/)test_[^/]*\.py$|_test\.py$")  # what a test passes says nothing of what a run passes
 _LARGEST = 1_000_000
 _SEEN = 6  # bindings a use may see before the rest is left out: keeps the time linear
 
@@ -307,16 +308,16 @@ class Project:
     def __init__(self, files: list[Path] | None = None) -> None:
         self._known: dict[Path, Module | None] = {}
         self._files = files or []
-        self._calling: dict[str, list[Path]] | None = None
+        self._calling: dict[bytes, list[Path]] | None = None
 
     def naming(self, name: str) -> list[Path]:
-        """The files in which something of this name is called; every file is searched once, when the first name is asked for."""
+        """The files, tests left out, in which something of this name is called; every file is searched once, when the first name is asked for."""
         if self._calling is None:
             self._calling = {}
             for path in self._files:
                 for called in _called_in(path):
                     self._calling.setdefault(called, []).append(path)
-        return self._calling.get(name, [])
+        return self._calling.get(name.encode(), [])
 
     def find(self, seeker: Module, dotted: str) -> tuple[Module, str] | None:
         """Resolve `.helpers.safe_log` or `package.helpers.safe_log` as seen from a file."""
@@ -343,12 +344,13 @@ class Project:
             return None
 
 
-def _called_in(path: Path) -> set[str]:
+def _called_in(path: Path) -> set[bytes]:
     try:
-        if path.suffix != ".py" or path.stat().st_size > _LARGEST:
+        if path.suffix != ".py" or _TESTED.search("/".join(path.parts[-4:])) or path.stat().st_size > _LARGEST:
             return set()
-        return set(_CALLED.findall(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError):
+        raw = path.read_bytes()
+        return set(_CALLED.findall(raw)) if b"torch" in raw else set()
+    except OSError:
         return set()
 
 

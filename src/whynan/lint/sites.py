@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,7 +18,6 @@ from whynan.lint.model import Function, Module, Owner, Scope
 _FILES = 8  # files looked into for the calls of one function: keeps the time linear
 _CALLS = 24
 _MOVED = frozenset({"to", "cuda", "float", "half", "double", "eval", "train", "bfloat16"})
-TESTED = re.compile(r"(^|/)tests?/|(^|/)test_[^/]*\.py$|_test\.py$")  # what a test passes says nothing of what a run passes
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +43,7 @@ def calls_of(function: Function, scope: Scope) -> tuple[list[Site], bool]:
     module, owner = scope.module, scope.owner
     name = owner.node.name if owner is not None and function.name in ("forward", "__call__") else function.name
     found = list(islice(_in_file(module, function, owner, module), _CALLS + 1))
-    files = [p for p in _naming(module, name) if p != module.path and not TESTED.search(p.as_posix())]
+    files = [p for p in _naming(module, name) if p != module.path]
     for path in files[:_FILES]:
         other = module.project.load(path) if module.project is not None else None
         if other is not None and _knows(other, module, name, owner):
