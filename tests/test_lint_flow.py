@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from whynan.lint import Confidence, Finding, Settings, lint_paths, lint_text
+from whynan.lint.facts import Fact
+from whynan.lint.values import Values
 
 ALL = Settings(min_confidence=Confidence.LOW)
 HEAD = "import math\nimport numpy as np\nimport torch\nimport torch.nn.functional as F\nfrom torch import nn\n"
@@ -305,3 +308,20 @@ def test_no_gradient_is_taken_through_the_forward_pass_of_an_autograd_function()
     body = "    @staticmethod\n    def forward(ctx, x):\n        return torch.sqrt((x ** 2).sum(-1))\n"
     assert "WN501" not in codes(f"class Root(torch.autograd.Function):\n{body}")
     assert "WN501" in codes("def loss(x):\n    return torch.sqrt((x ** 2).sum(-1))\n")
+
+
+@pytest.mark.parametrize("lines", [50, 200])
+def test_a_chain_of_patches_is_looked_at_once_each(lines: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Entries overwritten again and again in branches: the work grows with the number of lines, not with the ways through them."""
+    calls = 0
+    patched = Values._patched
+
+    def counted(self: Values, *given: Any) -> Fact:
+        nonlocal calls
+        calls += 1
+        return patched(self, *given)
+
+    monkeypatch.setattr(Values, "_patched", counted)
+    chain = "".join(f"    if a == {i}:\n        x[..., {i}] = x[..., {i}] > 0\n" for i in range(lines))
+    found(f"def f(m, a):\n    x = torch.zeros(3)\n{chain}    return torch.log(x / x.sum())\n")
+    assert 0 < calls <= 2 * lines

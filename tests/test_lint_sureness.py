@@ -83,8 +83,8 @@ PAIRS = {
     ),
     "a count of a mask made elsewhere": (
         "WN103",
-        "def f(x: torch.Tensor):\n    return x.sum() / torch.count_nonzero(x)",
-        "def f(x: torch.Tensor):\n    real = atoms(x)\n    return x.sum() / torch.count_nonzero(real)",
+        "def mean_loss(x: torch.Tensor):\n    return x.sum() / torch.count_nonzero(x)",
+        "def mean_loss(x: torch.Tensor):\n    real = atoms(x)\n    return x.sum() / torch.count_nonzero(real)",
     ),
     "the range of what was computed": (
         "WN404",
@@ -154,7 +154,7 @@ def test_a_patched_quotient_still_has_its_slope() -> None:
 
 def test_a_patch_that_does_not_hold_for_nan_mends_nothing() -> None:
     """nan > 1 is false: such a mask leaves the nan where it is."""
-    source = "def f(v: torch.Tensor):\n    v = v / v.norm()\n    v[v > 1] = 1.0\n    return v"
+    source = "def unit_loss(v: torch.Tensor):\n    v = v / v.norm()\n    v[v > 1] = 1.0\n    return v"
     assert surest(source, "WN104") is Confidence.HIGH
 
 

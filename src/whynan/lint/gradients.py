@@ -14,8 +14,8 @@ _CUT = frozenset({"detach", "item", "data", "shape", "size", "numel", "tolist", 
 _STEPS = 80  # expressions that are looked at: keeps the time linear
 
 
-def flows(node: ast.expr, scope: Scope, values: Values) -> bool:
-    """Whether a gradient can be wanted through an expression."""
+def flows(node: ast.expr, scope: Scope, values: Values, arguments: bool = True) -> bool:
+    """Whether a gradient can be wanted through an expression; without arguments: only through a weight or the output of a module."""
     stack: list[ast.AST] = [node]
     seen: set[str] = set()
     for _ in range(_STEPS):
@@ -23,13 +23,13 @@ def flows(node: ast.expr, scope: Scope, values: Values) -> bool:
             return False
         one = stack.pop()
         if isinstance(one, ast.Name):
-            if one.id not in seen and _begins(one, scope, stack):
+            if one.id not in seen and _begins(one, scope, stack) and arguments:
                 return True
             seen.add(one.id)
         elif isinstance(one, ast.Attribute) and _is_self(one.value):
             if values.of(one, scope).kind in ("weight", "linear", "module"):
                 return True
-        elif isinstance(one, ast.Call) and operation(scope.module, one) is None and _is_module(one.func, scope):
+        elif isinstance(one, ast.Call) and operation(scope.module, one) is None and (one.args or one.keywords) and _is_module(one.func, scope):
             return True
         elif not _cuts(one):
             stack.extend(ast.iter_child_nodes(one))

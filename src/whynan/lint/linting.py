@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import gc
 import re
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -13,7 +11,7 @@ from pathlib import Path
 
 from whynan.lint.files import Source, Unreadable, discover, read
 from whynan.lint.findings import Edit, Finding, Fix, Place
-from whynan.lint.model import Module, Project
+from whynan.lint.model import Module, Project, parse
 from whynan.lint.settings import Settings
 from whynan.lint.values import Values
 from whynan.lint.walk import Walk
@@ -45,9 +43,10 @@ def lint_paths(paths: list[Path], settings: Settings | None = None) -> Report:
     """
     settings = settings or Settings()
     report = Report()
-    project = Project()
+    files = list(discover(paths, settings, report.trouble))
+    project = Project(files)
     with _no_collector():
-        for path in discover(paths, settings, report.trouble):
+        for path in files:
             report.files += 1
             _take(report, path, settings, project)
     report.findings.sort(key=lambda f: (f.path, f.cell, f.place.line, f.place.column, f.code))
@@ -120,13 +119,6 @@ def _in_characters(finding: Finding, lines: list[str]) -> Finding:
 def _column(lines: list[str], line: int, column: int) -> int:
     written = lines[line - 1] if line <= len(lines) else ""
     return column if written.isascii() else len(written.encode()[:column].decode(errors="ignore"))
-
-
-def parse(text: str) -> ast.Module:
-    """Parse without the warnings Python has about other people's escapes."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return ast.parse(text)
 
 
 def _distinct(found: list[Finding]) -> list[Finding]:

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import ast
+import re
+import warnings
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from whynan.lint.sites import Sites
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Scoped = Function | ast.Module | ast.Lambda
 End = tuple[int, int]
+_CALLED = re.compile(rb"(\w+)\(")
+_TESTED = re.compile(r"(^|/)tests?/|(^|/)test_[^/]*\.py$|_test\.py$")  # what a test passes says nothing of what a run passes
+_LARGEST = 1_000_000
 _SEEN = 6  # bindings a use may see before the rest is left out: keeps the time linear
 
 
@@ -206,6 +215,7 @@ class Module:
         self.owners: dict[str, Owner] = {}
         self.inner_owners: list[Owner] = []
         self._scopes: dict[int, Scope] = {}
+        self.sites: Sites | None = None
         for statement in tree.body:
             self._take(statement)
 
@@ -265,6 +275,7 @@ class Module:
             owner.fields = None
         self.owners.clear()
         self._scopes.clear()
+        self.sites = None
         self.inner_owners.clear()
         del self.scope
 
@@ -284,38 +295,63 @@ def note_import(s: ast.Import | ast.ImportFrom, into: dict[str, str]) -> None:
             into[alias.asname or alias.name] = f"{base}.{alias.name}" if not base.endswith(".") else base + alias.name
 
 
+def parse(text: str) -> ast.Module:
+    """Parse without the warnings Python has about other people's escapes."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(text)
+
+
 class Project:
     """Helper files are parsed when a rule asks what a helper returns, each once."""
 
-    def __init__(self) -> None:
+    def __init__(self, files: list[Path] | None = None) -> None:
         self._known: dict[Path, Module | None] = {}
+        self._files = files or []
+        self._calling: dict[bytes, list[Path]] | None = None
 
-    def add(self, module: Module) -> None:
-        """Keep a file that is parsed already."""
-        self._known[module.path] = module
+    def naming(self, name: str) -> list[Path]:
+        """The files, tests left out, in which something of this name is called; every file is searched once, when the first name is asked for."""
+        if self._calling is None:
+            self._calling = {}
+            for path in self._files:
+                for called in _called_in(path):
+                    self._calling.setdefault(called, []).append(path)
+        return self._calling.get(name.encode(), [])
 
     def find(self, seeker: Module, dotted: str) -> tuple[Module, str] | None:
         """Resolve `.helpers.safe_log` or `package.helpers.safe_log` as seen from a file."""
         name = dotted.rpartition(".")[2]
         for path in candidates(seeker.path, dotted.rpartition(".")[0]):
-            found = self._load(path)
+            found = self.load(path)
             if found is not None and (name in found.functions or name in found.owners or name in found.scope.bindings):
                 return found, name
         return None
 
-    def _load(self, path: Path) -> Module | None:
+    def load(self, path: Path) -> Module | None:
+        """A file of the project, parsed once; None where it cannot be."""
         if path not in self._known:
             self._known[path] = self._parse(path)
         return self._known[path]
 
     def _parse(self, path: Path) -> Module | None:
         try:
-            if not path.is_file() or path.stat().st_size > 1_000_000:
+            if not path.is_file() or path.stat().st_size > _LARGEST:
                 return None
             text = path.read_text(encoding="utf-8")
-            return Module(path, text, ast.parse(text), self)
+            return Module(path, text, parse(text), self)
         except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
             return None
+
+
+def _called_in(path: Path) -> set[bytes]:
+    try:
+        if path.suffix != ".py" or _TESTED.search("/".join(path.parts[-4:])) or path.stat().st_size > _LARGEST:
+            return set()
+        raw = path.read_bytes()
+        return set(_CALLED.findall(raw)) if b"torch" in raw else set()
+    except OSError:
+        return set()
 
 
 def candidates(path: Path, package: str) -> Iterator[Path]:

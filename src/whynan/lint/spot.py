@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
-from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from whynan.lint import aftermath, gradients
+from whynan.lint import aftermath, callers, gradients, guards
 from whynan.lint.calls import foreign_name, names_in
 from whynan.lint.codes import CODES
 from whynan.lint.facts import OTHER, TORCH, Fact
@@ -18,17 +17,12 @@ from whynan.lint.values import Values
 
 HIGH, MEDIUM, LOW = Confidence.HIGH, Confidence.MEDIUM, Confidence.LOW
 _BACKWARD = frozenset({"WN501", "WN502", "WN503", "WN504"})
-_NOT_A_GUARD = re.compile(
-    r"is None|is not None|isinstance|hasattr|\.ndim|\.dim\(\)|\.training|\.requires_grad|\.dtype|\.device|torch\.jit|is_compiling|__debug__"
-)
 _ASIDE = re.compile(r"^_*init|initiali[sz]e|reset_parameters|/testing/|/test_\w+\.py|_test\.py")  # not the code that trains
 _NOT_LEARNING = re.compile(
     r"Optimizer|[Mm]etric|Transform[^e]|Dataset|optim|init|eval|[Tt]est|dataset|schedul"
     r"|convert|plot|process|augment|sampl|generat|\bdata\b|[Aa]ssign|integrat|simulat"
 )
 _NUMPY_ONLY = frozenset({"astype", "tobytes"})  # methods that tensors do not have
-_TESTS = 200  # conditions that are looked at: keeps the time linear
-_UNINTERESTING = frozenset({"self", "torch", "F", "nn", "np", "math", "dim", "keepdim", "cls"})
 
 
 @dataclass(slots=True)
@@ -72,7 +66,12 @@ class Spot:
             at = self.parents.get(id(at))
 
     def _detached(self) -> bool:
-        return any(isinstance(o, ast.Attribute) and o.attr in ("detach", "item", "data") for o in self.above())
+        """Whether what stands around this place ends the gradient; torch.tensor of a tensor does too."""
+        return any(
+            (isinstance(o, ast.Attribute) and o.attr in ("detach", "item", "data"))
+            or (isinstance(o, ast.Call) and self.module.dotted(o.func) == "torch.tensor")
+            for o in self.above()
+        )
 
     def mentions(self, *words: str) -> bool:
         """Whether the lines of the statement hold one of some words; cheaper than unparsing it."""
@@ -86,24 +85,7 @@ class Spot:
 
     def guard(self, node: ast.expr) -> int:
         """2: a condition before this place asks about exactly this expression; 1: about something in it; 0: none does."""
-        exact = {ast.unparse(node)}
-        names = names_in(node) - _UNINTERESTING
-        for name in list(names):
-            for bound in self.scope.bindings.get(name, [])[-2:]:
-                if bound.value is not None and not bound.loop:
-                    names |= names_in(bound.value) - _UNINTERESTING
-                    exact |= {ast.unparse(bound.value)} if isinstance(node, ast.Name) else set()
-        best = 0
-        tests = self.scope.tests
-        last = bisect_right(tests, self.node.end_lineno or self.node.lineno, key=lambda t: t[0].lineno)
-        for _, written, asked in tests[max(last - _TESTS, 0) : last]:
-            if _NOT_A_GUARD.search(written):
-                continue
-            if any(e in written for e in exact if len(e) > 1 or re.search(rf"\b{re.escape(e)}\b", written)):
-                return 2
-            if names & asked:
-                best = 1
-        return best
+        return guards.guard(node, self.scope, self.node.end_lineno or self.node.lineno)
 
     @property
     def _whole(self) -> str:
@@ -207,14 +189,19 @@ class Spot:
         origin_label: str = "",
         fix: Fix | None = None,
         note: str = "",
+        of: ast.expr | None = None,
     ) -> None:
-        """Write down a finding."""
+        """Write down a finding; `of` is the value that has to be at the edge, which the callers may keep from it."""
         if confidence is None or (code in _BACKWARD and (self.frame.no_grad or self._detached() or self._without_graph())):
             return
         if code.startswith("WN") and aftermath.overwritten(self):
             return
         if code.startswith("WN") and (self.frame.no_grad or _ASIDE.search(f"{self.scope.name} {self.module.path.as_posix()}")):
             confidence = confidence.lowered()
+        if confidence is HIGH and of is not None:
+            confidence = callers.settle(code, of, self.scope, self.values)
+        if confidence is HIGH and code.startswith("WN") and callers.runs_once(self.scope, bool(self.frame.loops)):
+            confidence = MEDIUM
         slug, severity = CODES[code]
         at = node or self.node
         there = place(origin) if isinstance(origin, ast.expr | ast.stmt) else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from math import inf
+from typing import TYPE_CHECKING
 
 from whynan.lint import facts
 from whynan.lint.arguments import dtype_of, extreme, gathered, special
@@ -13,6 +14,9 @@ from whynan.lint.calls import Operation, foreign_name, is_foreign, names_in, ope
 from whynan.lint.facts import NOTHING, OTHER, TINY, TORCH, UNKNOWN, Fact, constant, join
 from whynan.lint.model import Binding, Function, Scope
 from whynan.lint.operations import LAYERS, OPERATIONS, VIEWS
+
+if TYPE_CHECKING:
+    from whynan.lint.callers import Given
 
 EPSILON_NAME = re.compile(r"(^|_)(eps|epsilon|tiny|smooth|smoothing|smooth_nr|smooth_dr|min_norm)\d*($|_)", re.IGNORECASE)
 _DEPTH = 24
@@ -30,8 +34,10 @@ class Values:
 
     def __init__(self) -> None:
         self._known: dict[int, Fact] = {}
-        self._keep: list[ast.AST] = []  # ids stay valid while the nodes live
+        self._kept: list[ast.AST | Binding] = []  # ids stay valid while the nodes live
         self._summaries: dict[int, Fact] = {}
+        self._patches: dict[int, Fact] = {}
+        self.asked: dict[tuple[int, str, str], Given] = {}  # what the callers of a function pass, by parameter and hazard
         self._depth = 0
 
     def of(self, node: ast.expr | None, scope: Scope) -> Fact:
@@ -44,7 +50,7 @@ class Values:
         if self._depth > _DEPTH:
             return NOTHING
         self._known[id(node)] = NOTHING  # a name defined by itself gives nothing
-        self._keep.append(node)
+        self._kept.append(node)
         self._depth += 1
         try:
             found = self._find(node, scope)
@@ -116,7 +122,7 @@ class Values:
         if b.loop:
             return self._loop(b, scope)
         if b.patch:
-            return self._patched(b, name, scope)
+            return self._patched_once(b, name, scope)
         fact = self.of(b.value, scope)
         if b.index is not None:
             return self._unpacked(b, scope, fact)
@@ -131,6 +137,22 @@ class Values:
         if isinstance(source, ast.Tuple | ast.List):
             return self.of(source, scope)
         return NOTHING
+
+    def _patched_once(self, b: Binding, name: str, scope: Scope) -> Fact:
+        """Each patch is looked at once: what stands before it is often a patch too, and then the ways through them multiply."""
+        found = self._patches.get(id(b))
+        if found is not None:
+            return found
+        if self._depth > _DEPTH:
+            return NOTHING
+        self._patches[id(b)] = NOTHING
+        self._kept.append(b)
+        self._depth += 1
+        try:
+            found = self._patches[id(b)] = self._patched(b, name, scope)
+        finally:
+            self._depth -= 1
+        return found
 
     def _patched(self, b: Binding, name: str, scope: Scope) -> Fact:
         """x[key] = value: what x was before, with some entries overwritten."""

@@ -6,6 +6,7 @@ import ast
 import re
 
 from whynan.lint.aftermath import patched
+from whynan.lint.callers import PADDED, made_of
 from whynan.lint.calls import Operation, names_in
 from whynan.lint.edits import wrapped
 from whynan.lint.facts import COUNTS, NORMS, SATURATING, TORCH, Fact
@@ -77,9 +78,8 @@ def examine(spot: Spot, above: ast.expr, below: ast.expr) -> None:
     if spot.covered_later():
         sure = LOW
     fix = wrapped(spot, below, ".clamp_min(1)" if fact.kind in COUNTS else ".clamp_min(1e-6)")
-    spot.report(
-        code, title, label, help_, sure, origin=fact.node, origin_label=f"the denominator is a {_SAID.get(fact.kind, fact.kind.replace('-', ' '))}", fix=fix
-    )
+    said = f"the denominator is a {_SAID.get(fact.kind, fact.kind.replace('-', ' '))}"
+    spot.report(code, title, label, help_, sure, origin=fact.node, origin_label=said, fix=fix, of=below)
 
 
 def _patched_quotient(spot: Spot, below: Fact, above: Fact) -> None:
@@ -208,11 +208,12 @@ def _count(spot: Spot, above: ast.expr, below: ast.expr, fact: Fact, written: st
 
 
 def _plain_mask(spot: Spot, below: ast.expr) -> bool:
-    """Whether the mask is one that is given, or compares with a padding or ignored value: nothing says it selects anything."""
-    written = ast.unparse(spot.values.base(below, spot.scope))
-    if "attention_mask" in written or _DRAWN_MASK.search(spot.module.text):
+    """Whether the mask is one that is given, or compares with an ignored value: nothing says it selects anything, as a mask of padding does."""
+    base = spot.values.base(below, spot.scope)
+    written = ast.unparse(base)
+    if PADDED.search(made_of(base, spot.scope)) or _DRAWN_MASK.search(spot.module.text):
         return False
-    return re.fullmatch(r"~?\(?[\w.]*(mask|valid|weights?)[\w.]*\)?(\[.*\])?", written) is not None or re.search(r"(pad|ignore)", written) is not None
+    return re.fullmatch(r"~?\(?[\w.]*(mask|valid|weights?)[\w.]*\)?(\[.*\])?", written) is not None or "ignore" in written
 
 
 def _total(fact: Fact, written: str, kin: bool) -> Judged:

@@ -15,6 +15,7 @@ from whynan.lint.spot import HIGH, LOW, MEDIUM, Spot
 
 SHIFTED = re.compile(r"-=? *[\w.]*max\b|-=? *[\w.]*_max|-=? *max_|\.sub_?\([\w.]*max")
 """A maximum is subtracted somewhere in the function."""
+_INFERENCE = re.compile(r"\.detach\(\)[\w.()]*\.numpy\(")  # what a trained model gives is handed to numpy
 
 
 @on_call("exp", "expm1", "exp2", "cosh", "sinh")
@@ -151,6 +152,7 @@ def _softmax(spot: Spot, node: ast.BinOp) -> None:
         or _in_where(spot)
         or spot.of(node.left).eased
         or spot.aside
+        or _INFERENCE.search(spot.function_text)
         or SHIFTED.search(spot.function_text)
         or _tempered(spot, inner)
         or fact.high < inf
@@ -160,7 +162,7 @@ def _softmax(spot: Spot, node: ast.BinOp) -> None:
         or (inner is not None and spot.guard(inner) > 0)
     )
     fix = _softmax_fix(spot, node, inner)
-    spot.report("WN303", *words, spot.sure(MEDIUM if bounded else HIGH, spot.of(node).owner), fix=fix)
+    spot.report("WN303", *words, spot.sure(MEDIUM if bounded else HIGH, spot.of(node).owner), fix=fix, of=inner)
 
 
 def _tempered(spot: Spot, inner: ast.expr | None) -> bool:

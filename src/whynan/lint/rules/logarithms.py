@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 from math import inf
 
-from whynan.lint.callees import layer
+from whynan.lint.callees import layer, owner_of
+from whynan.lint.callers import NO_SLOPE, made_of
 from whynan.lint.calls import Operation, operation, same
 from whynan.lint.edits import name_of, replaced, rest_of_call, source
 from whynan.lint.facts import OTHER, TORCH, Fact
 from whynan.lint.findings import Confidence, Fix
+from whynan.lint.picked import picked
 from whynan.lint.rules.exponentials import SHIFTED
 from whynan.lint.rules.registry import on_call
 from whynan.lint.spot import HIGH, LOW, MEDIUM, Spot
@@ -68,16 +70,20 @@ def _judge(spot: Spot, op: Operation, fact: Fact, node: ast.Call) -> None:
         return
     owner = TORCH if op.sure else fact.owner
     if fact.kind in _SATURATED:
+        chosen = picked(op.operand, spot.scope) if fact.kind == "softmax" else 0
+        if chosen == 2:
+            return
         title, label, help_ = _SATURATED[fact.kind]
         code = _times_target(spot, op, fact)
         _report(
             spot,
             code,
             (title, label, help_),
-            HIGH if spot.given(op.operand) and not _narrow(spot, fact) else MEDIUM,
+            HIGH if spot.given(op.operand) and not chosen and fact.graph and not _narrow(spot, fact) else MEDIUM,
             owner,
             fact,
             _saturated_fix(spot, op, fact, node),
+            op.operand,
         )
     elif fact.low >= 0 and fact.kind in _ZEROES:
         sure = HIGH if fact.kind in ("relu", "count", "one-hot") else MEDIUM
@@ -128,11 +134,13 @@ def _unknown(spot: Spot, op: Operation, fact: Fact, owner: int) -> None:
         _report(spot, _times_target(spot, op, fact), words, LOW, owner, fact)
 
 
-def _report(spot: Spot, code: str, words: tuple[str, str, str], confidence: Confidence, owner: int, fact: Fact, fix: Fix | None = None) -> None:
+def _report(
+    spot: Spot, code: str, words: tuple[str, str, str], confidence: Confidence, owner: int, fact: Fact, fix: Fix | None = None, of: ast.expr | None = None
+) -> None:
     sure = spot.sure(confidence, owner)
     if sure is not None and spot.covered_later():
         sure = LOW
-    spot.report(code, *words, sure, origin=fact.node, origin_label="the argument was made here", fix=fix)
+    spot.report(code, *words, sure, origin=fact.node, origin_label="the argument was made here", fix=fix, of=of)
 
 
 def _times_target(spot: Spot, op: Operation, fact: Fact) -> str:
@@ -312,7 +320,7 @@ def entropy_after_sigmoid(spot: Spot, op: Operation | None, node: ast.Call) -> N
         "a saturated sigmoid is exactly 0 or 1: the loss stops at 100 and its gradient is wrong; in half it raises",
         "use binary_cross_entropy_with_logits on the logits",
     )
-    spot.report("WN101", *words, HIGH, origin=fact.node, origin_label="the sigmoid", fix=fix)
+    spot.report("WN101", *words, _trained(spot, op.operands[0]), origin=fact.node, origin_label="the sigmoid", fix=fix, of=op.operands[0])
 
 
 @on_call("()")
@@ -326,4 +334,22 @@ def module_after_sigmoid(spot: Spot, op: Operation | None, node: ast.Call) -> No
             "a saturated sigmoid is exactly 0 or 1: the loss stops at 100 and its gradient is wrong",
             "use BCEWithLogitsLoss on the logits",
         )
-        spot.report("WN101", *words, HIGH, origin=spot.of(node.args[0]).node, origin_label="the sigmoid")
+        spot.report("WN101", *words, _trained(spot, node.args[0]), origin=spot.of(node.args[0]).node, origin_label="the sigmoid", of=node.args[0])
+
+
+def _trained(spot: Spot, given: ast.expr) -> Confidence:
+    """Medium where no gradient is wanted through a probability, or where the network that gives it is made anew in this function and never trained."""
+    written = made_of(given, spot.scope)
+    if NO_SLOPE.search(written):
+        return MEDIUM
+    fresh = any(owner_of(c.func, spot.scope) is not None and _is_local(c.func, spot) for c in _calls(given, spot))
+    return MEDIUM if fresh and ".step(" not in spot.function_text else HIGH
+
+
+def _calls(node: ast.expr, spot: Spot) -> list[ast.Call]:
+    made = _definition(spot, node)
+    return [c for c in ast.walk(made) if isinstance(c, ast.Call)] if made is not None else []
+
+
+def _is_local(called: ast.expr, spot: Spot) -> bool:
+    return isinstance(called, ast.Name) and called.id in spot.scope.bindings and not isinstance(spot.scope.node, ast.Module)

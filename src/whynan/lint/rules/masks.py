@@ -27,13 +27,7 @@ def masked(spot: Spot, op: Operation | None, node: ast.Call) -> None:
         return
     source = ast.unparse(fact.node) if isinstance(fact.node, ast.expr) else spot.text(op.operand)
     body = _function_text(spot)
-    sure = (
-        LOW
-        if _CAUSAL.search(source) or (_CAUSAL.search(body) and not _PADDING.search(source))
-        else HIGH
-        if _PADDING.search(source) and op.name != "logsumexp"
-        else MEDIUM
-    )
+    sure = LOW if _CAUSAL.search(source) or (_CAUSAL.search(body) and not _PADDING.search(source)) else MEDIUM
     what = "its gradient is nan" if op.name == "logsumexp" else f"{op.name} of a row of -inf is nan"
     words = (
         f"{op.name} over a row that can be fully masked",

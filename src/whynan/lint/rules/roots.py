@@ -82,7 +82,7 @@ def _fraction(spot: Spot, base: ast.expr, fact: Fact, owner: int, n: float) -> N
         spot.report("WN105", *words, spot.sure(sure, owner))
     elif n < 1 and fact.low == 0 and fact.can_be_zero and fact.graph:
         words = (f"slope of x ** {n:g} at 0", "the slope at 0 is infinite; inf * 0 is nan", "add an eps to the base, or work in log space")
-        spot.report("WN501", *words, spot.sure(_steepness(spot, base, fact), owner), origin=fact.node, origin_label="the base was made here")
+        spot.report("WN501", *words, spot.sure(_steepness(spot, base, fact), owner), origin=fact.node, origin_label="the base was made here", of=base)
     elif n < 1 and fact.low == 0 and fact.positive and fact.kind in ("probability", "exp") and fact.graph:
         spot.report(
             "WN501",
@@ -131,7 +131,7 @@ def _negative_power(spot: Spot, base: ast.expr, owner: int, how: str) -> None:
     if spot.covered_later():
         sure = LOW
     words = (f"{how} of a value that can be 0", f"`{spot.text(base)}` can be 0: its inverse is inf", "add an eps before the power")
-    spot.report("WN106", *words, spot.sure(sure, owner), origin=fact.node, origin_label="it was made here")
+    spot.report("WN106", *words, spot.sure(sure, owner), origin=fact.node, origin_label="it was made here", of=base)
 
 
 def _root(spot: Spot, base: ast.expr, owner: int, how: str) -> None:
@@ -188,7 +188,8 @@ def _slope(spot: Spot, base: ast.expr, fact: Fact, owner: int, how: str, guard: 
         f"`{spot.text(base)}` is 0 for equal or zero inputs: the slope is infinite; inf * 0 is nan",
         "add the eps under the root, or use torch.linalg.vector_norm",
     )
-    spot.report("WN501", *words, spot.sure(sure, owner), origin=fact.node, origin_label="the argument was made here", fix=_norm_fix(spot, base), note=note)
+    made = "the argument was made here"
+    spot.report("WN501", *words, spot.sure(sure, owner), origin=fact.node, origin_label=made, fix=_norm_fix(spot, base), note=note, of=base)
 
 
 def _unreduced(spot: Spot, node: ast.expr) -> ast.expr:

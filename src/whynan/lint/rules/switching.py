@@ -31,7 +31,7 @@ def branch(spot: Spot, op: Operation | None, node: ast.Call) -> None:
             f"the arm not taken still sends back the slope of `{spot.text(where)}`: inf * 0 is nan",
             "make the input safe first: torch.where(ok, x, 1.0), then the function, then where again",
         )
-        spot.report("WN502", *words, sure)
+        spot.report("WN502", *words, sure, of=argument)
         return
 
 
@@ -63,7 +63,7 @@ def afterwards(spot: Spot, op: Operation | None, node: ast.Call) -> None:
         "the entry that is covered still sends back inf * 0: nan",
         "guard the input of the function, not its output",
     )
-    spot.report("WN502", *words, spot.sure(sure, TORCH if op.sure or fact.owner == TORCH else fact.owner))
+    spot.report("WN502", *words, spot.sure(sure, TORCH if op.sure or fact.owner == TORCH else fact.owner), of=argument)
 
 
 def _hazard(spot: Spot, node: ast.expr, direct: bool = False) -> tuple[ast.expr, ast.expr, Fact] | None:
