@@ -57,7 +57,7 @@ def hunt(case: Case, folder: Path, progress: Progress) -> Hunt:
     """Work in a copy below `folder`; what is there afterwards can be run by hand."""
     own = folder / case.name
     shutil.copytree(case.folder, own, ignore=shutil.ignore_patterns("healed", "__pycache__", "case.toml"), dirs_exist_ok=True)
-    run, out = own / "whynan-run", own / "out"
+    run, out = own / "whynan-runs" / case.name, own / "out"
     shutil.rmtree(run, ignore_errors=True)
     try:
         _before(case, own, out, progress)
@@ -117,7 +117,7 @@ def _heal(case: Case, own: Path, incident: Incident | None) -> tuple[Path, str]:
     if not text:
         shutil.copytree(case.folder / "healed", healed)
         return healed, "the change that is shipped with the case; the printed one could not be applied"
-    shutil.copytree(own, healed, ignore=shutil.ignore_patterns("whynan-run", "out", "__pycache__", "healed"))
+    shutil.copytree(own, healed, ignore=shutil.ignore_patterns("whynan-runs", "out", "__pycache__", "healed"))
     (healed / file_of(diff)).write_text(text, encoding="utf-8")
     return healed, "the printed change, applied"
 
