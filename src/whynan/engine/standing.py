@@ -159,8 +159,12 @@ class Standing:
 
 
 def _rate(optimizer: torch.optim.Optimizer) -> float | None:
+    """Return a learning rate that is not 0 where some group has one."""
+    first = optimizer.param_groups[0].get("lr")
+    if first != 0 and isinstance(first, float):
+        return first
     rates = [group.get("lr") for group in optimizer.param_groups]
-    return max((r for r in rates if isinstance(r, int | float)), default=None) if all(isinstance(r, int | float) for r in rates) else None
+    return max(rates) if all(isinstance(r, int | float) for r in rates) else None
 
 
 def _plain(tensor: torch.Tensor) -> bool:
