@@ -164,7 +164,7 @@ def _rate(optimizer: torch.optim.Optimizer) -> float | None:
     if first != 0 and isinstance(first, float):
         return first
     rates = [group.get("lr") for group in optimizer.param_groups]
-    return max(rates) if all(isinstance(r, int | float) for r in rates) else None
+    return max(map(float, rates)) if all(isinstance(r, int | float) for r in rates) else None
 
 
 def _plain(tensor: torch.Tensor) -> bool:
