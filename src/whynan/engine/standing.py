@@ -163,8 +163,8 @@ def _rate(optimizer: torch.optim.Optimizer) -> float | None:
     first = optimizer.param_groups[0].get("lr")
     if first != 0 and isinstance(first, float):
         return first
-    rates = [group.get("lr") for group in optimizer.param_groups]
-    return max(map(float, rates)) if all(isinstance(r, int | float) for r in rates) else None
+    rates = [rate for group in optimizer.param_groups if isinstance(rate := group.get("lr"), int | float)]
+    return max(rates) if len(rates) == len(optimizer.param_groups) else None
 
 
 def _plain(tensor: torch.Tensor) -> bool:
