@@ -22,7 +22,7 @@ from whynan.capsule.replay import Program, Run, call_entry
 from whynan.capsule.sites import Site, live_site
 from whynan.capsule.tape import Entry, Outside
 from whynan.causes import patterns
-from whynan.causes.widening import BRAIN, LARGEST, WIDE, converted, size_of
+from whynan.causes.widening import BRAIN, LARGEST, SHORT, WIDE, converted, size_of
 from whynan.records import number
 from whynan.tripwire.checks import total_norm
 from whynan.tripwire.values import damage_of
@@ -73,8 +73,8 @@ class Lab:
         self.program = program
         self.scale = _scale(history, scaler)
         self.targets = targets
-        self.healthy = healthy or {}
-        self.small = size_of(program) <= LARGEST
+        self.small, self.quick = size_of(program) <= LARGEST, size_of(program) <= SHORT
+        self.healthy = dict(list((healthy or {}).items())[: 2 if self.quick else 1])
         self.truth: dict[int, torch.Tensor] = {}  # by leaf: its gradient in float64
         self.wide: Outcome | None = None
         self._usual: dict[int, Outcome] = {}  # by healthy step: as it is
@@ -107,7 +107,9 @@ class Lab:
             losses = [float(t.detach().float().sum()) for t in run.losses]
             grads = [p.grad for p in program.leaves if p.grad is not None]
             norm = total_norm([g.detach().to_dense() if g.is_sparse else g for g in grads]) if grads else None
-            finite = all(map(math.isfinite, losses)) and not any(damage_of(t.detach()) for t in (self.targets(run) if failing else []) + grads)
+            seen = {id(g) for g in grads} if norm is not None and math.isfinite(float(norm)) else set()  # a finite norm has no bad part
+            suspects = [t for t in (self.targets(run) if failing else []) + grads if id(t) not in seen]
+            finite = all(map(math.isfinite, losses)) and not any(damage_of(t.detach()) for t in suspects)
             along = self._along(program) if failing and finite and self.truth else None
         scaled = program.entries[-1].kind == "backward" if program.entries else False  # else the scaler has divided already
         size = None if norm is None else float(norm) / (self.scale if scaled else 1.0)

@@ -129,7 +129,8 @@ def _remedies(scene: Scene, finding: Finding, expression: Expression | None, sit
 
 def _tempting(scene: Scene, finding: Finding, expression: Expression | None, site: Site | None) -> list[str]:
     """Try the changes that people reach for and that are wrong; say what is wrong with them, by this step."""
-    tried = [_try(scene, replace(finding, empty=False), fix, expression, site) for fix in finding.wrong]
+    wrong = finding.wrong if scene.lab is not None and scene.lab.quick else []
+    tried = [_try(scene, replace(finding, empty=False), fix, expression, site) for fix in wrong]
     words = {"failed": "does not help", "proven": "only hides it"}
     return [f"{words[remedy.result]}: {remedy.title}: {remedy.effect}" for remedy in tried if remedy.result in words]
 

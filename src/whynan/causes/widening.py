@@ -19,6 +19,7 @@ from whynan.capsule.replay import Program
 from whynan.capsule.tape import Outside
 
 LARGEST = 50_000_000  # parameters; above it one step in float64 takes longer than all other experiments together
+SHORT = 20_000_000  # above it a replay takes long enough to do without the experiments that only add to a proof
 Table = dict[torch.dtype, torch.dtype]
 WIDE: Table = dict.fromkeys((torch.float16, torch.bfloat16, torch.float32), torch.float64)
 BRAIN: Table = {torch.float16: torch.bfloat16}
