@@ -195,6 +195,8 @@ class Acting:
     def stands_still(self, still: Still, optimizer: torch.optim.Optimizer) -> None:
         """Nothing is learned any more: tell it; there is no step to skip."""
         session = self.session
+        if self._still_dead():
+            return  # the weights are damaged, and that was told
         on_tape = any(e.kind in _ENDS for e in session.recorder.tape)
         kept = None if on_tape else next(iter(session.earlier.before(session.step_count)), None)
         program = None if kept is None else Program(session.recorder, kept.entries, session.leaves())
