@@ -158,10 +158,24 @@ def die(number: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+class Summed(torch.optim.Optimizer):
+    """An optimizer whose ranks share the work of a step, as those for very large models do."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            dist.all_reduce(update := parameter.grad.clone())
+            parameter.add_(update, alpha=-self.param_groups[0]["lr"])
+
+
 def train(model: nn.Module) -> None:
     rate = asked.get("rate", 0.01)
     parameters = [*model.parameters(), outside] if asked.get("outside") else model.parameters()
-    optimizer: torch.optim.Optimizer = getattr(torch.optim, asked.get("optimizer", "AdamW"))(parameters, lr=rate)
+    kind = Summed if asked.get("optimizer") == "Summed" else getattr(torch.optim, asked.get("optimizer", "AdamW"))
+    optimizer: torch.optim.Optimizer = kind(parameters, lr=rate)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=3, enabled=bool(asked.get("scaler")))
     updates = [u for u in range(asked.get("updates", 8)) if u not in asked.get("leave", [])]
     for update in updates[: asked.get("rows", {}).get(str(rank))]:

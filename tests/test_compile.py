@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -305,3 +306,31 @@ def test_with_generated_code_too() -> None:
         made.append((metrics.generated_kernel_count, counters["stats"]["unique_graphs"]))
     assert made[0] == made[1]
     assert made[0][0] > 0
+
+
+def test_guards_of_two_threads_leave_in_any_order() -> None:
+    """The one that came first leaves first: the other one still watches, and nothing of ours stays behind."""
+    compiled = torch.compile(lambda a, *, k=2: a * k, backend="eager")
+    code, named, call = compiled.__code__, compiled.__kwdefaults__, torch.nn.Module.__call__
+    begun, end = threading.Event(), threading.Event()
+    found: list[str] = []
+
+    def other() -> None:
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with whynan.watch(model, optimizer, files=False) as guard:
+            begun.set()
+            end.wait(60)
+            torch.log(compiled(model(torch.ones(1, 1)), k=0)).sum().backward()
+            optimizer.step()
+        found.extend(i.cause.code for i in guard.incidents)
+
+    with whynan.watch(torch.nn.Linear(1, 1), files=False):
+        thread = threading.Thread(target=other)
+        thread.start()
+        begun.wait(60)
+    end.set()
+    thread.join(60)
+    assert found == ["WN101"]
+    assert compiled.__code__ is code and compiled.__kwdefaults__ is named
+    assert torch.nn.Module.__call__ is call

@@ -104,6 +104,34 @@ def test_a_state_that_is_not_finite_does_not_become_the_last(box: Sandbox) -> No
     assert "whynan: ModelCheckpoint: not saved at step 12: 2 tensors not finite: model.net.weight 4 nan" in done.err
 
 
+def test_a_rank_whose_watching_is_off_still_answers_the_others(box: Sandbox) -> None:
+    """An internal error is one rank's own: at the next checkpoint it makes the same collectives as before."""
+    source = CHECKPOINTS.format(package="lightning.pytorch", weights=False)
+    source = (
+        source.replace("pl.Trainer(", "trainer = pl.Trainer(").replace(
+            ".fit(Lit()",
+            """
+    asked, decide = [], trainer.strategy.reduce_boolean_decision
+    trainer.strategy.reduce_boolean_decision = lambda *a, **k: (asked.append(1), decide(*a, **k))[1]
+    trainer.fit(Lit()""",
+        )
+        + "\n    print('asked', len(asked))\n"
+    )
+    broken = source.replace(
+        "def training_step(self, batch, index):",
+        """def training_step(self, batch, index):
+            if self.current_epoch == 1 and index == 0:
+                from whynan.engine.guard import open_guard
+                open_guard()._internal_error(RuntimeError("for the test"))""",
+    )
+    healthy = box.watched(source, "--policy", "observe")
+    shutil.rmtree(box.folder / "kept")
+    alone = box.watched(broken, "--policy", "observe")
+    assert "internal error, watching is off" in alone.err
+    assert healthy.out.splitlines() == alone.out.splitlines(), alone.err
+    assert "asked " in healthy.out and "asked 0" not in healthy.out
+
+
 def test_what_a_healthy_run_keeps_is_the_same(box: Sandbox) -> None:
     source = CHECKPOINTS.format(package="lightning.pytorch", weights=True).replace("self.current_epoch == 2", "False")
     watched = box.watched(source)

@@ -213,6 +213,15 @@ def test_all_ranks_roll_back(box: Sandbox, model: str) -> None:
     assert done.said("END") == plain(box, 2, asked, [0, 1, 2, 3]).said("END")
 
 
+def test_an_optimizer_with_collectives_is_not_tried_on_one_rank_alone(box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("whynan.causes.lab.LARGEST", -1)  # the ranks are forked: the replay in float64 makes collectives of its own
+    asked = {"model": "ddp", "optimizer": "Summed", "updates": 4, "faults": {"2": (1, "grad")}}
+    done = job(box, 2, asked)
+    assert done.status == [0, 0], done.text
+    assert [(i["rank"], i["cause"]["code"]) for i in done.incidents] == [(1, "WN501")]
+    assert set(done.said("END").values()) == set(plain(box, 2, asked, leave=[2]).said("END").values())
+
+
 def test_a_spike_of_one_rank_is_skipped_by_all(box: Sandbox) -> None:
     """A spike policy that acts, acts on all ranks, also where one rank alone saw the spike."""
     asked = {"model": "ddp", "updates": 36, "rate": 1e-4, "faults": {"33": (1, "spike")}}

@@ -145,7 +145,7 @@ def test_wandb_gets_values_one_alert_and_the_report_and_keeps_its_steps(tmp_path
 def test_tensorboard_gets_values_the_diagnosis_and_the_report(box: Sandbox) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    run(box, TENSORBOARD)
+    assert box.watched(TRAIN.format(setup=TENSORBOARD, bad=(3, 5))).status == 0
     events = EventAccumulator(str(box.folder / "tb"))
     events.Reload()
     assert [(e.step, e.value) for e in events.Scalars("whynan/incident_step")] == [(3, 3.0), (5, 5.0)]
@@ -182,28 +182,20 @@ def test_trackio_gets_values_and_one_alert_and_counts_on(box: Sandbox) -> None:
 
 
 def test_a_tracker_of_accelerate_is_told_by_its_log(box: Sandbox) -> None:
-    rows = eval(run(box, ACCELERATE).out)  # printed by the program above
+    rows = eval(box.watched(TRAIN.format(setup=ACCELERATE, bad=(3, 5))).out)  # printed by the program above
     assert [step for step, keys in rows if keys == ["loss"]] == list(range(8))
     assert sum("whynan/code" in keys for _, keys in rows) == 2
 
 
 def test_a_tracker_that_fails_is_said_once_and_harms_nothing(box: Sandbox) -> None:
-    done = box.whynan(
-        str(
-            box.write(
-                TRAIN.format(
-                    setup="""
+    setup = """
 import types
 def refuse(*a, **k):
     raise ConnectionError("no route")
 sys.modules["wandb"] = types.SimpleNamespace(run=types.SimpleNamespace(define_metric=refuse, log=refuse))
 log, end = lambda loss, i: None, lambda: print("ended")
-""",
-                    bad=(3, 5),
-                )
-            )
-        )
-    )
+"""
+    done = box.watched(TRAIN.format(setup=setup, bad=(3, 5)))
     assert done.out == "ended\n"
     assert done.status == 0
     assert done.err.count("whynan: wandb could not be told: ConnectionError: no route") == 1
@@ -239,7 +231,7 @@ def end():
 """
     import random
 
-    done = box.whynan(str(box.write(TRAIN.format(setup=setup, bad=(3,)))))
+    done = box.watched(TRAIN.format(setup=setup, bad=(3,)))
     assert float(done.out) == random.Random(7).random()
     assert os.path.exists(done.run_dir / "report.md")
     assert "wandb" not in sys.modules

@@ -13,6 +13,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import Any, Protocol
 
@@ -34,12 +35,24 @@ class Steps(Protocol):
     def step(self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> Any: ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Door:
+    """What a compiled function was, and who stands at its door: guards of several threads, closed in any order."""
+
+    code: CodeType
+    named: Any
+    holders: list[Steps]
+
+
+_DOORS: weakref.WeakKeyDictionary[FunctionType, _Door] = weakref.WeakKeyDictionary()
+
+
 class CompiledFunctions:
     """The compiled functions that have a door of ours."""
 
     def __init__(self, doors: Steps) -> None:
         self._doors = doors
-        self._held: weakref.WeakKeyDictionary[FunctionType, tuple[CodeType, Any]] = weakref.WeakKeyDictionary()
+        self._held: weakref.WeakSet[FunctionType] = weakref.WeakSet()
 
     def find(self) -> None:
         """Put a door on the functions that were compiled before watching began.
@@ -52,23 +65,34 @@ class CompiledFunctions:
                     self.add(item)
 
     def add(self, function: Any) -> None:
-        """Put a door on one function."""
+        """Put a door on one function, or stand at the one that is there."""
         if type(function) is not FunctionType or not is_compiled_function(function) or function in self._held:
             return
-        code, named = function.__code__, function.__kwdefaults__
-        plain = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
-        plain.__kwdefaults__ = named
-        plain.__dict__.update(function.__dict__)
-        self._held[function] = (code, named)
-        function.__kwdefaults__ = {"_whynan": functools.partial(_enter, self._doors, plain)}
-        function.__code__ = _door_code(code)
+        if function not in _DOORS:
+            _DOORS[function] = _hang(function)
+        _DOORS[function].holders.append(self._doors)
+        self._held.add(function)
 
     def remove(self) -> None:
-        """Put the code of every function back."""
-        for function, (code, named) in list(self._held.items()):
-            function.__code__ = code
-            function.__kwdefaults__ = named
+        """Leave the doors; the last one who leaves puts the code of the function back."""
+        for function in list(self._held):
+            door = _DOORS[function]
+            door.holders.remove(self._doors)
+            if not door.holders:
+                function.__code__ = door.code
+                function.__kwdefaults__ = door.named
+                del _DOORS[function]
         self._held.clear()
+
+
+def _hang(function: FunctionType) -> _Door:
+    door = _Door(function.__code__, function.__kwdefaults__, [])
+    plain = FunctionType(door.code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+    plain.__kwdefaults__ = door.named
+    plain.__dict__.update(function.__dict__)
+    function.__kwdefaults__ = {"_whynan": functools.partial(_enter, door.holders, plain)}
+    function.__code__ = _door_code(door.code)
+    return door
 
 
 def is_compiled_function(item: FunctionType) -> bool:
@@ -77,10 +101,11 @@ def is_compiled_function(item: FunctionType) -> bool:
     return _ORIGINAL in held and not held.get("_torchdynamo_disable") and is_torch(item.__code__)
 
 
-def _enter(doors: Steps, plain: FunctionType, *args: Any, **kwargs: Any) -> Any:
-    recorder = doors.recorder
-    if is_compiling() or not recorder.here:
+def _enter(holders: list[Steps], plain: FunctionType, *args: Any, **kwargs: Any) -> Any:
+    doors = None if is_compiling() else next((holder for holder in holders if holder.recorder.here), None)
+    if doors is None:
         return plain(*args, **kwargs)
+    recorder = doors.recorder
     optimizer = stepped_by(plain.__dict__[_ORIGINAL])
     if optimizer is None:
         return recorder.opaque("call", plain, plain, args, kwargs)

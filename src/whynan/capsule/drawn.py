@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from whynan.capsule.tape import memory_of, tensors_of
 from whynan.records import number
 
-KEPT = 256  # batches remembered: more than the micro-batches of a step
-_MOST = 4096  # samples of a batch whose own fields are kept
+KEPT = 64  # batches remembered: more than the micro-batches of most steps
+_MOST = 4096  # values of a batch that are kept
 _SHOWN = 40  # characters of a text
 
 
@@ -26,7 +27,7 @@ class Drawn:
     batch: int  # its number in this pass over the data, from 0
     indices: tuple[int, ...]  # of its samples; empty where the data set has no order
     fields: tuple[tuple[str, Any], ...]
-    memory: frozenset[int]
+    memory: tuple[Any, ...]  # weak references: they keep the numbers of freed memory from reuse, and nothing else
 
     def sample(self, row: int) -> str:
         """Say which sample a row is: its number in the data set, and its own small values."""
@@ -40,28 +41,41 @@ class Draws:
 
     def __init__(self) -> None:
         self._last: deque[Drawn] = deque(maxlen=KEPT)
-        self._asked: weakref.WeakKeyDictionary[Any, deque[Any]] = weakref.WeakKeyDictionary()  # iterator: indices asked for, in order
-        self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._asked: weakref.WeakKeyDictionary[Any, dict[int, Any]] = weakref.WeakKeyDictionary()  # iterator: indices by the number of the task
 
     def asked(self, iterator: Any, indices: Any) -> None:
-        """A loader's iterator asks its data set for these samples; workers answer in this order."""
-        self._asked.setdefault(iterator, deque(maxlen=KEPT)).append(indices)
+        """A loader's iterator asks its data set for these samples."""
+        tasks = self._asked.setdefault(iterator, {})
+        tasks[getattr(iterator, "_send_idx", iterator._num_yielded)] = indices
+        if len(tasks) > KEPT:  # a batch that could not be made is never handed out
+            del tasks[next(iter(tasks))]
 
-    def handed_out(self, iterator: Any, batch: Any) -> None:
+    def answered(self, iterator: Any) -> Any:
+        """Return the indices of the batch that leaves its loader now; None where they are not known."""
+        task = getattr(iterator, "_rcvd_idx", iterator._num_yielded) - 1
+        indices = self._asked.get(iterator, {}).pop(task, None)
+        return indices if getattr(iterator, "_in_order", True) else None
+
+    def handed_out(self, iterator: Any, indices: Any, batch: Any) -> None:
         """A batch leaves its loader.
 
-        Cost: a few microseconds per tensor of the batch; no value is read.
+        Cost: a few microseconds per tensor of the batch, and a copy of the small ones.
         """
-        asked = self._asked.get(iterator)
-        count = self._numbers[iterator] = self._numbers.get(iterator, -1) + 1
-        indices = _numbers(asked.popleft()) if asked else ()
         name = type(getattr(iterator, "_dataset", None)).__name__
-        self._last.append(Drawn(name, count, indices, tuple(_fields(batch)), frozenset(memory_of(t) for t in tensors_of(batch))))
+        memory = tuple(ref for tensor in tensors_of(batch) if (ref := _reference(tensor)) is not None)
+        self._last.append(Drawn(name, iterator._num_yielded - 1, _numbers(indices), tuple(_fields(batch)), memory))
 
     def behind(self, tensors: Iterable[torch.Tensor]) -> Drawn | None:
         """Return the newest batch that these tensors came from."""
         places = {memory_of(t) for t in tensors}
-        return next((drawn for drawn in reversed(self._last) if drawn.memory & places), None)
+        return next((drawn for drawn in reversed(self._last) if any(ref.cdata in places for ref in drawn.memory)), None)
+
+
+def _reference(tensor: torch.Tensor) -> Any:
+    try:
+        return StorageWeakRef(tensor.untyped_storage())
+    except (RuntimeError, NotImplementedError):  # it has no memory of its own
+        return None
 
 
 def _numbers(indices: Any) -> tuple[int, ...]:
@@ -70,14 +84,23 @@ def _numbers(indices: Any) -> tuple[int, ...]:
 
 
 def _fields(batch: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what has one plain value per sample: labels, lengths, texts, file names."""
+    """Yield what has one plain value per sample: labels, lengths, texts, file names; copies, so that a batch can be freed."""
     items = batch.items() if isinstance(batch, dict) else enumerate(batch) if isinstance(batch, tuple | list) else ()
+    room = _MOST
     for name, column in items:
         title = name if isinstance(name, str) else f"field {name}"
-        if isinstance(column, torch.Tensor) and column.dim() == 1 and column.numel() <= _MOST:
-            yield title, column
-        elif isinstance(column, list | tuple) and column and len(column) <= _MOST and all(isinstance(v, str | int | float) for v in column):
-            yield title, tuple(column)
+        kept = _kept(column, room)
+        if kept is not None:
+            room -= len(kept)
+            yield title, kept
+
+
+def _kept(column: Any, room: int) -> Any:
+    if type(column) is torch.Tensor:
+        small = column.is_cpu and column.layout is torch.strided and column.dim() == 1 and column.numel() <= room
+        return column.detach().clone() if small else None
+    plain = isinstance(column, list | tuple) and 0 < len(column) <= room and all(isinstance(v, str | int | float) for v in column)
+    return tuple(v[: _SHOWN + 1] if isinstance(v, str) else v for v in column) if plain else None
 
 
 def _shown(value: Any) -> str:

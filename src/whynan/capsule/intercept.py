@@ -7,7 +7,9 @@ Every door is one attribute of torch replaced by a wrapper and put back on leavi
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -48,12 +50,24 @@ class Doors(Protocol):
     def follow(self, call: Callable[..., Any], follower: Any, args: Any, kwargs: dict[str, Any]) -> Any: ...
 
 
+@dataclass(slots=True, eq=False)
+class _Door:
+    """One replaced attribute."""
+
+    owner: Any
+    name: str
+    original: Any
+    wrapper: Any
+    lasting: bool  # stands until the guard is closed, also when watching is off
+
+
 class Interception:
     """The set of replaced attributes; `remove` leaves torch exactly as it was."""
 
     def __init__(self, doors: Doors) -> None:
         self.doors = doors
-        self._undo: list[tuple[Any, str, Any]] = []
+        self._undo: list[_Door] = []
+        _made.add(self)
         self._rehook: list[tuple[Any, int, Any]] = []
         self._compiled = CompiledFunctions(doors)
 
@@ -71,24 +85,21 @@ class Interception:
         watch_collectives(self)
         self._hooks(recorder)
 
-    def remove(self) -> None:
-        """Put every original back, last first."""
+    def remove(self, lasting: bool = True) -> None:
+        """Put every original back, last first; those that must stand for the other ranks' sake only if told to."""
         for hooks, key, hook in self._rehook:
             if key in hooks:
                 hooks[key] = hook
         self._rehook.clear()
         self._compiled.remove()
-        while self._undo:
-            owner, name, original = self._undo.pop()
-            if original is _MISSING:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, original)
+        doors, self._undo = self._undo, [door for door in self._undo if door.lasting and not lasting]
+        for door in reversed([door for door in doors if door not in self._undo]):
+            _take_down(door)
 
-    def replace(self, owner: Any, name: str, wrapper: Any) -> None:
+    def replace(self, owner: Any, name: str, wrapper: Any, lasting: bool = False) -> None:
         """Put a wrapper in place of an attribute, remembering what stood there."""
         held = owner.__dict__ if hasattr(owner, "__dict__") else {}
-        self._undo.append((owner, name, held.get(name, _MISSING)))
+        self._undo.append(_Door(owner, name, held.get(name, _MISSING), wrapper, lasting))
         skip_frame(wrapper)
         setattr(owner, name, wrapper)
 
@@ -381,3 +392,28 @@ skip_frame(WatchedHook.__call__)
 
 def _same(hook: Callable[..., Any]) -> Callable[..., Any]:
     return hook
+
+
+_made: weakref.WeakSet[Interception] = weakref.WeakSet()
+
+
+def _take_down(door: _Door) -> None:
+    """Put an original back; where another thread's guard stands on top, it is the one that will."""
+    for other in list(_made):
+        for above in other._undo:
+            if above.original is door.wrapper and above.owner is door.owner and above.name == door.name:
+                above.original = door.original
+                return
+    if door.original is _MISSING:
+        delattr(door.owner, door.name)
+    else:
+        setattr(door.owner, door.name, door.original)
+
+
+def unwatched_step(optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
+    """Return the `step` of an optimizer's class without any door of ours."""
+    step: Any = type(optimizer).step
+    while hasattr(step, "_whynan"):
+        step = step.__wrapped__
+    found: Callable[..., Any] = step
+    return found

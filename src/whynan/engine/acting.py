@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from whynan.capsule.alone import is_sharded
+from whynan.capsule.intercept import unwatched_step
 from whynan.capsule.raised import entry_behind
 from whynan.capsule.replay import Program
 from whynan.capsule.sites import take_site
@@ -274,7 +275,7 @@ class Acting:
         session = self.session
         after = Snapshot(optimizer)
         before.restore()
-        entry = session.recorder.note("optimizer", functools.partial(_unwatched_step(optimizer), optimizer))
+        entry = session.recorder.note("optimizer", functools.partial(unwatched_step(optimizer), optimizer))
         session.function, outer = entry, session.function
         try:
             taken = self.act(optimizer)
@@ -341,13 +342,6 @@ class Acting:
             norm = float(norm) if norm.is_cpu else None
         lr = optimizer.param_groups[0].get("lr") if optimizer is not None else None
         session.journal.metrics(session.step_count, window.loss, norm, lr if lr is None else float(lr), window.scale)
-
-
-def _unwatched_step(optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
-    step = type(optimizer).step
-    while hasattr(step, "_whynan"):
-        step = step.__wrapped__  # type: ignore[attr-defined]
-    return step
 
 
 def _on_gradient(tape: Tape, entry: Entry) -> bool:

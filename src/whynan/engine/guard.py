@@ -213,7 +213,7 @@ class Guard:
         """Log once, switch the watching off, let the training go on."""
         self.journal.internal_error(error)
         self.recorder.stop()
-        self.interception.remove()
+        self.interception.remove(lasting=False)
 
     # -- doors: state -------------------------------------------------------------------------------------------
 

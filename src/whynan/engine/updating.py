@@ -3,31 +3,45 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from whynan.capsule.intercept import unwatched_step
 from whynan.capsule.state import put_rng, take_rng
-from whynan.records import Experiment, Incident, count
+from whynan.records import Experiment, Incident, count, number
+from whynan.recovery.ranks import several
 from whynan.tripwire.values import damage_of
 
 MOST = 256 << 20  # bytes of weights that are copied for it
+_NOT_COPIED = ("step", "found_inf", "grad_scale")  # a scheduler's wrapper; with a scaler's word a fused step would do nothing
+
+
+@dataclass(frozen=True, slots=True)
+class _Update:
+    """What an update did."""
+
+    bad: int  # weights that are not finite after it
+    total: int
+    hit: int  # weights with a bad gradient
+    moved: float  # the furthest that one of these went
 
 
 def with_update(incident: Incident, optimizer: Any) -> Incident:
     """Add to an incident what this optimizer makes of the step's gradients: most die, one that takes signs does not."""
-    if not _fit(optimizer):
-        return incident
     try:
-        bad, total = _tried(optimizer)
+        found = _tried(optimizer) if _fit(optimizer) else None
     except Exception:  # an optimizer that cannot be copied keeps its secret
+        found = None
+    if found is None:
         return incident
     name = type(optimizer).__name__
-    if bad:
-        answer = f"{name} would make {count(bad)} of {count(total)} weights non-finite"
+    if found.bad:
+        answer = f"{name} would make {count(found.bad)} of {count(found.total)} weights non-finite"
         return replace(incident, experiments=(*incident.experiments, Experiment("the update with these gradients", answer)))
-    answer = f"{name} would leave all {count(total)} weights finite, by accident: the bad gradients count as 0 there"
+    moved = f"move by up to {number(found.moved)}" if found.moved else "do not move"
+    answer = f"{name} would leave all {count(found.total)} weights finite, by accident: the {count(found.hit)} with a bad gradient {moved}"
     cause = replace(incident.cause, evidence=(*incident.cause.evidence, answer))
     return replace(incident, cause=cause, experiments=(*incident.experiments, Experiment("the update with these gradients", answer)))
 
@@ -36,9 +50,11 @@ def _fit(optimizer: Any) -> bool:
     """Whether there are bad gradients, and a copy is small and has no side effects."""
     if not isinstance(optimizer, torch.optim.Optimizer) or type(optimizer).__module__.startswith("torch.distributed"):
         return False
-    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+    if several():  # a step may hold collectives, and the other ranks do not make this one
         return False
-    if any(isinstance(value, torch.nn.Module) for value in vars(optimizer).values()):
+    if any(getattr(optimizer, name, None) for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")):
+        return False
+    if any(isinstance(value, torch.nn.Module | torch.optim.Optimizer) for value in vars(optimizer).values()):
         return False
     weights = _weights(optimizer)
     plain = all(type(p) in (torch.nn.Parameter, torch.Tensor) for p in weights)
@@ -56,20 +72,24 @@ def _copied(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         fresh = memo[id(weight)] = weight.detach().clone().requires_grad_(weight.requires_grad)
         fresh.grad = None if weight.grad is None else weight.grad.detach().clone()
     trial: torch.optim.Optimizer = object.__new__(type(optimizer))
-    vars(trial).update(copy.deepcopy({k: v for k, v in vars(optimizer).items() if k != "step"}, memo))
+    vars(trial).update(copy.deepcopy({k: v for k, v in vars(optimizer).items() if k not in _NOT_COPIED}, memo))
     return trial
 
 
-def _tried(optimizer: torch.optim.Optimizer) -> tuple[int, int]:
-    """Step a copy; return how many of its weights are not finite then, and how many there are."""
+def _tried(optimizer: torch.optim.Optimizer) -> _Update:
+    """Step a copy, and compare its weights with those it had."""
     trial = _copied(optimizer)
-    step: Any = type(trial).step
-    while hasattr(step, "_whynan"):
-        step = step.__wrapped__
+    hit = [~torch.isfinite(p.grad.to_dense()) if p.grad is not None else torch.zeros_like(p, dtype=torch.bool) for p in _weights(trial)]
     rng = take_rng(everything=True)
     try:
-        step(trial)
+        unwatched_step(trial)(trial)
     finally:
         put_rng(rng)
-    weights = _weights(trial)
-    return sum(int((~torch.isfinite(w.detach())).sum()) for w in weights), sum(w.numel() for w in weights)
+    pairs = [(new.detach(), old.detach()) for new, old in zip(_weights(trial), _weights(optimizer), strict=True)]
+    moves = [(new - old)[mask].abs().max() for (new, old), mask in zip(pairs, hit, strict=True) if mask.any()]
+    return _Update(
+        sum(int((~torch.isfinite(new)).sum()) for new, _ in pairs),
+        sum(new.numel() for new, _ in pairs),
+        sum(int(mask.sum()) for mask in hit),
+        max(map(float, moves), default=0.0),
+    )

@@ -49,8 +49,8 @@ def _watch_checkpoints(guard: Guard, cls: Any) -> None:
     gate = _Gate(guard)
     for name in _SAVES:
         if hasattr(cls, name):
-            guard.interception.replace(cls, name, gate.around(getattr(cls, name)))
-    guard.interception.replace(cls, "check_monitor_top_k", _rank_if_finite(guard, cls.check_monitor_top_k))
+            guard.interception.replace(cls, name, gate.around(getattr(cls, name)), lasting=True)
+    guard.interception.replace(cls, "check_monitor_top_k", _rank_if_finite(guard, cls.check_monitor_top_k), lasting=True)
 
 
 class _Gate:
@@ -76,8 +76,9 @@ class _Gate:
         return checked
 
     def opens(self, owner: Any, trainer: Any) -> bool:
-        """Say whether the state may be saved: on all ranks, or on none."""
-        reason = self.guard.session.guarded(lambda: self.guard.recorder.suspended(_damage, trainer))
+        """Say whether the state may be saved: on all ranks, or on none. Ranks whose watching is off are still asked, and agree."""
+        running = self.guard.recorder.running
+        reason = self.guard.session.guarded(lambda: self.guard.recorder.suspended(_damage, trainer)) if running else ""
         if trainer.strategy.reduce_boolean_decision(not reason):
             return True
         last = owner._last_checkpoint_saved or owner.best_model_path or "none"

@@ -1,0 +1,102 @@
+"""What an optimizer would have made of bad gradients: measured on a copy, and never a reason to stop watching."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import whynan
+from whynan.records import Incident
+
+
+class SignSGD(torch.optim.Optimizer):
+    """Steps of one size; how the sign of a bad value is taken makes the difference."""
+
+    def __init__(self, params: Any, sign: Callable[[torch.Tensor], torch.Tensor] = torch.sign) -> None:
+        super().__init__(params, {"lr": 0.25})
+        self.sign = sign
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for p in self.param_groups[0]["params"]:
+            p.add_(self.sign(p.grad), alpha=-0.25)
+
+
+class Wrapper(torch.optim.Optimizer):
+    """One that forgets `super().__init__()`, as several published wrappers do."""
+
+    def __init__(self, base: torch.optim.Optimizer) -> None:
+        self.base, self.param_groups, self.state, self.defaults = base, base.param_groups, base.state, base.defaults
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.base.zero_grad(set_to_none)
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.base.step()
+
+
+class Bare(torch.optim.Optimizer):
+    """The same with an update of its own."""
+
+    def __init__(self, params: Any) -> None:
+        self.param_groups, self.state, self.defaults = [{"params": list(params), "lr": 0.1}], {}, {}  # type: ignore[assignment]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for p in self.param_groups[0]["params"]:
+            p.grad = None
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for p in self.param_groups[0]["params"]:
+            p.sub_(p.grad, alpha=0.1)
+
+
+def losses(model: torch.nn.Module, bad: float) -> Iterator[torch.Tensor]:
+    """Yield four losses; the gradient of the third is `bad` everywhere."""
+    for step in range(4):
+        out = model(torch.ones(8, 4)).mean()
+        yield out * bad if step == 2 else out.square()
+
+
+def train(make: Callable[[Any], torch.optim.Optimizer], bad: float, scaler: Any = None) -> tuple[Incident, torch.nn.Module]:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    optimizer = make(model.parameters())
+    with whynan.watch(model, optimizer, files=False) as guard:
+        for loss in losses(model, bad):
+            optimizer.zero_grad()
+            (scaler.scale(loss) if scaler else loss).backward()
+            scaler.step(optimizer) if scaler else optimizer.step()
+            scaler.update() if scaler else None
+    (incident,) = guard.incidents
+    return incident, model
+
+
+def update(incident: Incident) -> str:
+    return next((e.answer for e in incident.experiments if e.question == "the update with these gradients"), "")
+
+
+def test_a_fused_optimizer_under_a_scaler_is_tried_without_the_scaler_s_word() -> None:
+    incident, _ = train(lambda p: torch.optim.AdamW(p, lr=0.01, fused=True), float("nan"), torch.amp.GradScaler("cpu", init_scale=2.0))
+    assert update(incident) == "AdamW would make 5 of 5 weights non-finite"
+
+
+@pytest.mark.parametrize("make", [lambda p: Wrapper(torch.optim.SGD(p, lr=0.01)), Bare], ids=["around another", "by itself"])
+def test_an_optimizer_without_its_base_s_fields_is_watched_all_the_same(make: Callable[[Any], torch.optim.Optimizer], capsys: Any) -> None:
+    _, model = train(make, float("nan"))
+    assert all(p.isfinite().all() for p in model.parameters())
+    assert "internal error" not in capsys.readouterr().err
+
+
+def unsigned(grad: torch.Tensor) -> torch.Tensor:
+    return torch.sign(torch.nan_to_num(grad, nan=0.0))
+
+
+@pytest.mark.parametrize(("bad", "told"), [("nan", "do not move"), ("inf", "move by up to 0.25")])
+def test_how_far_weights_with_a_bad_gradient_move_is_measured(bad: str, told: str) -> None:
+    incident, _ = train(lambda p: SignSGD(p, unsigned), float(bad))
+    assert update(incident) == f"SignSGD would leave all 5 weights finite, by accident: the 5 with a bad gradient {told}"
+    assert update(incident) in incident.cause.evidence
