@@ -22,7 +22,7 @@ from whynan.capsule.replay import Program, Run, call_entry
 from whynan.capsule.sites import Site, live_site
 from whynan.capsule.tape import Entry, Outside
 from whynan.causes import patterns
-from whynan.causes.widening import BRAIN, LARGEST, WIDE, converted, size_of
+from whynan.causes.widening import BRAIN, LARGEST, WIDE, converted, is_hooked, size_of
 from whynan.records import number
 from whynan.tripwire.checks import total_norm
 from whynan.tripwire.values import damage_of
@@ -74,7 +74,8 @@ class Lab:
         self.scale = _scale(history, scaler)
         self.targets = targets
         self.healthy = healthy or {}
-        self.small = size_of(program) <= LARGEST
+        self.hooked = is_hooked(program)
+        self.small = size_of(program) <= LARGEST and not self.hooked
         self.truth: dict[int, torch.Tensor] = {}  # by leaf: its gradient in float64
         self.wide: Outcome | None = None
         self._usual: dict[int, Outcome] = {}  # by healthy step: as it is
@@ -158,8 +159,10 @@ class Lab:
     # -- judgement ----------------------------------------------------------------------------------------------
 
     def in_bfloat16(self, program: Program | None = None) -> Outcome:
-        """Replay the step with bfloat16 in the place of float16."""
+        """Replay the step with bfloat16 in the place of float16. Raises where that cannot be done without a trace."""
         program = program or self.program
+        if self.hooked:
+            raise RuntimeError("hooks where gradients are added up would be lost")
         outcome = self.run(around=converted(program, BRAIN), program=program)
         self.hit = 1
         return outcome

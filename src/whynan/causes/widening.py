@@ -7,10 +7,12 @@ float16 it shows whether the range was the trouble.
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
 from whynan.capsule.recorder import Sort, sort_of
@@ -114,3 +116,15 @@ def _autocast_to(table: Table) -> Iterator[None]:
 def size_of(program: Program) -> int:
     """Count the numbers that gradients end in."""
     return sum(leaf.numel() for leaf in program.leaves)
+
+
+def is_hooked(program: Program) -> bool:
+    """Whether somebody has hooks where the gradients of weights are added up, as DDP has: a weight of another type would lose them for good.
+
+    Cost: one walk through all objects of Python, some ten milliseconds.
+    """
+    modules = (m for root in program.roots for m in root.modules())
+    if any(isinstance(m, torch.nn.parallel.DistributedDataParallel) for m in modules):
+        return True
+    nodes = [get_gradient_edge(leaf).node for leaf in program.leaves if leaf.requires_grad and leaf.is_leaf]
+    return any(holder is not nodes for holder in gc.get_referrers(*nodes))  # whoever put a hook there must keep the node
