@@ -68,7 +68,7 @@ def index_of_codes() -> str:
     head = (
         "# All codes\n\nEach has a page, made from the rule that finds it and from programs that the tests run. `whynan explain CODE` prints the text of it; "
     )
-    head += "so does `whynan explain` with an error message.\n"
+    head += "so does `whynan explain` with an error message. WN609 was added last: it has the next free number of family 6.\n"
     parts = [head]
     for prefix, family in FAMILIES.items():
         rows = [f"| [{c}]({c}.md) | {e.slug} | {e.title} | {_seen_by(c)} |" for c, e in known().items() if c.startswith(prefix)]

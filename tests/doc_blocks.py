@@ -11,7 +11,7 @@ How a block is understood, by its language and by the HTML comments right before
     ```text diff       anywhere else: shown only, for drawings and changes of code. A block without a language must be one of the above
 
     <!-- file: NAME -->          the block is that file
-    <!-- copy: SOURCE NAME -->   a file of the repository is put into the folder
+    <!-- copy: SOURCE NAME -->   a file of the repository, or all files of a folder of it, is put into the folder
     <!-- files: PAGE -->         the files of another page are put into the folder
     <!-- not run: REASON -->     the block is not run; every such reason is printed by the tests
     <!-- shown in: PAGE -->      the block's lines stand, in this order, in that page, which runs them
@@ -37,6 +37,7 @@ from markdown_it import MarkdownIt
 ROOT = Path(__file__).resolve().parent.parent
 COMMANDS = ("whynan", "python", "torchrun", "pip", "make", "git", "pytest", "pre-commit", "cp", "mkdir", "cd", "ls", "head", "accelerate")
 SHOWN = ("text", "diff")
+SOURCES = (".py", ".yaml", ".toml")
 DATA = ("toml", "json", "yaml")
 NOTES = ("file:", "copy:", "files:", "not run:", "shown in:", "part", "exit:", "python", "sh")
 RUN_DIR = re.compile(r"whynan-runs/\d{4}-\d{4,6}(-\d+)?")
@@ -76,8 +77,7 @@ class _Reader:
             self.before = Step(name, rest.strip("\n ") + "\n", line)
             self.steps.append(self.before)
         elif name == "copy:":
-            source, target = rest.split()
-            self.steps.append(Step("file", (ROOT / source).read_text(encoding="utf-8"), line, target))
+            self.steps += _copied(*rest.split(), line)
         elif name == "files:":
             self.steps += [s for s in steps_of(ROOT / rest.strip()) if s.kind == "file" and (setattr(s, "output", None) is None)]
         else:
@@ -114,6 +114,13 @@ class _Reader:
         if language in SHOWN:
             return None
         raise PageError(f"{self.page.name}:{line}: nothing runs this block; see tests/doc_blocks.py for how to mark it")
+
+
+def _copied(source: str, target: str, line: int) -> list[Step]:
+    """Files of the repository, put where the page wants them; a file that is no source of it (a run, a cache) is left out."""
+    place = ROOT / source
+    names = {place: target} if place.is_file() else {p: f"{target}/{p.relative_to(place)}" for p in sorted(place.rglob("*")) if p.suffix in SOURCES}
+    return [Step("file", path.read_text(encoding="utf-8"), line, name) for path, name in names.items()]
 
 
 def _is_commands(text: str) -> bool:

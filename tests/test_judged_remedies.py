@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -181,3 +185,46 @@ def test_two_losses_that_are_looked_at_are_one_step() -> None:
             (one + two).backward()
             optimizer.step()
     assert [(i.step, i.action.taken) for i in guard.incidents] == [(3, "skipped")]
+
+
+def test_hooks_where_gradients_are_added_up_survive_a_diagnosis(tmp_path: Path) -> None:
+    """DDP's and a program's own: a weight that is given another type for a moment would lose them, and the ranks would part."""
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        model = nn.parallel.DistributedDataParallel(nn.Linear(4, 3))
+        averaged = counted_steps(model, lambda count: model.register_comm_hook(None, counting(count)))
+    finally:
+        torch.distributed.destroy_process_group()
+    plain = nn.Linear(4, 3)
+    held = [plain.weight.expand_as(plain.weight).grad_fn.next_functions[0][0]]  # type: ignore[union-attr]
+    own = counted_steps(plain, lambda count: held[0].register_hook(lambda *_: count.append(1)))
+    assert averaged >= 12 and own >= 12
+
+
+def counting(count: list[int]) -> Callable[..., object]:
+    """A communication hook that counts."""
+
+    def hook(_state: object, bucket: Any) -> object:
+        count.append(1)
+        future: Any = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    hook.__annotations__ = {}  # DDP compares them with types, and here they are text
+    return hook
+
+
+def counted_steps(model: nn.Module, hook: Callable[[list[int]], object]) -> int:
+    """Train 13 steps, one of them bad early on; return how often the hook was called."""
+    count: list[int] = []
+    hook(count)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with whynan.watch(model, optimizer, files=False) as guard:
+        for step in range(13):
+            optimizer.zero_grad()
+            p = torch.softmax(model(torch.randn(8, 4)) * (1500 if step == 3 else 1), -1)
+            (-torch.log(p[:, 0])).mean().backward()
+            optimizer.step()
+    assert guard.incidents[0].cause.code == "WN101"
+    return len(count)

@@ -137,6 +137,16 @@ def test_pyproject_is_read(folder: Path, capsys: pytest.CaptureFixture[str], tab
     assert lint(capsys, ".")[0] == status
 
 
+def test_source_in_capsules_is_not_read(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run directory holds copies of the source; the findings are told once."""
+    capsule = folder / "whynan-runs" / "1115-140213" / "capsules" / "step-000001" / "source"
+    capsule.mkdir(parents=True)
+    (capsule / "a.py").write_text(BAD)
+    assert lint(capsys, ".")[0] == 0
+    (folder / "a.py").write_text(BAD)
+    assert lint(capsys, ".")[1].count("[WN101]") == 1
+
+
 @pytest.mark.parametrize(
     "argv",
     [[], ["missing.py"], ["a.py", "--select", "XX9"], ["a.py", "--format", "yaml"], ["a.py", "--min-confidence", "some"]],

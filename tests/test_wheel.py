@@ -98,9 +98,31 @@ def test_wheel_holds_the_package_and_its_data_only(wheel: Path) -> None:
     """Every file of src/whynan is in it, and nothing of the tests, docs or benchmarks; the licence is."""
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    ours = {p.relative_to(ROOT / "src").as_posix() for p in (ROOT / "src" / "whynan").rglob("*") if p.is_file() and "__pycache__" not in p.parts}
-    assert {n for n in names if not n.split("/")[0].endswith(".dist-info")} == ours
+    ours = {p.relative_to(ROOT / "src").as_posix() for p in files_below(ROOT / "src" / "whynan")}
+    book = ROOT / "examples" / "casebook"
+    programs = {f"whynan/casebook/programs/{p.relative_to(book).as_posix()}" for p in files_below(book) if p.suffix in (".py", ".toml", ".yaml")}
+    assert {n for n in names if not n.split("/")[0].endswith(".dist-info")} == ours | programs
     assert any(n.endswith("licenses/LICENSE") for n in names)
+
+
+def files_below(folder: Path) -> list[Path]:
+    """The files that git knows or would take: no caches and nothing that a run left."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z", str(folder)]
+    listed = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    if listed.returncode:  # no repository: an unpacked source
+        return [p for p in folder.rglob("*") if p.is_file() and "__pycache__" not in p.parts]
+    return [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
+
+
+def test_wheel_holds_the_programs_of_the_demo_and_what_the_report_is_made_of(wheel: Path) -> None:
+    """Five cases with their healed programs, and the template, style and scripts of the page with the licence of the one that is not ours."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    for case in ("transcoder", "token_image", "joint_diffusion", "clustering_heads", "hyper_connections"):
+        assert {f"whynan/casebook/programs/{case}/{file}" for file in ("case.toml", "train.py", "healed/train.py")} <= names
+    page = {Path(n).suffix for n in names if n.startswith("whynan/report/page/")}
+    assert {".j2", ".css", ".js"} <= page
+    assert any(n.startswith("whynan/report/page/") and "licen" in n.lower() for n in names)
 
 
 def test_neither_torch_nor_numpy_is_there(installed: Run, tmp_path: Path) -> None:
@@ -139,7 +161,20 @@ def test_check_of_a_torch_file_works_without_torch(installed: Run, tmp_path: Pat
     assert "layer.weight: 1 nan of 2 values (WN601)" in installed("whynan", "check", "model.pt", folder=tmp_path).stdout
 
 
-@pytest.mark.parametrize("command", [("run", "train.py"), ("replay", "capsule"), ("probe", "train:factory")])
+def test_report_is_made_without_torch(installed: Run, tmp_path: Path) -> None:
+    """From the files of a run made elsewhere: the page, the text, and one frame of the live view."""
+    run = tmp_path / "whynan-runs" / "1115-140213"
+    run.mkdir(parents=True)
+    (run / "metrics.jsonl").write_text("".join(json.dumps({"step": n, "loss": 1 / (n + 1), "grad_norm": 0.5}) + "\n" for n in range(8)))
+    done = installed("whynan", "report", str(run), folder=tmp_path)
+    assert done.returncode == 0 and done.stderr.splitlines() == [f"whynan: wrote {run / 'report.html'}"]
+    assert (run / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert (run / "report.md").is_file()
+    live = installed("whynan", "report", str(run), "--follow", "--once", folder=tmp_path)
+    assert live.returncode == 0 and "loss" in live.stdout
+
+
+@pytest.mark.parametrize("command", [("run", "train.py"), ("replay", "capsule"), ("probe", "train:factory"), ("demo",), ("demo", "transcoder")])
 def test_what_needs_torch_says_so_in_one_line(installed: Run, tmp_path: Path, command: tuple[str, ...]) -> None:
     """Exit status 2, no traceback."""
     (tmp_path / "train.py").write_text("def factory(): ...\n")

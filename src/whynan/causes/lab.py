@@ -160,7 +160,7 @@ class Lab:
     # -- judgement ----------------------------------------------------------------------------------------------
 
     def in_bfloat16(self, program: Program | None = None) -> Outcome:
-        """Replay the step with bfloat16 in the place of float16."""
+        """Replay the step with bfloat16 in the place of float16. Raises where that cannot be done without a trace."""
         program = program or self.program
         outcome = self.run(around=converted(program, BRAIN), program=program)
         self.hit = 1

@@ -366,6 +366,9 @@ def _refused(view: View) -> Finding | None:
     )
 
 
+_KEEP = Fix("keep this part in float32, or bring the values down before it")
+
+
 def _half_fixes(view: View) -> list[Fix]:
     title = "compute this in float32"
     if view.name == "_to_copy":
@@ -379,6 +382,7 @@ def _half_fixes(view: View) -> list[Fix]:
             Fix("scale before the product instead of after it", "{inner}", safe=True, inner="scale first"),
             Fix(title, "torch.matmul({0}.float(), {1}.float())"),
             BRAIN,
+            _KEEP,
         ]
     if view.name in ("sum", "mean", "cumsum", "prod"):
         return [Fix(title, "{x}.float()", 0)]

@@ -33,7 +33,7 @@ class Foreseeing:
         session, window = self.session, self.session.window
         norm = window.norm
         seen = norm is None or isinstance(norm, float) or norm.is_cpu
-        dead = seen and (norm is None or float(norm) == 0)
+        dead = bool(window.losses) and seen and (norm is None or float(norm) == 0)  # without a loss it is the rest of a step that was told
         if window.scaled or not seen:
             norm = None  # multiplied by a factor that says nothing of the gradient
         self._waiting.append((session.step_count, window.loss, norm, dead, optimizer, window.losses[-1].dtype if window.losses else None))

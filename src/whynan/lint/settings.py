@@ -25,6 +25,7 @@ _DEFAULT_EXCLUDE = (
     ".ipynb_checkpoints",
     ".tox",
     ".eggs",
+    "whynan-runs",  # capsules hold copies of the source
 )
 
 

@@ -5,6 +5,7 @@ No gradient for 20 steps in a row, or a learning rate of 0 for 32: every number 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +42,8 @@ class Stillness:
 
     def see(self, step: int, loss: float | None, dead: bool, lr: float | None) -> Still | None:
         """Take the numbers of one step, and whether it is known to have no gradient."""
-        if not dead:
+        loud = loss is not None and not math.isfinite(loss)  # an incident of its own; a loop that zeroes its gradients has none
+        if not dead or loud:
             self._since = None
             self._told.discard("gradient")
         elif self._since is None:
