@@ -145,7 +145,7 @@ def test_wandb_gets_values_one_alert_and_the_report_and_keeps_its_steps(tmp_path
 def test_tensorboard_gets_values_the_diagnosis_and_the_report(box: Sandbox) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    assert box.watched(TRAIN.format(setup=TENSORBOARD, bad=(3, 5))).status == 0
+    run(box, TENSORBOARD)  # in a process of its own: it aborts in a fork of one that has read event files
     events = EventAccumulator(str(box.folder / "tb"))
     events.Reload()
     assert [(e.step, e.value) for e in events.Scalars("whynan/incident_step")] == [(3, 3.0), (5, 5.0)]
@@ -167,7 +167,7 @@ def test_mlflow_gets_metrics_tags_and_the_report_of_the_end(box: Sandbox) -> Non
     assert [line.split()[2] for line in (home / "metrics/loss").read_text().splitlines()] == [str(i) for i in range(8)]
     assert (home / "tags/whynan.alert").read_text() == "whynan: WN501 at step 3: infinite slope"
     assert (home / "tags/whynan.total").read_text() == "2"
-    assert "2 incidents" in (home / "artifacts/whynan/report.md").read_text()
+    assert "2 incidents" in (home / "artifacts/whynan/report.html").read_text()
 
 
 @needs("trackio")
