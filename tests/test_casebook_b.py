@@ -119,6 +119,7 @@ def test_the_healed_program_reaches_its_quality(name: str, out: Path) -> None:
 SECOND = [
     ("joint_diffusion", ["--seed", "3", "--dtype", "float32", "--steps", "90"]),
     ("clustering_heads", ["--seed", "5", "--dtype", "bfloat16", "--steps", "2"]),
+    ("hyper_connections", ["--seed", "2"]),
 ]
 
 

@@ -173,7 +173,7 @@ EVERY = [
     model_alone, model_in_place, parts_of_a_model, forward_method, loss_alone, model_and_loss, function_in_function, forward_and_loss,
     forward_loss_and_backward, optimizer_step, optimizer_step_in_a_function, optimizer_step_put_back, with_autocast, with_checkpointing, with_a_hook,
 ]  # fmt: skip
-NOT_WARM = {with_a_hook}  # a hook that whynan stands around is another hook to the compiler: one more compilation where it was compiled before
+NOT_WARM = {with_a_hook}  # the plain model is handed to `watch`: its hooks are stood around, which is one more compilation
 
 
 def batches(bad: int = -1, sizes: tuple[int, ...] = (8,) * 6) -> list[torch.Tensor]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._inductor.cudagraph_trees
 from torch import nn
 from torch.nn import functional as F
 
@@ -276,10 +277,15 @@ def test_time_from_trip_to_diagnosis(capsys: Any) -> None:
 
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
-def test_watching_adds_no_graph_and_no_capture_to_compiled_steps(mode: str) -> None:
+def test_watching_adds_no_graph_and_no_capture_to_compiled_steps(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Model and loss compiled, CUDA graphs included: the same graphs with and without watching, and the bad batch is found."""
-    counted: list[tuple[int, int, int]] = []
+    counted: list[tuple[int, int, int, int]] = []
+    recorded: list[object] = []
+    node = torch._inductor.cudagraph_trees.CUDAGraphNode
+    record = node._record
+    monkeypatch.setattr(node, "_record", lambda self, *args: recorded.append(self) or record(self, *args))
     for watching in (False, True):
+        recorded.clear()
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
         model, optimizer = build()
@@ -298,5 +304,6 @@ def test_watching_adds_no_graph_and_no_capture_to_compiled_steps(mode: str) -> N
             guard.close()
             assert [i.step for i in guard.incidents] == [5]
         found = torch._dynamo.utils.counters
-        counted.append((found["stats"]["unique_graphs"], sum(found["graph_break"].values()), found["inductor"]["cudagraph_skips"]))
+        counted.append((found["stats"]["unique_graphs"], sum(found["graph_break"].values()), found["inductor"]["cudagraph_skips"], len(recorded)))
     assert counted[0] == counted[1]
+    assert mode == "default" or counted[0][3] > 0

@@ -101,6 +101,12 @@ def is_compiled_function(item: FunctionType) -> bool:
     return _ORIGINAL in held and not held.get("_torchdynamo_disable") and is_torch(item.__code__)
 
 
+def is_compiled_module(module: torch.nn.Module) -> bool:
+    """Whether calls of a module run compiled code."""
+    optimized = getattr(sys.modules.get("torch._dynamo"), "OptimizedModule", None)
+    return module._compiled_call_impl is not None or (optimized is not None and isinstance(module, optimized))
+
+
 def _enter(holders: list[Steps], plain: FunctionType, *args: Any, **kwargs: Any) -> Any:
     doors = None if is_compiling() else next((holder for holder in holders if holder.recorder.here), None)
     if doors is None:

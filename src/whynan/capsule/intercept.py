@@ -16,7 +16,7 @@ import torch
 from torch.compiler import is_compiling, is_dynamo_compiling
 
 from whynan.capsule.collectives import watch_collectives
-from whynan.capsule.compiled import CompiledFunctions, skip_frame
+from whynan.capsule.compiled import CompiledFunctions, is_compiled_module, skip_frame
 from whynan.capsule.following import watch_followers, watch_scaler
 from whynan.capsule.loaders import watch_loaders
 from whynan.capsule.recorder import Recorder
@@ -336,8 +336,12 @@ class Interception:
             self.replace(torch.nn.Module, name, _hook_registrar(original, recorder, self._rehook))
 
     def wrap_hooks(self, model: torch.nn.Module) -> None:
-        """Do the same for hooks that were registered before watching began; undone by `remove`."""
-        for module in model.modules():
+        """Do the same for hooks that were registered before watching began; undone by `remove`.
+
+        Hooks of compiled modules are part of the graph: what they do is not on the tape, and another hook is another graph.
+        """
+        compiled = {id(m) for top in model.modules() if is_compiled_module(top) for m in top.modules()}
+        for module in (m for m in model.modules() if id(m) not in compiled):
             for hooks in (module._forward_hooks, module._forward_pre_hooks):
                 for key, hook in list(hooks.items()):
                     if not isinstance(hook, WatchedHook):

@@ -70,7 +70,7 @@ def near_one(spot: Spot, op: Operation | None, node: ast.Call) -> None:
             f"in {dtype or 'float32'} {value!r} is 1: the clamp lets exactly 1 through",
             "use an eps of at least 1e-6, in half 1e-3",
         )
-        sure = HIGH if _minds_one(spot, op.operand) else LOW
+        sure = MEDIUM if _minds_one(spot, op.operand) else LOW  # in an independent draw exactly 1 did harm in 2 of 8
         spot.report("WN204", *words, spot.sure(sure, TORCH if op.sure or op.name.startswith("clamp") else fact.owner))
 
 
