@@ -75,6 +75,7 @@ class Lab:
         self.targets = targets
         self.small, self.quick = size_of(program) <= LARGEST, size_of(program) <= SHORT
         self.healthy = dict(list((healthy or {}).items())[: 2 if self.quick else 1])
+        self._keys = [id(leaf) for leaf in program.leaves]
         self.truth: dict[int, torch.Tensor] = {}  # by leaf: its gradient in float64
         self.wide: Outcome | None = None
         self._usual: dict[int, Outcome] = {}  # by healthy step: as it is
@@ -149,8 +150,8 @@ class Lab:
     def _along(self, program: Program) -> float | None:
         """Return the cosine between the gradient of this replay and the one in float64."""
         dot = own = true = 0.0
-        for leaf in program.leaves:
-            truth = self.truth.get(id(leaf))
+        for key, leaf in zip(self._keys, program.leaves, strict=True):  # in another type the leaves are stand-ins, in the same order
+            truth = self.truth.get(key)
             grad = leaf.grad.detach().to_dense().double() if leaf.grad is not None else None
             own += float(grad.square().sum()) if grad is not None else 0.0
             true += float(truth.to_dense().square().sum()) if truth is not None else 0.0

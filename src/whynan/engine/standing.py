@@ -62,6 +62,9 @@ class Standing:
 
     def look(self, optimizer: torch.optim.Optimizer) -> None:
         """Tell what was noticed; every 16 steps look at what is carried. Call it while the step is still on the tape."""
+        self.session.recorder.suspended(self._look, optimizer)  # a gradient scaler looks while loose calls are recorded
+
+    def _look(self, optimizer: torch.optim.Optimizer) -> None:
         if self.session.step_count >= self._next:
             self._next, self._looks = self.session.step_count + EVERY, self._looks + 1
             found = self._carried_badly() or self._averaged_badly() or self._rounded_away(optimizer)
@@ -121,7 +124,7 @@ class Standing:
     def _carried(self) -> Iterator[_Value]:
         """Yield what this step reads of the one before, or writes in place, and what a model keeps as plain attributes."""
         recorder = self.session.recorder
-        for entry in recorder.tape:
+        for entry in list(recorder.tape):
             for leaf in entry.reads if entry.number > self.session.window_start else ():
                 if isinstance(leaf, Outside) and _plain(leaf.tensor) and (leaf.written or recorder.tape.made_before(leaf.tensor)):
                     yield _value("a value carried from step to step", leaf.tensor, entry.site)

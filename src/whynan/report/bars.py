@@ -20,14 +20,15 @@ def above_bars() -> Iterator[None]:
 
 def _above_tqdm() -> AbstractContextManager[Any]:
     tqdm: Any = getattr(sys.modules.get("tqdm"), "tqdm", None)
-    mode = getattr(tqdm, "external_write_mode", None)
-    return mode(file=sys.stderr) if mode is not None and getattr(tqdm, "_instances", None) else nullcontext()
+    mode: Any = getattr(tqdm, "external_write_mode", None)
+    usable = mode is not None and getattr(tqdm, "_instances", None) and not getattr(sys.stderr, "closed", True)
+    return mode(file=sys.stderr) if usable else nullcontext()
 
 
 def _live_display() -> Any:
     """Return the live display of rich that is on the terminal which stderr goes to."""
     kind = getattr(sys.modules.get("rich.live"), "Live", None)
-    if kind is None or not sys.stderr.isatty():
+    if kind is None or getattr(sys.stderr, "closed", True) or not sys.stderr.isatty():
         return None
     shown = [item for item in gc.get_objects() if issubclass(type(item), kind) and item.is_started and item.console.is_terminal]
     return shown[0] if shown else None
