@@ -74,6 +74,8 @@ class Lab:
         self.scale = _scale(history, scaler)
         self.targets = targets
         self.small, self.quick = size_of(program) <= LARGEST, size_of(program) <= SHORT
+        if any(e.kind == "function" for e in program.entries):  # a step function does more than compute: played as seldom as can be
+            self.small, healthy = False, {}
         self.healthy = dict(list((healthy or {}).items())[: 2 if self.quick else 1])
         self._keys = [id(leaf) for leaf in program.leaves]
         self.truth: dict[int, torch.Tensor] = {}  # by leaf: its gradient in float64
