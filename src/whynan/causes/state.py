@@ -276,6 +276,10 @@ def buffer_not_finite(scene: Scene) -> Finding | None:
     view = birth.view
     if view is None or "batch_norm" not in view.name:
         return None
+    for name, held in view.inputs().items():
+        if "running" in name and (bad := int((~held.isfinite()).sum())):
+            words = f"buffer `{name}` is already damaged: {bad} of {held.numel()} values"
+            return Finding(words, [words], [Fix("reset or re-estimate the buffer, or go back to a checkpoint where it is finite")], proven=True)
     for index, source in enumerate(view.op.sources):
         variance = view.inputs().get(source.name)
         if variance is not None and "var" in source.name and bool((variance < 0).any()):
