@@ -176,6 +176,7 @@ def box(tmp_path: Path) -> Sandbox:
 @pytest.fixture(autouse=True)
 def torch_is_left_alone() -> Iterator[None]:
     """No test may leave torch watched: the next one would see it."""
+    torch.distributions.Distribution.set_default_validate_args(__debug__)  # torch.compile turns it off for the whole process
     before = torch_doors()
     yield
     after = torch_doors()

@@ -160,9 +160,8 @@ def test_zoom_moves_all_charts(browser: Any, run: Path) -> None:
     """Buttons and dragging zoom every chart to the same steps; one button shows all again; marks follow."""
     with Opened(browser, run, "wide") as opened:
         page = opened.page
-        marks = page.locator(".track button")
-        assert marks.count() == 2
-        assert marks.first.inner_text() == "2"  # steps 40 and 41 share a mark
+        page.wait_for_function("document.querySelectorAll('.track button').length === 2")
+        assert page.locator(".track button").first.inner_text() == "2"  # steps 40 and 41 share a mark
         for _ in range(4):
             page.click("[data-zoom='in']")
         page.wait_for_function("document.querySelectorAll('.track button').length === 2 && !document.querySelector('.track button').textContent")
@@ -172,7 +171,7 @@ def test_zoom_moves_all_charts(browser: Any, run: Path) -> None:
         box = page.locator(".plot .u-over").last.bounding_box()
         page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 20)
         page.mouse.down()
-        page.mouse.move(box["x"] + box["width"] * 0.9, box["y"] + 20)
+        page.mouse.move(box["x"] + box["width"] * 0.9, box["y"] + 20, steps=10)
         page.mouse.up()
         page.wait_for_function("document.querySelectorAll('.track button').length === 1")
         page.uncheck(".log")

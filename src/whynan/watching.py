@@ -12,6 +12,7 @@ import torch
 from whynan.engine.guard import Guard
 from whynan.engine.options import Options
 from whynan.errors import UsageError
+from whynan.integrations.meeting import introduce
 from whynan.recovery.keeper import Keeper, Saved
 from whynan.recovery.reading import Loaded
 from whynan.report import cells
@@ -147,7 +148,7 @@ def watch(
         if name not in known:
             raise UsageError(f"watch() has no option {name!r}; its options are {', '.join(known)}")
     journal = Journal(Path(run_dir) if run_dir is not None else None, files=files)
-    guard = Guard(Options(**options), journal)
+    guard = introduce(Guard(Options(**options), journal))
     guard.recovering.averages = list(averages)
     guard.open()
     guard.attach(*objects)

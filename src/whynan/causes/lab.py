@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from whynan.capsule.replay import Program, Run, call_entry
 from whynan.capsule.sites import Site, live_site
 from whynan.capsule.tape import Entry, Outside
-from whynan.causes import patterns
+from whynan.causes import made
 from whynan.causes.widening import BRAIN, LARGEST, SHORT, WIDE, converted, size_of
 from whynan.records import number
 from whynan.tripwire.checks import total_norm
@@ -90,7 +90,7 @@ class Lab:
         """Replay the step (or a healthy one) once, with `swap` in place of the torch function called at `sites`."""
         program = program or self.program
         mode = Swapper(swap, sites) if swap is not None else contextlib.nullcontext()
-        patterns.forget()
+        made.forget()
         try:
             with program.still(), around or contextlib.nullcontext(), mode:
                 run = program.play(mode if isinstance(mode, Swapper) else None)
@@ -98,7 +98,7 @@ class Lab:
         except MemoryError:
             outcome = NO_MEMORY
         finally:
-            patterns.forget()  # what was remembered are the tensors of this replay
+            made.forget()  # what was remembered are the tensors of this replay
         self.hit, self.where = (mode.hits, mode.where) if isinstance(mode, Swapper) else (0, None)
         return outcome
 
@@ -274,7 +274,7 @@ class Swapper(TorchFunctionMode):
                 self.where = site
                 return result
         result = func(*args, **(kwargs or {}))
-        patterns.remember(func, args, kwargs or {}, result)
+        made.remember(func, args, kwargs or {}, result)
         return result
 
 

@@ -7,12 +7,11 @@ is made over the source, for the diff, and over the calls remembered in a replay
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
 from typing import Any
 
+from whynan.causes.made import Made, maker
 from whynan.causes.source import Expression, as_operand, call_parts
 
-Maker = Callable[[Any], tuple[str, tuple[Any, ...], dict[str, Any]] | None]
 _DEPTH = 8
 
 
@@ -76,19 +75,19 @@ def _power(expression: Expression, base: ast.AST, exponent: ast.AST, depth: int)
     return None if inner is None else f"{as_operand(expression.segment(exponent))} * {as_operand(inner)}"
 
 
-def swapped(func: Any, args: tuple[Any, ...], kind: str, maker: Maker) -> Any:
+def swapped(func: Any, args: tuple[Any, ...], kind: str) -> Any:
     """Return the same from the calls that a replay remembers."""
     import torch
 
     name = getattr(func, "__name__", "").strip("_")
     if kind == "powers by hand":
-        base = _log(args[0], maker, _DEPTH) if name == "pow" else None
+        base = _log(args[0], _DEPTH) if name == "pow" else None
         return NotImplemented if base is None else torch.exp(args[1] * base)
-    inner = _log(args[0], maker, _DEPTH) if name == "log" else None
+    inner = _log(args[0], _DEPTH) if name == "log" else None
     return NotImplemented if inner is None else inner
 
 
-def _log(value: Any, maker: Maker, depth: int) -> Any:
+def _log(value: Any, depth: int) -> Any:
     """Return the logarithm of a value, from what it was made of."""
     import torch
 
@@ -97,19 +96,25 @@ def _log(value: Any, maker: Maker, depth: int) -> Any:
     made = maker(value) if depth else None
     if made is None:
         return value.log()
-    name, args, kwargs = made
-    if name == "softmax":
-        return torch.log_softmax(*args[:2], **{k: v for k, v in kwargs.items() if k in ("dim", "dtype")})
-    if name == "sigmoid":
-        return torch.nn.functional.logsigmoid(args[0])
+    name, args = made.name, made.args
+    if name in ("softmax", "sigmoid"):
+        return log_of(made)
     if name == "sum":
-        dim = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis"))
-        inner = _log(args[0], maker, depth - 1)
-        return None if dim is None or inner is None else torch.logsumexp(inner, dim, keepdim=bool(args[2] if len(args) > 2 else kwargs.get("keepdim", False)))
+        inner = _log(args[0], depth - 1)
+        return None if made.dim is None or inner is None else torch.logsumexp(inner, made.dim, keepdim=made.keepdim)
     if name == "pow":
-        inner = _log(args[0], maker, depth - 1)
+        inner = _log(args[0], depth - 1)
         return None if inner is None else args[1] * inner
     if name in ("mul", "div", "truediv"):
-        left, right = (_log(a, maker, depth - 1) for a in args[:2])
+        left, right = (_log(a, depth - 1) for a in args[:2])
         return None if left is None or right is None else left + right if name == "mul" else left - right
     return value.log()
+
+
+def log_of(made: Made) -> Any:
+    """Return the logarithm of a softmax or a sigmoid, straight from its argument."""
+    import torch
+
+    if made.name == "softmax":
+        return torch.log_softmax(*made.args[:2], **{k: v for k, v in made.kwargs.items() if k in ("dim", "dtype")})
+    return torch.nn.functional.logsigmoid(made.args[0])

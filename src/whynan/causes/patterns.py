@@ -11,46 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 from whynan.causes import logspace
+from whynan.causes.made import maker
 from whynan.causes.source import Expression, call_parts
 
 _POWERS = ("log of powers by hand", "powers by hand")
 OUTER = ("softmax by hand", "sigmoid by hand", "logsumexp by hand", "softplus by hand", "logcosh by hand", "tanh by hand", "cross-entropy by hand", *_POWERS)
-ELSEWHERE = ("log directly", "log of exp", "variance by hand", "scale first")  # the two calls may be far apart: no diff can be given
-_PICKS = frozenset(
-    {"gather", "getitem", "select", "index_select", "take_along_dim", "squeeze", "unsqueeze", "view", "reshape", "flatten", "transpose", "permute",
-     "diagonal", "contiguous", "masked_select", "narrow", "expand", "t", "swapaxes", "movedim"}
-)  # fmt: skip
-_ARITHMETIC = frozenset(
-    {"softmax", "sigmoid", "pow", "square", "sum", "mul", "exp", "add", "cosh", "radd", "sub", "rsub", "rmul", "log", "neg", "mean", "matmul", "bmm", "mm",
-     "div", "truediv"}
-)  # fmt: skip
-_REMEMBERED = _ARITHMETIC | _PICKS
-_made: dict[int, tuple[Any, str, tuple[Any, ...], dict[str, Any], Any]] = {}
-
-
-def remember(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-    """Keep what a call of interest was made with."""
-    name = getattr(func, "__name__", "").strip("_")
-    if name in _REMEMBERED:
-        _made[id(result)] = (result, name, args, kwargs, func)
-
-
-def forget() -> None:
-    """Drop everything kept of the last replay."""
-    _made.clear()
-
-
-def _maker(value: Any, *names: str) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    found = _made.get(id(value))
-    if found is None or found[0] is not value or found[1] not in names:
-        return None
-    return found[2], found[3]
-
-
-def maker(value: Any) -> tuple[str, tuple[Any, ...], dict[str, Any]] | None:
-    """Return the call of interest that made a value in this replay: its name and arguments."""
-    found = _made.get(id(value))
-    return None if found is None or found[0] is not value else found[1:4]
 
 
 def inner_swap(kind: str, name: str, plain_name: Callable[[Any], str]) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]:
@@ -62,31 +27,21 @@ def inner_swap(kind: str, name: str, plain_name: Callable[[Any], str]) -> Callab
             return NotImplemented
         if kind == "sumsq":
             return _norm(torch, args[0])
-        made = _maker(args[0], kind)
-        if made is None:
-            return NotImplemented
-        inner_args, inner_kwargs = made
-        if kind == "softmax":
-            named = {k: v for k, v in inner_kwargs.items() if k in ("dim", "dtype")}
-            return torch.log_softmax(*inner_args[:2], **named)
-        return torch.nn.functional.logsigmoid(inner_args[0])
+        made = maker(args[0], kind)
+        return NotImplemented if made is None else logspace.log_of(made)
 
     return change
 
 
 def _norm(torch: Any, value: Any) -> Any:
-    summed = _maker(value, "sum")
-    if summed is None:
+    summed = maker(value, "sum")
+    squared = maker(summed.args[0], "pow", "square", "mul") if summed is not None else None
+    if summed is None or squared is None:
         return NotImplemented
-    args, kwargs = summed
-    squared = _maker(args[0], "pow", "square", "mul")
-    if squared is None:
+    base, *rest = squared.args
+    if rest and rest[0] != 2 and rest[0] is not base:
         return NotImplemented
-    base = squared[0][0]
-    if len(squared[0]) > 1 and squared[0][1] != 2 and squared[0][1] is not base:
-        return NotImplemented
-    dim = args[1] if len(args) > 1 else kwargs.get("dim")
-    return torch.linalg.vector_norm(base, dim=dim, keepdim=bool(args[2] if len(args) > 2 else kwargs.get("keepdim", False)))
+    return torch.linalg.vector_norm(base, dim=summed.dim, keepdim=summed.keepdim)
 
 
 def inner_text(expression: Expression, kind: str) -> str | None:
@@ -255,17 +210,15 @@ def outer_swap(kind: str) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], An
         if kind == "cross-entropy by hand":
             return _entropy(torch, args)
         if kind in _POWERS:
-            return logspace.swapped(func, args, kind, maker)
+            return logspace.swapped(func, args, kind)
         value = _exponent(args[0], 3)
         if value is None:
             return NotImplemented
         if kind in ("softmax by hand", "logsumexp by hand"):
-            summed = _maker(args[1] if kind == "softmax by hand" else args[0], "sum")
+            summed = maker(args[1] if kind == "softmax by hand" else args[0], "sum")
             if summed is None:
                 return NotImplemented
-            dim: Any = summed[0][1] if len(summed[0]) > 1 else summed[1].get("dim", summed[1].get("axis"))
-            keep = summed[0][2] if len(summed[0]) > 2 else summed[1].get("keepdim", False)
-            return torch.softmax(value, dim=dim) if kind == "softmax by hand" else torch.logsumexp(value, dim=dim, keepdim=bool(keep))
+            return torch.softmax(value, dim=summed.dim) if kind == "softmax by hand" else torch.logsumexp(value, dim=summed.dim, keepdim=summed.keepdim)
         if kind in ("sigmoid by hand", "tanh by hand"):
             return torch.sigmoid(value) if kind == "sigmoid by hand" else torch.tanh(value)
         if kind == "softplus by hand":
@@ -279,137 +232,26 @@ def _entropy(torch: Any, args: tuple[Any, ...]) -> Any:
     """Make the cross-entropy of the two products that are added."""
     terms = [_factors_of(value) for value in args[:2]]
     for first, second in (terms, terms[::-1]):
-        rest = _maker(second[1], "rsub", "sub") if first is not None and second is not None else None
-        if first is not None and rest is not None and any(a is first[1] for a in rest[0]):
+        rest = maker(second[1], "rsub", "sub") if first is not None and second is not None else None
+        if first is not None and rest is not None and any(a is first[1] for a in rest.args):
             return -torch.nn.functional.binary_cross_entropy(first[1], first[0], reduction="none")
     return NotImplemented
 
 
 def _factors_of(value: Any) -> tuple[Any, Any] | None:
     """Return weight and argument of a product of a weight and a logarithm."""
-    made = _maker(value, "mul", "rmul")
-    for index, factor in enumerate(made[0][:2] if made is not None else ()):
-        log = _maker(factor, "log")
+    made = maker(value, "mul", "rmul")
+    for index, factor in enumerate(made.args[:2] if made is not None else ()):
+        log = maker(factor, "log")
         if made is not None and log is not None:
-            return made[0][1 - index], log[0][0]
+            return made.args[1 - index], log.args[0]
     return None
 
 
 def _exponent(value: Any, depth: int) -> Any:
-    found = _made.get(id(value))
-    if found is None or found[0] is not value or depth == 0:
-        return None
-    if found[1] in ("exp", "cosh"):
-        return found[2][0]
-    return next((e for e in (_exponent(a, depth - 1) for a in found[2]) if e is not None), None)
-
-
-def elsewhere_swap(kind: str) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]:
-    """Return a computation made straight from what an argument was made of, however many lines lie between."""
-    import torch
-
-    def change(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        name = getattr(func, "__name__", "").strip("_")
-        made = _ELSEWHERE[kind](torch, name, args) if args else None
-        return NotImplemented if made is None else made
-
-    return change
-
-
-def _log_directly(torch: Any, name: str, args: tuple[Any, ...]) -> Any:
-    return _log_of(torch, args[0], name) if name in ("log", "log1p") else None
-
-
-def _log_of_exponentials(torch: Any, name: str, args: tuple[Any, ...]) -> Any:
-    return _log_of_exp(torch, args[0], name) if name in ("log", "log1p") else None
-
-
-def _variance(torch: Any, name: str, args: tuple[Any, ...]) -> Any:
-    """Compute mean(x²) - mean(x)² as the variance: it cannot cancel below 0."""
-    if name not in ("sub", "isub") or len(args) < 2:
-        return None
-    of_squares, squared = _maker(args[0], "mean"), _maker(args[1], "pow", "square", "mul")
-    inner = _maker(of_squares[0][0], "pow", "square", "mul") if of_squares is not None else None
-    mean = _maker(squared[0][0], "mean") if squared is not None else None
-    if of_squares is None or inner is None or mean is None or inner[0][0] is not mean[0][0]:
-        return None
-    made, named = of_squares
-    dim = made[1] if len(made) > 1 else named.get("dim", named.get("axis"))
-    keep = bool(made[2] if len(made) > 2 else named.get("keepdim", False))
-    return torch.var(inner[0][0], dim=dim, correction=0, keepdim=keep)
-
-
-def _scaled_first(torch: Any, name: str, args: tuple[Any, ...]) -> Any:
-    """Compute (a @ b) / c as (a / c) @ b: the product then fits."""
-    if name not in ("div", "truediv", "mul") or len(args) < 2 or not isinstance(args[1], int | float):
-        return None
-    product = _maker(args[0], "matmul", "bmm", "mm")
-    factor = 1 / args[1] if name != "mul" else args[1]
-    return torch.matmul(product[0][0] * factor, product[0][1]) if product is not None and abs(factor) < 1 else None
-
-
-_ELSEWHERE: dict[str, Callable[[Any, str, tuple[Any, ...]], Any]] = {
-    "log directly": _log_directly,
-    "log of exp": _log_of_exponentials,
-    "variance by hand": _variance,
-    "scale first": _scaled_first,
-}
-
-
-def _log_of(torch: Any, value: Any, name: str) -> Any:
-    """Compute log(p) or log(1 - p) from the argument of the softmax or sigmoid that p was picked from."""
-    found = _found(value)
+    found = maker(value) if depth else None
     if found is None:
         return None
-    _, made_by, args, kwargs, func = found
-    if name == "log1p":
-        return _log_of_rest(torch, args[0]) if made_by == "neg" else None
-    if made_by == "softmax":
-        return torch.log_softmax(*args[:2], **{k: v for k, v in kwargs.items() if k in ("dim", "dtype")})
-    if made_by == "sigmoid":
-        return torch.nn.functional.logsigmoid(args[0])
-    if made_by in ("rsub", "sub") and any(isinstance(a, int | float) and a == 1 for a in (args[0], args[-1])):
-        taken = [a for a in args if isinstance(a, torch.Tensor)]
-        return _log_of_rest(torch, taken[0]) if len(taken) == 1 and (made_by == "rsub" or taken[0] is args[1]) else None
-    if made_by in _PICKS:
-        inner = _log_of(torch, args[0], name)
-        return None if inner is None else func(inner, *args[1:], **kwargs)
-    return None
-
-
-def _log_of_rest(torch: Any, value: Any) -> Any:
-    """Compute log(1 - p) of a sigmoid."""
-    found = _found(value)
-    if found is None:
-        return None
-    _, made_by, args, kwargs, func = found
-    if made_by == "sigmoid":
-        return torch.nn.functional.logsigmoid(-args[0])
-    inner = _log_of_rest(torch, args[0]) if made_by in _PICKS else None
-    return None if inner is None else func(inner, *args[1:], **kwargs)
-
-
-def _log_of_exp(torch: Any, value: Any, name: str) -> Any:
-    """Compute log(1 + exp(x)), log(sum(exp(x))) or log(cosh(x)) from x."""
-    found = _found(value)
-    if found is None:
-        return None
-    _, made_by, args, kwargs, _ = found
-    if made_by == "exp" and name == "log1p":
-        return torch.nn.functional.softplus(args[0])
-    if made_by == "cosh" and name == "log":
-        return args[0].abs() + torch.nn.functional.softplus(-2 * args[0].abs()) - 0.6931471805599453
-    inner = next((m for m in (_maker(a, "exp") for a in args) if m is not None), None) if name == "log" else None
-    if inner is None:
-        return None
-    if made_by in ("add", "radd") and any(isinstance(a, int | float) and a == 1 for a in args):
-        return torch.nn.functional.softplus(inner[0][0])
-    dim = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis"))
-    if made_by == "sum" and dim is not None:
-        return torch.logsumexp(inner[0][0], dim=dim, keepdim=bool(args[2] if len(args) > 2 else kwargs.get("keepdim", False)))
-    return None
-
-
-def _found(value: Any) -> Any:
-    found = _made.get(id(value))
-    return found if found is not None and found[0] is value else None
+    if found.name in ("exp", "cosh"):
+        return found.args[0]
+    return next((e for e in (_exponent(a, depth - 1) for a in found.args) if e is not None), None)

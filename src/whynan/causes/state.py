@@ -528,15 +528,14 @@ def _try_values(scene: Scene, tensor: Any, title: str, value: float = 0.0) -> li
 
 def _try_cleared(scene: Scene) -> list[Remedy]:
     """Make the update once with an empty state and once more put everything back."""
+    from whynan.capsule.intercept import unwatched_step
     from whynan.capsule.snapshot import Snapshot
 
     title = "clear the optimizer's state (optimizer.state.clear()) or load it from an earlier checkpoint"
     optimizer, recorder = scene.optimizer, scene.program.recorder
     if optimizer is None:
         return [Remedy(title)]
-    step = type(optimizer).step
-    while hasattr(step, "_whynan"):
-        step = step.__wrapped__
+    step = unwatched_step(optimizer)
     with Snapshot(optimizer):
         optimizer.state.clear()
         try:

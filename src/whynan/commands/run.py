@@ -93,10 +93,11 @@ def run(run_dir: Path | None, module: str | None, target: tuple[str, ...], capsu
     torch_is_there()
     from whynan.engine.guard import Guard
     from whynan.engine.options import Options
+    from whynan.integrations.meeting import introduce
     from whynan.launch import run_module, run_script
     from whynan.report.journal import Journal
 
-    guard = Guard(Options(capsule_limit=int(capsule_size * (1 << 30)), **options), Journal(run_dir, files=True))
+    guard = introduce(Guard(Options(capsule_limit=int(capsule_size * (1 << 30)), **options), Journal(run_dir, files=True)))
     guard.command = [sys.executable, *sys.orig_argv[1:]]
     if module is not None:
         return functools.partial(run_module, guard, module, list(target))

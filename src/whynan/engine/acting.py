@@ -23,7 +23,6 @@ from whynan.engine.session import Session, Window, parameters_of
 from whynan.engine.together import Together
 from whynan.engine.updating import with_update
 from whynan.errors import TrainingStopped
-from whynan.integrations.meeting import advice
 from whynan.records import Incident, Symptom
 from whynan.recovery.followers import Followers
 from whynan.recovery.place import rank_here
@@ -53,6 +52,7 @@ class Acting:
         self._said: set[str] = set()
         together.diagnosed = self.diagnosed
         self.left_alone: Callable[[], None] = lambda: None  # told of each step that the program itself leaves
+        self.advice: Callable[[str], str] = lambda place: ""  # what a framework in use makes of a bad value
 
     def act(self, optimizer: Any, scaler: Any = None) -> str:
         """Diagnose the window's symptom, close the incident, and undo what the step has changed so far."""
@@ -163,7 +163,7 @@ class Acting:
 
     def _advise(self, symptom: Symptom) -> None:
         """Say once what the framework in use makes of it: its own log may hide it, or be of no use from here on."""
-        text = advice(symptom.place)
+        text = self.advice(symptom.place)
         if text and text not in self._said:
             self._said.add(text)
             self.session.journal.say(text)

@@ -40,7 +40,6 @@ from whynan.engine.together import Together
 from whynan.engine.waiting import Waiting
 from whynan.engine.watched import watched
 from whynan.errors import TrainingStopped
-from whynan.integrations.meeting import watch_foreign_optimizers
 from whynan.recovery.followers import Followers
 from whynan.recovery.place import rank_here
 from whynan.recovery.ranks import several
@@ -107,6 +106,7 @@ class Guard:
         self._in_backward = False
         self._stepped_inside: torch.optim.Optimizer | None = None
         self._met_foreign = False
+        self.foreign: Callable[[Interception], bool] = lambda interception: False  # stands at updates that are not torch's, where there are any
         self._told_of_threads = self._told_of_inside = False
         self._several = False  # asked now and then: a process group is up before the first step
         self._overrides = rates.Overrides()
@@ -337,7 +337,7 @@ class Guard:
 
     def _meet_foreign_optimizers(self) -> None:
         if not self._met_foreign:
-            self._met_foreign = self.session.guarded(lambda: watch_foreign_optimizers(self.interception)) is not False
+            self._met_foreign = self.session.guarded(lambda: self.foreign(self.interception)) is not False
 
     def update_by_hand(self, call: Callable[..., Any], optimizer: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """An optimizer that is not torch's updates weights: the end of a step that by itself would have none."""

@@ -15,7 +15,6 @@ from whynan.capsule.sites import Site
 from whynan.capsule.tape import Entry, Outside
 from whynan.engine.tallying import Tally
 from whynan.errors import TrainingStopped
-from whynan.integrations.trackers import Trackers
 from whynan.records import Symptom
 from whynan.recovery.policy import Budget
 from whynan.report.journal import Journal
@@ -74,8 +73,6 @@ class Session:
         self.made_at: dict[int, Site | None] = {}
         self.stopped = ""
         self.broken: Callable[[BaseException], None] = lambda error: None
-        if not journal.quiet:
-            journal.listeners.append(Trackers(journal, lambda: self.window.norm))
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:

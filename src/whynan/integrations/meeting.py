@@ -5,8 +5,20 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from whynan.integrations.trackers import Trackers
+
 if TYPE_CHECKING:
     from whynan.capsule.intercept import Interception
+    from whynan.engine.guard import Guard
+
+
+def introduce(guard: Guard) -> Guard:
+    """Make a guard known to the trackers and frameworks of the program; it is handed back."""
+    journal = guard.journal
+    if not journal.quiet:
+        journal.listeners.append(Trackers(journal, lambda: guard.session.window.norm))
+    guard.acting.advice, guard.foreign = advice, watch_foreign_optimizers
+    return guard
 
 
 def advice(place: str) -> str:

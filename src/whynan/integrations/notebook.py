@@ -15,6 +15,7 @@ import torch
 from whynan.engine.guard import Guard
 from whynan.engine.options import Options
 from whynan.errors import TrainingStopped, UsageError
+from whynan.integrations.meeting import introduce
 from whynan.report import cells
 from whynan.report.journal import Journal
 
@@ -35,7 +36,7 @@ class CellWatcher:
         options = Options(policy=policy or self.policy)
         self.off()
         self.policy = policy or self.policy
-        self.guard = Guard(options, Journal(None, files=True)).open()
+        self.guard = introduce(Guard(options, Journal(None, files=True))).open()
         self.guard.attach(*[item for item in self.shell.user_ns.values() if isinstance(item, torch.optim.Optimizer)])
 
     def off(self) -> None:

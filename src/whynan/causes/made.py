@@ -1,0 +1,57 @@
+"""What the values of a replay were made of: the calls of interest, by the tensor that each returned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+PICKS = frozenset(
+    {"gather", "getitem", "select", "index_select", "take_along_dim", "squeeze", "unsqueeze", "view", "reshape", "flatten", "transpose", "permute",
+     "diagonal", "contiguous", "masked_select", "narrow", "expand", "t", "swapaxes", "movedim"}
+)  # fmt: skip
+_ARITHMETIC = frozenset(
+    {"softmax", "sigmoid", "pow", "square", "sum", "mul", "exp", "add", "cosh", "radd", "sub", "rsub", "rmul", "log", "neg", "mean", "matmul", "bmm", "mm",
+     "div", "truediv"}
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """One call that was kept."""
+
+    result: Any
+    name: str  # without underscores: mul for __mul__
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    func: Any
+
+    @property
+    def dim(self) -> Any:
+        """Over what a reduction went."""
+        return self.args[1] if len(self.args) > 1 else self.kwargs.get("dim", self.kwargs.get("axis"))
+
+    @property
+    def keepdim(self) -> bool:
+        """Whether a reduction kept its dimension."""
+        return bool(self.args[2] if len(self.args) > 2 else self.kwargs.get("keepdim", False))
+
+
+_made: dict[int, Made] = {}
+
+
+def remember(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+    """Keep what a call of interest was made with."""
+    name = getattr(func, "__name__", "").strip("_")
+    if name in _ARITHMETIC or name in PICKS:
+        _made[id(result)] = Made(result, name, args, kwargs, func)
+
+
+def forget() -> None:
+    """Drop everything kept of the last replay."""
+    _made.clear()
+
+
+def maker(value: Any, *names: str) -> Made | None:
+    """Return the call that made a value in this replay, if it is one of these names, or of any."""
+    found = _made.get(id(value))
+    return found if found is not None and found.result is value and (not names or found.name in names) else None

@@ -1,0 +1,205 @@
+"""Try the remedies of a finding on the replay: each as far as it fits the source, judged by more than finiteness."""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from whynan.capsule.replay import Program
+from whynan.capsule.sites import Site, resolve
+from whynan.causes import apart, patterns
+from whynan.causes.catalogue import Finding, Scene
+from whynan.causes.fixes import Fix, guarded, source_name
+from whynan.causes.lab import NO_MEMORY, TOLERANCE, Lab, Outcome, Sites, Swap
+from whynan.causes.source import Expression, expression_at, sites_of_node
+from whynan.records import Remedy
+
+TRIES = 4
+
+
+@dataclass(slots=True)
+class Trial:
+    """A remedy as it can be played: this step with it, or another one."""
+
+    play: Callable[[Program | None], Outcome]
+    diff: str = ""
+    tolerance: float = TOLERANCE  # by how much the loss of a healthy step may move
+    far: bool = False  # the change is not at the line of the birth: its place is named
+    stopped: list[tuple[int, int]] = field(default_factory=list)  # elements that let no gradient through, of all; filled by playing
+
+
+def remedies_of(scene: Scene, finding: Finding, expression: Expression | None, site: Site | None) -> list[Remedy]:
+    """Try the fixes of a finding, until one is proven that keeps the gradient alive; the best first."""
+    tried: list[Remedy] = []
+    for fix in finding.fixes:
+        if sum(r.result != "not tried" for r in tried) >= TRIES:
+            break
+        if any(r.result == "proven" for r in tried) and not fix.template:
+            tried.append(Remedy(fix.title))
+            continue
+        remedy = _attempt(scene, finding, fix, expression, site)
+        if fix.template and remedy.result == "not tried" and not remedy.effect:
+            continue  # it does not fit this source
+        tried.append(remedy)
+        if remedy.result == "proven" and remedy.alive:
+            break
+    order = {"proven": 0, "not tried": 1, "failed": 2}
+    return sorted(tried, key=lambda r: (order[r.result], not r.alive, not r.diff))
+
+
+def tempting(scene: Scene, finding: Finding, expression: Expression | None, site: Site | None) -> list[str]:
+    """Try the changes that people reach for and that are wrong; say what is wrong with them, by this step."""
+    wrong = finding.wrong if scene.lab is not None and scene.lab.quick else []
+    tried = [_attempt(scene, replace(finding, empty=False), fix, expression, site) for fix in wrong]
+    words = {"failed": "does not help", "proven": "only hides it"}
+    return [f"{words[remedy.result]}: {remedy.title}: {remedy.effect}" for remedy in tried if remedy.result in words]
+
+
+def _attempt(scene: Scene, finding: Finding, fix: Fix, expression: Expression | None, site: Site | None) -> Remedy:
+    if fix.leave_out:
+        gave = next((e.answer for e in scene.experiments if "without samples" in e.question), "")
+        good = bool(gave) and "still" not in gave
+        return Remedy(fix.title, "", True, "proven" if good else "not tried", f"without these samples: {gave}" if good else "")
+    trial = _trial(scene, fix, expression, site)
+    return Remedy(fix.title, "", fix.safe) if trial is None else _judged(scene, finding, fix, trial)
+
+
+# -- a fix as a trial -------------------------------------------------------------------------------------------------
+
+
+def _trial(scene: Scene, fix: Fix, expression: Expression | None, site: Site | None) -> Trial | None:
+    """Return what is to be played for a fix, or None where it is advice only or does not fit the source."""
+    lab = scene.lab
+    assert lab is not None
+    if fix.site is not None:
+        return _at(lab, fix, fix.site)
+    if not fix.template or expression is None:
+        return None
+    if fix.inner in patterns.OUTER:
+        return _around(lab, fix, expression, site)
+    if fix.inner == "bfloat16":  # it rounds more, so healthy losses may move a little
+        return Trial(lab.in_bfloat16, tolerance=5 * TOLERANCE)
+    if fix.inner in apart.KINDS:
+        return Trial(_playing(lab, apart.swap(fix.inner), None), far=True)
+    return _in_place(scene, fix, expression, site)
+
+
+def _playing(lab: Lab, swap: Swap, sites: Sites) -> Callable[[Program | None], Outcome]:
+    return lambda program: lab.run(swap, sites, program=program)
+
+
+def _at(lab: Lab, fix: Fix, site: Site) -> Trial | None:
+    """A change at another line than the birth's: where the mask was decided, where a value was made."""
+    expression = expression_at(site, resolve(site).file)
+    change = fix.text(expression) if expression is not None else None
+    if expression is None or change is None:
+        return None
+    return Trial(_playing(lab, fix.swap(expression, source_name(expression.name)), frozenset([site])), expression.diff(*change))
+
+
+def _around(lab: Lab, fix: Fix, expression: Expression, site: Site | None) -> Trial | None:
+    """A change that replaces the expression around the birth: a softmax written by hand, and its like."""
+    found = patterns.around(expression, fix.inner)
+    outer = sites_of_node(site, found[0]) if found is not None and site is not None else frozenset()
+    if found is None or not outer:
+        return None
+    return Trial(_playing(lab, patterns.outer_swap(fix.inner), outer), expression.diff(*found))
+
+
+def _in_place(scene: Scene, fix: Fix, expression: Expression, site: Site | None) -> Trial | None:
+    """A change of the operation itself or of one of its operands."""
+    assert scene.lab is not None
+    runtime = _runtime_name(scene, fix, expression)
+    if runtime != source_name(expression.name):
+        expression = expression.as_plain_call()
+    if not _fits(scene, fix, runtime):
+        return None
+    change = fix.text(expression) if _handed_through(scene, fix, expression, runtime) else None
+    stopped: list[tuple[int, int]] = []
+    swap, sites = fix.swap(expression, runtime, stopped), frozenset([site]) if site is not None else frozenset()
+    return Trial(_playing(scene.lab, swap, sites), expression.diff(*change) if change is not None else "", stopped=stopped)
+
+
+# -- what a trial gave ------------------------------------------------------------------------------------------------
+
+
+def _judged(scene: Scene, finding: Finding, fix: Fix, trial: Trial) -> Remedy:
+    """Play a trial; judge it by finiteness, by the step in float64 and by the healthy steps before."""
+    lab = scene.lab
+    assert lab is not None
+    _widen(scene)
+    try:
+        outcome = trial.play(None)
+    except Exception as error:
+        return Remedy(fix.title, "", fix.safe, "failed", f"{type(error).__name__}: {error}")
+    if outcome is NO_MEMORY:
+        return Remedy(fix.title, trial.diff, fix.safe, "not tried", "there was too little memory for another replay")
+    if not lab.hit:
+        return Remedy(fix.title, "", fix.safe)
+    dead, among = max(trial.stopped, default=(0, 0))
+    title = _placed(fix.title, lab.where) if trial.far else fix.title
+    good, words = lab.judge(outcome, finding.empty, _finite_loss(scene) if trial.tolerance == TOLERANCE else None)
+    if good:
+        good, more = lab.weigh(outcome, trial.play, trial.tolerance)
+        words = f"{words}; {more}" if good and more else more or words
+    scene.tried(fix.title, words)
+    if not good and scene.symptom.place == "exception" and not outcome.error:
+        good = outcome.finite
+    if dead and good:
+        words += f"; no gradient passes through {dead} of {among} elements there"
+    if good and not trial.diff:
+        words = f"with that: {words}"
+    return Remedy(title, trial.diff, fix.safe, "proven" if good else "failed", words, alive=not dead)
+
+
+def _placed(title: str, site: Site | None) -> str:
+    place = resolve(site)
+    return f"{title} (line {place.line})" if place.known else title
+
+
+def _widen(scene: Scene) -> None:
+    """Play the step in float64 before the first remedy is tried, and write down what that gave."""
+    lab = scene.lab
+    assert lab is not None
+    if lab.wide is None and (outcome := lab.widen()) is not None:
+        scene.tried("the step as it is, in float64", outcome.effect() if outcome.finite else "not finite either")
+
+
+def _finite_loss(scene: Scene) -> float | None:
+    """The loss of the failing step where it was finite: a remedy for its gradient must not change it."""
+    losses = scene.birth.losses if scene.birth is not None and scene.symptom.place == "gradient" else []
+    scale = scene.lab.scale if scene.lab is not None else 1.0
+    return losses[-1] / scale if losses and math.isfinite(losses[-1]) else None
+
+
+def _fits(scene: Scene, fix: Fix, runtime: str) -> bool:
+    """A change written for an elementary operation says nothing of a function that contains one (a cosine is no quotient)."""
+    view = scene.birth.forward if scene.birth is not None else None
+    if view is None or fix.keyword or fix.inner or not guarded(view.name, "float32"):
+        return True
+    names = ("div" if view.name == "reciprocal" else "", source_name(view.name), "")
+    return runtime in names or not view.op.call or source_name(view.op.call.rsplit(".", 1)[-1]) != runtime
+
+
+def _handed_through(scene: Scene, fix: Fix, expression: Expression, runtime: str) -> bool:
+    """Whether the arguments in the source are those of the function that ran: torch's own modules hand them on, other code may not."""
+    if runtime == source_name(expression.name) or fix.keyword or fix.inner:
+        return True
+    view = scene.birth.forward if scene.birth is not None else None
+    if view is None or not view.op.in_module:
+        return False
+    running = [m for root in scene.program.roots for name, m in root.named_modules() if name == view.op.module]
+    return any(type(m).__module__.startswith("torch.nn.") for m in running)
+
+
+def _runtime_name(scene: Scene, fix: Fix, expression: Expression) -> str:
+    """A module call in the source (`self.attn(…)`) runs a function of another name."""
+    name = source_name(expression.name)
+    birth = scene.birth
+    forward = birth.forward if birth is not None else None
+    if forward is None or not isinstance(expression.node, ast.Call):
+        return name
+    called = source_name(forward.call.rsplit(".", 1)[-1].removeprefix("linalg_").removeprefix("special_"))
+    return called if called and called not in ("backward", "grad") else name
