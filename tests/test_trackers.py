@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import sqlite3
-import sys
 from pathlib import Path
 from typing import Any
 
