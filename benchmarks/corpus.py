@@ -104,12 +104,13 @@ def plain(path: Path) -> None:
 
 
 def watched(path: Path, policy: str = "skip", run_dir: Path | None = None) -> dict[str, Any]:
-    """Run a program under whynan; return its incidents and exit status."""
+    """Run a program under whynan; return its incidents, what was told of the first, and its exit status."""
     from whynan.engine.guard import Guard
     from whynan.engine.options import Options
     from whynan.errors import TrainingStopped
     from whynan.launch import run_script
     from whynan.report.journal import Journal
+    from whynan.report.terminal import diagnosis
 
     journal = Journal(run_dir, files=run_dir is not None)
     guard = Guard(Options(policy=policy), journal)
@@ -123,7 +124,8 @@ def watched(path: Path, policy: str = "skip", run_dir: Path | None = None) -> di
     except Exception as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         status = 1
-    return {"status": status, "incidents": [i.to_json() for i in journal.incidents], "internal": journal._failed_once}
+    told = diagnosis(journal.incidents[0]) + "\n" if journal.incidents else ""
+    return {"status": status, "incidents": [i.to_json() for i in journal.incidents], "told": told, "internal": journal._failed_once}
 
 
 def each(programs: list[Program], work: Callable[[Path], Any]) -> Iterator[tuple[Program, dict[str, Any]]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import json
 import os
 import re
 import sys
@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
 import corpus
 from corpus import Program
-from update_golden import ROOT, diagnosis_of, folders
+from update_golden import ROOT, folders
 
 from whynan.causes.catalogue import rules
 
@@ -33,9 +33,39 @@ def by_name(program: Program) -> str:
     return program.name.removesuffix(".py")
 
 
-@functools.cache
-def watched(path: Path, folder: Path = ROOT) -> dict[str, Any]:
-    """What whynan says of a program run in a folder, once a worker."""
+class Answers:
+    """What whynan says of a program run in the repository; each is run once, also where several workers ask."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __call__(self, path: Path) -> dict[str, Any]:
+        """Run a program, or read what another test got."""
+        kept = self._folder / f"{path.parent.name}-{path.stem}.json"
+        if not kept.exists():
+            part = kept.with_suffix(f".{os.getpid()}")
+            part.write_text(json.dumps(watched(path, ROOT)), encoding="utf-8")
+            part.rename(kept)
+        answer: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8"))
+        return answer
+
+    def first_remedy(self, program: Program) -> dict[str, Any]:
+        """The remedy offered first, or an empty one."""
+        remedies = self(program.path)["incidents"][0]["remedies"]
+        return remedies[0] if remedies else {"diff": "", "result": "not tried"}
+
+
+@pytest.fixture(scope="session")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
+    """The answers of this run of the tests, shared by its workers."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "corpus"
+    folder.mkdir(exist_ok=True)
+    return Answers(folder)
+
+
+def watched(path: Path, folder: Path) -> dict[str, Any]:
+    """What whynan says of a program run in a folder."""
 
     def work() -> dict[str, Any]:
         os.chdir(folder)
@@ -46,16 +76,10 @@ def watched(path: Path, folder: Path = ROOT) -> dict[str, Any]:
     return {**done["answer"], "out": done["out"], "err": done["err"]}
 
 
-def first_remedy(program: Program) -> dict[str, Any]:
-    """The remedy offered first, or an empty one."""
-    remedies = watched(program.path)["incidents"][0]["remedies"]
-    return remedies[0] if remedies else {"diff": "", "result": "not tried"}
-
-
 @pytest.mark.parametrize("program", FAILING, ids=by_name)
-def test_names_line_cause_and_phase(program: Program) -> None:
+def test_names_line_cause_and_phase(program: Program, answers: Answers) -> None:
     """The first incident of a failing program is at the marked line, with the marked code and phase."""
-    answer = watched(program.path)
+    answer = answers(program.path)
     assert not answer["internal"], answer["err"]
     assert answer["incidents"], "no incident"
     first = answer["incidents"][0]
@@ -68,7 +92,7 @@ def test_names_line_cause_and_phase(program: Program) -> None:
 def test_healthy_program_is_left_alone(program: Program) -> None:
     """A healthy program prints the same as unwatched, digest of its weights included, and raises no alarm."""
     plain = corpus.in_child(lambda: corpus.plain(program.path))
-    answer = watched(program.path)
+    answer = watched(program.path, ROOT)
     assert not answer["internal"], answer["err"]
     assert answer["incidents"] == []
     assert (answer["out"], answer["status"]) == (plain["out"], plain["status"])
@@ -96,9 +120,9 @@ def apply_diff(source: str, diff: str) -> str:
 
 
 @pytest.mark.parametrize("program", FAILING, ids=by_name)
-def test_first_remedy_heals(program: Program, tmp_path: Path) -> None:
+def test_first_remedy_heals(program: Program, answers: Answers, tmp_path: Path) -> None:
     """A program with the diff of its first remedy applied has no incident, neither the old one nor another."""
-    remedy = first_remedy(program)
+    remedy = answers.first_remedy(program)
     if not remedy["diff"]:
         pytest.skip("the first remedy is advice without a diff")
     patched = tmp_path / program.path.name
@@ -131,9 +155,9 @@ def test_corpus_is_large_enough() -> None:
     assert wanted - {p.code for p in FAILING} == set()
 
 
-def test_most_remedies_are_proven() -> None:
+def test_most_remedies_are_proven(answers: Answers) -> None:
     """At least 80 % of the first remedies offered with a diff are proven by replaying the failing step."""
-    firsts = [first_remedy(p) for p in FAILING]
+    firsts = [answers.first_remedy(p) for p in FAILING]
     offered = [r for r in firsts if r["diff"]]
     proven = [r for r in offered if r["result"] == "proven"]
     everywhere = sum(r["result"] == "proven" for r in firsts)
@@ -146,7 +170,7 @@ def test_most_remedies_are_proven() -> None:
     reason=f"the texts hold numbers of torch {PINNED[1] if PINNED else '?'}; this is {torch.__version__}",
 )
 @pytest.mark.parametrize("folder", folders(), ids=lambda f: f.name)
-def test_golden_text(folder: Path) -> None:
+def test_golden_text(folder: Path, answers: Answers) -> None:
     """The diagnosis of `bad.py` is word for word `expected.txt`; `python tests/update_golden.py` rewrites it."""
     expected = (folder / "expected.txt").read_text(encoding="utf-8")
-    assert diagnosis_of(folder / "bad.py") == expected
+    assert answers(folder / "bad.py")["told"] == expected

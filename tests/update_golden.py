@@ -14,6 +14,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: a fork with thr
 
 import sys
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
@@ -29,26 +30,15 @@ def folders(text: str = "") -> list[Path]:
 
 def diagnosis_of(path: Path) -> str:
     """Return the terminal diagnosis of a program's first incident; paths in it are relative to the repository."""
-    done = corpus.in_child(lambda: _first_diagnosis(path))
-    if done["answer"] is None:
+
+    def work() -> Any:
+        os.chdir(ROOT)
+        return corpus.watched(path)
+
+    done = corpus.in_child(work)
+    if not (done["answer"] or {}).get("told"):
         raise AssertionError(f"{path}: no diagnosis\n{done['err']}")
-    return str(done["answer"])
-
-
-def _first_diagnosis(path: Path) -> str:
-    from whynan.engine.guard import Guard
-    from whynan.errors import TrainingStopped
-    from whynan.launch import run_script
-    from whynan.report.journal import Journal
-    from whynan.report.terminal import diagnosis
-
-    os.chdir(ROOT)
-    journal = Journal(None, files=False)
-    try:
-        run_script(Guard(journal=journal), str(path), [])
-    except (TrainingStopped, SystemExit, Exception) as error:  # noqa: BLE001 (the program may end as it likes)
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-    return diagnosis(journal.incidents[0]) + "\n"
+    return str(done["answer"]["told"])
 
 
 def main(argv: list[str]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from whynan.causes.catalogue import Finding, Scene, rule
-from whynan.causes.domain import from_spans
+from whynan.causes.domain import from_spans, log_fixes
 from whynan.causes.facts import SELECTS, as_view, biggest, consumers, rows, share
 from whynan.causes.fixes import BRAIN, Fix, guarded
 from whynan.causes.ranges import overflowed
@@ -197,6 +197,8 @@ def _safe_before(forward: View, handed: int | None) -> list[Fix]:
     if handed is not None:
         title = "take the missing values out before they are computed with"
         return [Fix(title, "torch.where({x}.isnan(), torch.zeros_like({x}), {x})", handed, safe=True)]
+    if forward.name == "log":
+        return log_fixes(forward)
     exponent = forward.scalar("exponent")
     fixes = guarded(forward.name, forward.op.dtype, float(exponent) if isinstance(exponent, int | float) else None)
     if forward.name == "div":

@@ -151,11 +151,12 @@ def log_of_zero(scene: Scene) -> Finding | None:
     if origin:
         evidence.append(f"the {number(edge)} is {origin}")
     return Finding(
-        f"{name}({number(edge)}) is -inf: {share(count, argument, f'values are {number(edge)}')}", evidence, _log_fixes(view), from_spans(view, index)
+        f"{name}({number(edge)}) is -inf: {share(count, argument, f'values are {number(edge)}')}", evidence, log_fixes(view), from_spans(view, index)
     )
 
 
-def _log_fixes(view: View) -> list[Fix]:
+def log_fixes(view: View) -> list[Fix]:
+    """Return the changes for a logarithm whose argument reaches its edge: from the logits where it was made of any, else a bound."""
     made = skip_views(view.maker(0))
     fixes: list[Fix] = []
     if hasattr(made, "name") and made is not None and view.name == "log":

@@ -416,8 +416,8 @@ def update_not_finite(scene: Scene) -> Finding | None:
 
     How sure
     whynan repeats the update from a copy of weights and state taken before it, finds the first
-    bad operation, and reads eps in its dtype. Proven when the update repeated with a larger eps
-    is finite; other changes inside an optimizer are not replayed, and the cause is suspected.
+    bad operation, and reads eps in its dtype. Proven when the update repeated with a larger eps,
+    or with one in the denominator of your own optimizer, is finite; otherwise suspected.
 
     Not this when
     The gradient was bad (family WN5xx), the state was (WN603), or the weights grew over many
@@ -448,7 +448,7 @@ def update_not_finite(scene: Scene) -> Finding | None:
     zero = [n for n, t in kept.items() if int((t == 0).sum())]
     if not fixes and view.name in ("div", "addcdiv", "reciprocal", "rsqrt") and zero:
         label = f"the update divides by 0: {zero[-1]} has {int((kept[zero[-1]] == 0).sum())} zeros"
-        fixes.append(Fix("add a small eps to the denominator of the update"))
+        fixes.append(Fix("add a small eps to the denominator of the update", "({x} + 1e-8)", {"div": 1, "addcdiv": 2}.get(view.name, 0)))
     if not fixes and dtype in ("float16", "bfloat16"):
         limit = LIMITS[dtype]
         label = f"the update leaves the range of {dtype} ({number(limit)})"

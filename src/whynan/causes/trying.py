@@ -14,7 +14,7 @@ from whynan.causes.catalogue import Finding, Scene
 from whynan.causes.fixes import Fix, guarded, source_name
 from whynan.causes.lab import NO_MEMORY, TOLERANCE, Lab, Outcome, Sites, Swap
 from whynan.causes.source import Expression, expression_at, sites_of_node
-from whynan.records import Remedy
+from whynan.records import Phase, Remedy
 
 TRIES = 4
 
@@ -149,6 +149,8 @@ def _judged(scene: Scene, finding: Finding, fix: Fix, trial: Trial) -> Remedy:
         good = outcome.finite
     if dead and good:
         words += f"; no gradient passes through {dead} of {among} elements there"
+    if good and scene.birth is not None and scene.birth.phase is Phase.OPTIMIZER:
+        words += "; the update is finite"
     if good and not trial.diff:
         words = f"with that: {words}"
     return Remedy(title, trial.diff, fix.safe, "proven" if good else "failed", words, alive=not dead)
