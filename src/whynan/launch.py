@@ -11,11 +11,12 @@ import sys
 from importlib.machinery import SourceFileLoader
 from types import CodeType, ModuleType, TracebackType
 
+from torch.multiprocessing.spawn import ProcessExitedException
+
 from whynan.capsule.sites import is_internal
 from whynan.engine.guard import Guard
 from whynan.errors import TrainingStopped, UsageError
-
-STOPPED = 3
+from whynan.spawned import STOPPED, Children
 
 
 def run_script(guard: Guard, path: str, args: list[str]) -> int:
@@ -73,21 +74,24 @@ def _compiled(path: str) -> CodeType:
 
 
 def _guarded(guard: Guard, program: object) -> int:
+    children = Children(guard)
     try:
-        with guard:
+        with children.watched(), guard:
             program()  # type: ignore[operator]
     except TrainingStopped:
         _flush()
         return STOPPED
     except SystemExit as stop:
-        if guard.stopped:
+        if guard.stopped or children.stopped:
             return STOPPED
         raise SystemExit(stop.code) from None
-    except BaseException:
+    except BaseException as error:
+        if children.stopped and isinstance(error, ProcessExitedException):
+            return STOPPED  # of a process that was stopped torch says only that it ended
         if sys.excepthook is sys.__excepthook__:
             sys.excepthook = _quiet_hook
         raise
-    return STOPPED if guard.stopped else 0
+    return STOPPED if guard.stopped or children.stopped else 0
 
 
 def _flush() -> None:

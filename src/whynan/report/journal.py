@@ -20,7 +20,7 @@ from typing import IO, Protocol
 from whynan import __version__
 from whynan.errors import UsageError
 from whynan.records import Action, Incident, Json, Notice, dumps
-from whynan.recovery.place import rank_here
+from whynan.recovery.place import is_ranked, rank_here
 from whynan.recovery.policy import Budget
 from whynan.report import about, terminal
 from whynan.report.bars import above_bars
@@ -40,12 +40,16 @@ class Listener(Protocol):
 
 
 class Journal:
-    """Writes one run. `directory=None` writes no files."""
+    """Writes one run. `directory=None` writes no files.
 
-    def __init__(self, directory: Path | None = None, files: bool = False, quiet: bool = False) -> None:
+    `beside` names the files of a process that a script started by itself, for where it turns out to be no rank of a group.
+    """
+
+    def __init__(self, directory: Path | None = None, files: bool = False, quiet: bool = False, beside: str = "") -> None:
         self.directory = directory
         self.files = files or directory is not None
         self.quiet = quiet
+        self._beside = beside
         self.incidents: list[Incident] = []
         self.counts: dict[tuple[str, str, int], int] = {}
         self.notices: dict[tuple[str, str], int] = {}
@@ -68,11 +72,14 @@ class Journal:
         """Return the run directory, making it on first use."""
         if not self.files or self._broken:
             return None
+        rank, beside = rank_here(), self._beside if not is_ranked() else ""
+        self._beside = ""
         if self.directory is None:
-            rank = rank_here()
-            self.directory = _fresh(Path("whynan-runs"), f"-rank-{rank}" if rank else "")
-        elif rank_here() and self._root is None:
-            self._live_below(self.directory, rank_here())
+            self.directory = _fresh(Path("whynan-runs"), f"-rank-{rank}" if rank else f"-{beside}" if beside else "")
+        elif beside:
+            self.directory = self.directory / beside
+        elif rank and self._root is None:
+            self._live_below(self.directory, rank)
         if not self.directory.is_absolute():
             self.directory = self.directory.absolute()  # the script may change its working directory
         try:
