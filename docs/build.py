@@ -74,6 +74,18 @@ def _highlighted(code: str, language: str, _attributes: str) -> str:
     return f'<pre tabindex="0"><code>{highlight(code, lexer, HtmlFormatter(nowrap=True))}</code></pre>'
 
 
+class Renderer(RendererHTML):
+    """HTML in which a table can be scrolled, by keyboard too: it may be wider than a phone."""
+
+    def table_open(self, *_: object) -> str:
+        """Put a box around a table."""
+        return '<div class="table" tabindex="0" role="group" aria-label="Table"><table>\n'
+
+    def table_close(self, *_: object) -> str:
+        """End the box."""
+        return "</table></div>\n"
+
+
 MARKDOWN = MarkdownIt("commonmark", {"highlight": _highlighted, "typographer": False}).enable("table")
 
 
@@ -214,7 +226,7 @@ def _write(site: Site, sections: list[tuple[str, list[Page]]], out: Path) -> Non
     template = Environment(loader=FileSystemLoader(DOCS / "site"), autoescape=True, trim_blocks=True, lstrip_blocks=True).get_template("page.html")
     order = [page for _, pages in sections for page in pages]
     for number, page in enumerate(order):
-        body = RendererHTML().render(page.tokens, MARKDOWN.options, {})
+        body = Renderer().render(page.tokens, MARKDOWN.options, {})
         place = out / page.url
         place.parent.mkdir(parents=True, exist_ok=True)
         beside = {"before": order[number - 1] if number else None, "after": order[number + 1] if number + 1 < len(order) else None}

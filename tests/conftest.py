@@ -173,6 +173,22 @@ def box(tmp_path: Path) -> Sandbox:
     return Sandbox(tmp_path)
 
 
+Shown = Callable[[str], list[str]]
+
+
+@pytest.fixture
+def shown(request: pytest.FixtureRequest) -> Shown:
+    """The blocks of a page that name this test: `shown("docs/run.md")`; it runs them and compares their output (`doc_blocks.compare`)."""
+    from doc_blocks import run_by
+
+    def blocks(page: str) -> list[str]:
+        found = run_by(page, f"tests/{request.path.name}::{request.node.name}")
+        assert found, f"{page} has no block that is run by {request.node.name}"
+        return found
+
+    return blocks
+
+
 @pytest.fixture(autouse=True)
 def torch_is_left_alone() -> Iterator[None]:
     """No test may leave torch watched: the next one would see it."""

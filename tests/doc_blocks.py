@@ -14,18 +14,21 @@ How a block is understood, by its language and by the HTML comments right before
     <!-- copy: SOURCE NAME -->   a file of the repository, or all files of a folder of it, is put into the folder
     <!-- files: PAGE -->         the files of another page are put into the folder
     <!-- not run: REASON -->     the block is not run; every such reason is printed by the tests
+    <!-- run by: TEST… -->       these tests (`tests/test_x.py::test_name[case]`) take the block by the fixture `shown`, run it and compare its output
     <!-- shown in: PAGE -->      the block's lines stand, in this order, in that page, which runs them
     <!-- part -->                the output shows some of the lines, in their order
     <!-- exit: N -->             the commands of the block end with this status (else 0 or 1, which says that something was found)
     <!-- python CODE -->         run and not shown
     <!-- sh COMMANDS -->         run and not shown
 
-In an output a line `…` stands for any number of lines; times, sizes, run directories and the folder itself are not compared. In a command the
-name of a run directory stands for the newest one.
+In an output a line `…` stands for any number of lines; times, sizes, run directories and the folder itself are not compared, and numbers are not on
+a CPU whose half precision rounds otherwise than on the one that the pages were written on. In a command the name of a run directory stands for
+the newest one.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 from collections.abc import Iterator
@@ -39,7 +42,7 @@ COMMANDS = ("whynan", "python", "torchrun", "pip", "make", "git", "pytest", "pre
 SHOWN = ("text", "diff")
 SOURCES = (".py", ".yaml", ".toml")
 DATA = ("toml", "json", "yaml")
-NOTES = ("file:", "copy:", "files:", "not run:", "shown in:", "part", "exit:", "python", "sh")
+NOTES = ("file:", "copy:", "files:", "not run:", "run by:", "shown in:", "part", "exit:", "python", "sh")
 RUN_DIR = re.compile(r"whynan-runs/\d{4}-\d{4,6}(-\d+)?")
 
 
@@ -49,12 +52,12 @@ class PageError(Exception):
 
 @dataclass(slots=True)
 class Step:
-    """Something to do: one of file, python, doctest, sh, data, shown, not run."""
+    """Something to do: one of file, python, doctest, sh, data, shown, run by, not run."""
 
     kind: str
     text: str
     line: int
-    name: str = ""  # of a file; the reason of what is not run
+    name: str = ""  # of a file; the tests of what is run by others; the reason of what is not run
     output: str | None = None
     part: bool = False
     status: tuple[int, ...] = (0, 1)
@@ -94,8 +97,9 @@ class _Reader:
     def _step(self, language: str, text: str, line: int) -> Step | None:
         notes = self.notes
         named = re.match(r"# ([\w/.-]+\.py)\n", text) if language == "python" else None
-        if "not run:" in notes:
-            return Step("not run", text, line, notes["not run:"])
+        for elsewhere in ("not run", "run by"):
+            if f"{elsewhere}:" in notes:
+                return Step(elsewhere, text, line, notes[f"{elsewhere}:"])
         if "shown in:" in notes:
             return Step("shown", text, line, notes["shown in:"])
         if "file:" in notes or named:
@@ -182,6 +186,58 @@ def same(shown: str, printed: str, part: bool = False) -> bool:
     for line in lines:
         pattern += "(?:.*\n)*?" if line.strip() == "…" else re.escape(line) + "\n" + ("(?:.*\n)*?" if part else "")
     return re.fullmatch(pattern, "".join(f"{line}\n" for line in _plain(printed) if line)) is not None
+
+
+def fits(shown: str, printed: str, part: bool = False) -> bool:
+    """Whether a shown output is what was printed; on a CPU that computes otherwise, but for its numbers and line breaks."""
+    return same(shown, printed, part) or (not _computes_as_shown() and roughly(shown, printed))
+
+
+def roughly(shown: str, printed: str) -> bool:
+    """Whether the words that are shown stand, in their order, among those that were printed, all numbers being alike.
+
+    >>> roughly("loss 3.527, all\\ngradients finite", "step 4: loss 3.5, all gradients\\nfinite"), roughly("WN501 at step 4", "WN101 at step 5")
+    (True, False)
+    """
+    wanted, found = (re.sub(r"(?<![A-Za-z])-?\d[\d.]*(e[+-]?\d+)?", "0", text.replace("…", " ")).split() for text in (shown, printed))
+    rest = iter(found)
+    return all(word in rest for word in wanted)
+
+
+@functools.cache
+def _computes_as_shown() -> bool:
+    """Whether this CPU rounds as the one that the pages were written on: half precision differs from one to the next."""
+    import torch
+
+    half = [torch.cpu._is_avx512_bf16_supported(), torch.cpu._is_amx_tile_supported()]
+    return torch.backends.cpu.get_cpu_capability() == "AVX512" and half == [True, False]
+
+
+def compare(shown: str, printed: str) -> None:
+    """Fail where the lines of a shown output do not stand, in their order, in what was printed."""
+    assert fits(shown, printed, part=True), f"this was printed\n{printed}\nand this is shown\n{shown}"
+
+
+def in_the_table(table: str, name: str, *numbers: float) -> None:
+    """Fail where the line of a case in the table of the casebook does not have these two numbers, to a tenth."""
+    (words,) = [line.split() for line in table.splitlines() if line.startswith(f"{name} ")]
+    at = words.index("->")
+    for shown, measured in zip((float(words[at - 1]), float(words[at + 1])), numbers, strict=True):
+        assert abs(shown - measured) <= 0.1 * abs(measured) + 0.005, f"{name}: {measured} was measured and {shown} is shown"
+
+
+def run_by(page: str, test: str) -> list[str]:
+    """Return the blocks of a page that name this test, in order."""
+    return [step.text for step in steps_of(ROOT / page) if step.kind == "run by" and test in tests_of(step)]
+
+
+def tests_of(step: Step) -> list[str]:
+    """Return the tests that a block names.
+
+    >>> tests_of(Step("run by", "", 1, "tests/test_a.py::test_b[with steps] tests/test_a.py::test_c"))
+    ['tests/test_a.py::test_b[with steps]', 'tests/test_a.py::test_c']
+    """
+    return re.findall(r"\S+::\w+(?:\[[^\]]*\])?", step.name)
 
 
 def _plain(text: str) -> list[str]:

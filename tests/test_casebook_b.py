@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -16,10 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import Shown
+from doc_blocks import compare, in_the_table
 
 CASES = Path(__file__).parent.parent / "examples" / "casebook"
 NAMES = ["joint_diffusion", "clustering_heads", "hyper_connections"]
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "120"}
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
 
 
 def case_of(name: str) -> dict[str, Any]:
@@ -41,6 +44,11 @@ class Watched:
         self.done = command("-m", "whynan", "run", *options, "--run-dir", home, *words, folder=CASES / name)
         file = home / "incidents.jsonl"
         self.incidents = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+    @property
+    def printed(self) -> str:
+        """What the program said, and then what whynan did."""
+        return self.done.stdout + self.done.stderr
 
     def __getitem__(self, code: str) -> dict[str, Any]:
         found = [i for i in self.incidents if i["cause"]["code"] == code]
@@ -71,17 +79,24 @@ def first_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def out(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """An output folder; for the plate reader a copy of the first run."""
-    target = tmp_path / "out"
+    target = tmp_path / "run"
     if "hyper_connections" in request.node.nodeid or "plate" in request.node.nodeid:
         shutil.copytree(request.getfixturevalue("first_run"), target)
     return target
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_failing_program_gives_the_true_line_the_code_and_the_remedy_that_heals(name: str, out: Path, tmp_path: Path) -> None:
-    """Origin, code and first remedy are those of case.toml; the remedy is proven and is the only difference of healed/."""
+def test_the_failing_program_gives_the_true_line_the_code_and_the_remedy_that_heals(name: str, out: Path, tmp_path: Path, shown: Shown) -> None:
+    """Origin, code and first remedy are those of case.toml; the remedy is proven and is the only difference of healed/; its page shows what is printed."""
     case = case_of(name)
-    run = Watched(name, [*arguments(case, "failing", out), *case["short"]], tmp_path / "w")
+    told: list[str] = []
+    words = [*arguments(case, "failing", out), *case["short"]]
+    if name != "clustering_heads":  # docs/casebook/clustering_heads.md runs it itself
+        line, *told = shown(f"docs/casebook/{name}.md")
+        words = [word.replace("run/", f"{out}/") if word != "run" else str(out) for word in shlex.split(line)[2:]]
+    run = Watched(name, words, tmp_path / "w")
+    for output in told:
+        compare(output, run.done.stderr)
     incident = run[case["expected"]["code"]]
     assert incident["origin"]["file"].endswith(case["expected"]["file"])
     assert case["expected"]["text"] in incident["origin"]["code"]
@@ -108,12 +123,13 @@ def test_healed_differs_by_one_line_only(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_healed_program_reaches_its_quality(name: str, out: Path) -> None:
-    """It trains to the end and is better than the untrained model by the margin stated."""
+def test_the_healed_program_reaches_its_quality(name: str, out: Path, shown: Shown) -> None:
+    """It trains to the end and is better than the untrained model by the margin stated; the casebook's table says by which."""
     case = case_of(name)
     done = command(*arguments(case, "healed", out), folder=CASES / name / "healed")
     assert done.returncode == 0, done.stderr
     assert good_enough(quality(done.stdout), case) and not good_enough(case["quality"]["untrained"], case)
+    in_the_table(shown("docs/casebook/index.md")[0], name, case["quality"]["untrained"], quality(done.stdout))
 
 
 SECOND = [
@@ -131,9 +147,11 @@ def test_broken_in_a_second_way_the_diagnosis_follows(name: str, more: list[str]
     assert case["expected"]["text"] in incident["origin"]["code"]
 
 
-def test_joint_diffusion_is_told_dead_once_and_since_when(tmp_path: Path) -> None:
+def test_joint_diffusion_is_told_dead_once_and_since_when(tmp_path: Path, shown: Shown) -> None:
     """Observed only, the loop warns at each step over a dead model; whynan says it once, with the step of the death."""
-    run = Watched("joint_diffusion", ["train.py", "--out", str(tmp_path / "out"), "--steps", "120"], tmp_path / "w", ("--policy", "observe"))
+    line, dead_told, checked = shown("docs/casebook/joint_diffusion.md")
+    run = Watched("joint_diffusion", shlex.split(line.replace("--out run", f"--out {tmp_path / 'run'}"))[2:], tmp_path / "w")
+    compare(dead_told, run.done.stderr)
     born, dead = run["WN501"], run["WN601"]
     assert run.done.stdout.count("warning: NaN gradient") > 30 and len(run.incidents) == 2
     assert born["symptom"]["kind"] == "inf" and born["symptom"]["place"] == "gradient"
@@ -141,7 +159,8 @@ def test_joint_diffusion_is_told_dead_once_and_since_when(tmp_path: Path) -> Non
     assert f"dead since step {born['step']}: its update was made with a gradient norm of inf" in dead["cause"]["evidence"]
     steps = [json.loads(line)["step"] for line in (tmp_path / "w" / "metrics.jsonl").read_text().splitlines()]
     assert max(steps) < 120 and len(set(steps)) == len(steps)
-    check = command("-m", "whynan", "check", tmp_path / "out")
+    check = command("-m", "whynan", "check", "run", folder=tmp_path)
+    compare(checked, check.stdout + check.stderr)
     assert f"inf at step {born['step']}, nan from step {born['step'] + 1} on" in " ".join(check.stdout.split())
 
 
@@ -152,12 +171,13 @@ def test_joint_diffusion_in_float16_dies_in_the_optimizer_at_step_0(tmp_path: Pa
     assert incident["step"] == 0 and incident["origin"]["code"] == "optimizer.step()" and "eps=1e-4" in incident["remedies"][0]["diff"]
 
 
-def test_joint_diffusion_recovers_by_rollback_without_a_change(tmp_path: Path) -> None:
+def test_joint_diffusion_recovers_by_rollback_without_a_change(tmp_path: Path, shown: Shown) -> None:
     """The failing program itself is brought to the end, by going back and on with a lower rate."""
     case = case_of("joint_diffusion")
     run = Watched("joint_diffusion", arguments(case, "failing", tmp_path / "out"), tmp_path / "w", tuple(case["recovery"]["options"]))
     assert run.done.returncode == 0 and "rolled back" in {i["action"]["taken"] for i in run.incidents}
     assert quality(run.done.stdout) <= case["recovery"]["at_most"]
+    compare(shown("docs/casebook/joint_diffusion.md")[0], run.printed)
 
 
 def test_settings_that_are_not_in_effect_are_said() -> None:
@@ -168,25 +188,35 @@ def test_settings_that_are_not_in_effect_are_said() -> None:
     assert "`learning_rate" not in told and "`dim" not in told
 
 
-def test_the_blank_image_is_named_and_the_silent_death_does_not_come(tmp_path: Path) -> None:
+def test_the_blank_image_is_named_and_the_silent_death_does_not_come(tmp_path: Path, shown: Shown) -> None:
     """With the old fix one NaN row makes every prior NaN and the loss 0.0 for ever; under whynan the batch is skipped and named."""
     case, name = case_of("clustering_heads"), "clustering_heads"
+    plain, silent, line, told = shown(f"docs/casebook/{name}.md")
     words = [*[w.replace("{out}", str(tmp_path / "out")) for w in case["silent"]["failing"]], "--steps", "41"]
+    assert shlex.split(plain)[1:] == shlex.split(line)[2:] == [w.replace(str(tmp_path / "out"), "run") for w in words]
     alone = command(*words, folder=CASES / name)
-    assert "step 40 loss 0.0000" in alone.stdout
+    compare(silent, alone.stdout)
     run = Watched(name, words, tmp_path / "w")
+    before, after = told.split("step 40", 1)
+    compare(before, run.done.stderr)
+    compare(f"step 40{after}", run.printed)
     assert run["WN701"]["symptom"] == {"place": "buffer", "kind": "nan", "name": "prior", "detail": "2 tensors"} or run["WN701"]["symptom"]["name"] == "prior"
     assert "step 40 loss 0.0000" not in run.done.stdout and "step 40 loss" in run.done.stdout
     check = " ".join(command("-m", "whynan", "check", tmp_path / "out" / "features.pt").stdout.split())
     assert "417" in check and "WN701" in check
 
 
-def test_the_poisoned_plate_checkpoints_are_moved_aside_and_the_healthy_one_resumes(out: Path, tmp_path: Path) -> None:
+def test_the_poisoned_plate_checkpoints_are_moved_aside_and_the_healthy_one_resumes(out: Path, tmp_path: Path, shown: Shown) -> None:
     """Unwatched, the weights stay finite, the running statistics die and are saved; quarantine leaves the last healthy one."""
     case, name = case_of("hyper_connections"), "hyper_connections"
+    lines, printed, checked, expected = shown(f"docs/casebook/{name}.md")
+    assert [shlex.split(line)[1:] for line in lines.splitlines()] == [arguments(case, key, Path("run")) for key in ("before", "failing")]
     done = command(*arguments(case, "failing", out), folder=CASES / name)
     assert "wrong nan" in done.stdout
-    check = command("-m", "whynan", "check", out, "--quarantine", tmp_path / "aside")
+    compare(printed, done.stdout)
+    check = command("-m", "whynan", "check", "run", "--quarantine", "aside", folder=tmp_path)
+    compare(checked, check.stdout + check.stderr)
+    compare(expected, command("-m", "whynan", "check", "run/epoch-03.pt", "--expect", "lr=3e-3", folder=tmp_path).stdout)
     told = " ".join(check.stdout.split())
     assert "running_mean: 16 nan of 16 values (WN602)" in told and "WN601" not in told and "WN606" in told
     healthy = sorted(p.name for p in out.glob("*.pt"))

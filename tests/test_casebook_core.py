@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import Shown
+from doc_blocks import compare
 
 import whynan
 from whynan.doctoring.project import read_project
@@ -102,7 +104,7 @@ def test_a_buffer_is_replayed_by_what_writes_it(tmp_path: Path) -> None:
     assert scope["norm"].running_mean.isfinite().all()
 
 
-def test_zeroed_gradients_are_not_stepped_on(tmp_path: Path) -> None:
+def test_zeroed_gradients_are_not_stepped_on(tmp_path: Path, shown: Shown, capsys: pytest.CaptureFixture[str]) -> None:
     """A loop that zeroes bad gradients and steps: momentum would move the weights, so the update is left out."""
     found, scope = incidents_of(
         """
@@ -125,6 +127,7 @@ def test_zeroed_gradients_are_not_stepped_on(tmp_path: Path) -> None:
         tmp_path,
     )
     assert [i.step for i in found] == [2] and scope["moved"] == [True, True, False, True]
+    compare(shown("docs/casebook/joint_diffusion.md")[0], capsys.readouterr().err)
 
 
 def test_settings_of_another_program_are_not_judged(tmp_path: Path) -> None:

@@ -169,11 +169,35 @@ def with_a_hook() -> Built:
     return (net, optimizer), stepper(compiled(net), loss_of, optimizer)
 
 
+def with_a_hook_inside_a_function() -> Built:
+    net, optimizer = parts()
+    net.a.register_forward_hook(lambda module, inputs, out: out * 1.0)
+    net.register_forward_pre_hook(lambda module, inputs: inputs)
+    whole = compiled(lambda x: loss_of(net(x), x))
+    return (net, optimizer), stepper(lambda x: x, lambda y, x: whole(x), optimizer)
+
+
+def with_a_hook_inside_a_method() -> Built:
+    net, optimizer = parts()
+    net.a.register_forward_hook(lambda module, inputs, out: out * 1.0)
+
+    class Task:
+        def __init__(self) -> None:
+            self.net = net
+
+        @torch.compile(backend="eager")
+        def loss(self, x: torch.Tensor) -> torch.Tensor:
+            return loss_of(self.net(x), x)
+
+    task = Task()
+    return (net, optimizer), stepper(lambda x: x, lambda y, x: task.loss(x), optimizer)
+
+
 EVERY = [
     model_alone, model_in_place, parts_of_a_model, forward_method, loss_alone, model_and_loss, function_in_function, forward_and_loss,
     forward_loss_and_backward, optimizer_step, optimizer_step_in_a_function, optimizer_step_put_back, with_autocast, with_checkpointing, with_a_hook,
+    with_a_hook_inside_a_function, with_a_hook_inside_a_method,
 ]  # fmt: skip
-NOT_WARM = {with_a_hook}  # the plain model is handed to `watch`: its hooks are stood around, which is one more compilation
 
 
 def batches(bad: int = -1, sizes: tuple[int, ...] = (8,) * 6) -> list[torch.Tensor]:
@@ -206,8 +230,7 @@ def test_watching_adds_no_graph_no_break_and_no_recompilation(build: Callable[[]
     plain = count(build, "", (8, 8))
     assert plain["unique_graphs"] > 0
     assert count(build, "012", (8, 8)) == plain
-    if build not in NOT_WARM:
-        assert count(build, "1", (8, 8)) == plain  # compiled and run before watching begins, and after it ends
+    assert count(build, "1", (8, 8)) == plain  # compiled and run before watching begins, and after it ends
 
 
 @pytest.mark.parametrize("build", [model_and_loss, forward_and_loss], ids=lambda f: f.__name__)
@@ -234,6 +257,39 @@ def test_a_bad_compiled_step_is_diagnosed_by_its_source_and_replayed_without_com
     assert guard.incidents[0].origin.span.code.endswith("# the division")
     assert guard.incidents[0].action.taken == "skipped"
     assert counters["stats"]["unique_graphs"] == graphs
+
+
+def test_a_hook_registered_while_watching_costs_no_compilation_and_is_recorded_in_eager_calls() -> None:
+    """After a compiled call the watched hook stands in its place again, until the guard is closed."""
+    net, optimizer = parts()
+    model = compiled(net)
+    seen: list[int] = []
+    step = stepper(model, loss_of, optimizer)
+    step(batches()[0])
+    with whynan.watch(net, optimizer, files=False) as guard:
+        net.a.register_forward_hook(lambda module, inputs, out: out * 1.0)
+        step(batches()[0])
+        graphs = counters["stats"]["unique_graphs"]
+        (hook,) = net.a._forward_hooks.values()
+        net.b.register_forward_hook(lambda module, inputs, out: seen.append(guard._guard.recorder.here))
+        net(batches()[0])
+        assert seen == [True]
+    step(batches()[0])
+    assert net.a._forward_hooks and hook not in net.a._forward_hooks.values()
+    assert counters["stats"]["unique_graphs"] == graphs
+
+
+def test_a_model_with_a_hook_that_is_compiled_again_while_watching_keeps_its_graph() -> None:
+    net, optimizer = parts()
+    net.a.register_forward_hook(lambda module, inputs, out: out * 1.0)
+    step = stepper(compiled(net), loss_of, optimizer)
+    step(batches()[0])
+    with whynan.watch(net, optimizer, files=False):
+        again = stepper(compiled(net), loss_of, optimizer)
+        again(batches()[0])
+        step(batches()[0])
+    again(batches()[0])
+    assert counters["stats"]["unique_graphs"] == 1
 
 
 @pytest.mark.parametrize("what", ["model", "loss", "in place"])

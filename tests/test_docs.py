@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import importlib.util
 import json
@@ -20,7 +21,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import ENVIRONMENT, PYTHON, Sandbox, _status_of
-from doc_blocks import ROOT, RUN_DIR, PageError, Step, same, steps_of, words_of
+from doc_blocks import ROOT, RUN_DIR, PageError, Step, fits, same, steps_of, tests_of, words_of
 
 import whynan.forensics.checking  # loaded here for all forked children
 import whynan.lint.linting
@@ -37,13 +38,13 @@ def named(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
 
-def not_run() -> list[Any]:
-    """Every block that is not run, as a test that is skipped for its reason."""
-    found = [(page, step) for page in PAGES for step in _marked(page) if step.kind == "not run"]
+def marked(kind: str) -> list[Any]:
+    """Every block that is not run by its page, as parameters of a test."""
+    found = [(page, step) for page in PAGES for step in _steps(page) if step.kind == kind]
     return [pytest.param(named(page), step, id=f"{named(page)}:{step.line}") for page, step in found]
 
 
-def _marked(page: Path) -> list[Step]:
+def _steps(page: Path) -> list[Step]:
     try:
         return steps_of(page)
     except PageError:
@@ -53,7 +54,7 @@ def _marked(page: Path) -> list[Step]:
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_every_block_of_a_page_runs_and_prints_what_is_shown(page: Path, box: Sandbox) -> None:
     """The blocks of a page, in order, in an empty folder."""
-    steps = [s for s in steps_of(page) if s.kind != "not run"]
+    steps = [s for s in steps_of(page) if s.kind not in ("not run", "run by")]
     if not steps:
         return
     if PINNED and torch.__version__.partition("+")[0] != PINNED[1]:
@@ -64,11 +65,24 @@ def test_every_block_of_a_page_runs_and_prints_what_is_shown(page: Path, box: Sa
     assert done.status == 0, done.out + done.err
 
 
-@pytest.mark.parametrize(("page", "step"), not_run())
+@pytest.mark.parametrize(("page", "step"), marked("not run"))
 def test_block_that_is_not_run_says_why(page: str, step: Step) -> None:
     """Its reason is printed with the skipped tests."""
     assert step.name, f"{page}:{step.line}: no reason"
     pytest.skip(f"{page}:{step.line} is not run: {step.name}")
+
+
+@pytest.mark.parametrize(("page", "step"), marked("run by"))
+def test_block_that_other_tests_run_names_tests_that_take_it(page: str, step: Step) -> None:
+    """Each is there, and asks the page for its blocks by the fixture `shown`."""
+    assert tests_of(step), f"{page}:{step.line}: names no test"
+    for test in tests_of(step):
+        file, name = test.split("::")
+        tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+        function = next((f for f in tree.body if isinstance(f, ast.FunctionDef) and f.name == name.partition("[")[0]), None)
+        assert function is not None, f"{page}:{step.line}: there is no {test}"
+        assert "shown" in [argument.arg for argument in function.args.args], f"{test} does not take the blocks of a page"
+        assert page in ast.unparse(tree) or "{name}.md" in ast.unparse(function), f"{test} does not ask for {page}"
 
 
 class Runner:
@@ -95,7 +109,7 @@ class Runner:
         head = f"{self.page.name}:{step.line}: `{(step.name or step.text).splitlines()[0]}`"
         if status not in step.status or ("Traceback (most recent call last)" in printed and "Traceback" not in (step.output or "")):
             return f"{head} ended with status {status}:\n{printed}"
-        if step.output is not None and not same(step.output, printed, step.part):
+        if step.output is not None and not fits(step.output, printed, step.part):
             return f"{head} printed\n{printed}\nand this is shown\n{step.output}"
         return ""
 
@@ -288,7 +302,7 @@ def small_docs(folder: Path, pages: dict[str, str]) -> Path:
     [
         ("```\nwhynan explain WN999\n```\n", "ended with status 2"),
         ("```\n$ whynan explain WN501\nsomething else\n```\n", "and this is shown"),
-        ("```python\nprint(1 + 1)\n```\n```\n3\n```\n", "and this is shown"),
+        ("```python\nprint('a' + 'b')\n```\n```\naa\n```\n", "and this is shown"),
         ("```python\nprint(missing)\n```\n", "NameError"),
         ("```python\n# a.py\nraise ValueError('no')\n```\n```\npython a.py\n```\n", "ValueError: no"),
         ("```pycon\n>>> 1 + 1\n3\n```\n", "Expected"),

@@ -6,9 +6,11 @@ import os
 
 os.environ["KERAS_BACKEND"] = "torch"
 
+import textwrap
+
 import numpy as np
 import pytest
-from conftest import Sandbox
+from conftest import Sandbox, Shown
 
 keras = pytest.importorskip("keras")
 
@@ -62,6 +64,15 @@ def test_the_callback_watches_a_script_that_is_run_by_python(box: Sandbox) -> No
     assert "['WN101']" in done.out, done.err
     assert "error[WN101]" in done.err
     assert all(np.isfinite(w).all() for w in state(box, "own.npz"))
+
+
+def test_the_callback_of_the_page_watches_by_itself(box: Sandbox, shown: Shown) -> None:
+    """The lines of the page in place of the program's own `fit`."""
+    (block,) = shown("docs/integrations.md")
+    source = textwrap.dedent(PROGRAM.format(bad=True, optimizer="Adam(1e-2)", callback="callbacks = []", out="page.npz"))
+    before, made, after = source.partition("model.fit(")
+    done = box.python(str(box.write(before + block + after.partition("\n")[2])))
+    assert made and "error[WN101]" in done.err, done.err
 
 
 def test_a_first_batch_that_is_bad_is_skipped_too(box: Sandbox) -> None:

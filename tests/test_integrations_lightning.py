@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shutil
+import textwrap
 
 import pytest
-from conftest import Sandbox
+from conftest import Sandbox, Shown
+from doc_blocks import compare
 
 pytest.importorskip("lightning.pytorch")
 
@@ -90,18 +92,20 @@ def loaded() -> None:
 
 
 @pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
-def test_a_value_that_is_not_finite_is_never_the_best(box: Sandbox, package: str) -> None:
+def test_a_value_that_is_not_finite_is_never_the_best(box: Sandbox, package: str, shown: Shown) -> None:
     done = box.watched(CHECKPOINTS.format(package=package, weights=False), "--policy", "observe")
     assert done.out.splitlines() == ["['epoch=1.ckpt', 'epoch=4.ckpt', 'last.ckpt'] epoch=1.ckpt", "4 True 1"], done.err
     assert "whynan: ModelCheckpoint: val is nan at step 12: not taken for one of the best" in done.err
     assert "val is -inf at step 16" in done.err
+    if package == "lightning.pytorch":
+        compare(shown("docs/integrations.md")[0], done.err)
     assert done.incidents == []  # a validation is no training step
 
 
-def test_a_state_that_is_not_finite_does_not_become_the_last(box: Sandbox) -> None:
+def test_a_state_that_is_not_finite_does_not_become_the_last(box: Sandbox, shown: Shown) -> None:
     done = box.watched(CHECKPOINTS.format(package="lightning.pytorch", weights=True), "--policy", "observe")
     assert done.out.splitlines() == ["['epoch=0.ckpt', 'epoch=1.ckpt', 'last.ckpt'] epoch=1.ckpt", "1 True 1"], done.err
-    assert "whynan: ModelCheckpoint: not saved at step 12: 2 tensors not finite: model.net.weight 4 nan" in done.err
+    compare(shown("docs/integrations.md")[0], done.err.replace(f"{box.folder}/", ""))
 
 
 def test_a_rank_whose_watching_is_off_still_answers_the_others(box: Sandbox) -> None:
@@ -153,6 +157,17 @@ def test_the_callback_watches_a_script_that_is_run_by_python(box: Sandbox) -> No
     done = box.python(str(box.write(MANUAL.format(package="pytorch_lightning", callback=OWN))))
     assert "found [(5, 'WN501', 'self.manual_backward(out.square().sum(1).sqrt().mean())')]" in done.out, done.err
     assert "finite True" in done.out
+
+
+def test_the_callback_of_the_page_watches_by_itself(box: Sandbox, shown: Shown) -> None:
+    """The lines of the page in place of the ones that make the trainer."""
+    (block,) = shown("docs/integrations.md")
+    source = textwrap.dedent(MANUAL.format(package="lightning.pytorch", callback="import functools"))
+    before, made, after = source.partition("trainer = pl.Trainer(")
+    usual = "Trainer = functools.partial(pl.Trainer, max_epochs=1, enable_checkpointing=False, **quiet)\n"
+    after = after.partition("\n")[2].replace("for c in callbacks", "for c in trainer.callbacks if hasattr(c, 'incidents')")
+    done = box.python(str(box.write(f"{before}{usual}{block}{after}")))
+    assert made and "found [(5, 'WN501', 'self.manual_backward(out.square().sum(1).sqrt().mean())')]" in done.out, done.err
 
 
 RESUME = (

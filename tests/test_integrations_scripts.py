@@ -10,11 +10,14 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import contextlib
 import importlib
 import runpy
+import shlex
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
-from conftest import ENVIRONMENT, Finished, Sandbox
+from conftest import ENVIRONMENT, Finished, Sandbox, Shown
+from doc_blocks import compare
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "frameworks"
 NEEDS = {"trainer": "transformers", "lightning_module": "lightning.pytorch", "accelerate_loop": "accelerate", "ignite_engine": "ignite", "keras_fit": "keras"}
@@ -28,6 +31,7 @@ FAULTS = {
     "keras_fit": ("WN101", "loss", "return ops.mean(ops.square(ops.log(target) - prediction))"),
 }
 BY_COMMAND = ("trainer", "lightning_module", "nanogpt", "accelerate_loop")
+OWN_PAGE = ("nanogpt", "titan")  # quick: docs/integrations.md runs these itself
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -38,20 +42,31 @@ def loaded() -> None:
             importlib.import_module(name)
 
 
-def with_fault(box: Sandbox, name: str) -> Finished:
-    script = str(EXAMPLES / f"{name}.py")
+def copied(box: Sandbox, name: str) -> str:
+    """A copy of an example where the page has it."""
+    script = f"examples/frameworks/{name}.py"
+    (box.folder / script).parent.mkdir(parents=True)
+    shutil.copy(EXAMPLES / f"{name}.py", box.folder / script)
+    return script
+
+
+def with_fault(box: Sandbox, name: str, *words: str) -> Finished:
     if name in BY_COMMAND:
-        return box.whynan(script, "--fault", env=ENVIRONMENT | {"HF_HUB_OFFLINE": "1"})
-    return box.forked("run", "--run-dir", str(box.run_dir), script, "--fault")
+        return box.whynan(*words, env=ENVIRONMENT | {"HF_HUB_OFFLINE": "1"})
+    return box.forked("run", "--run-dir", str(box.run_dir), *words)
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_script_that_does_not_know_whynan_gets_the_exact_line(box: Sandbox, name: str) -> None:
+def test_a_script_that_does_not_know_whynan_gets_the_exact_line(box: Sandbox, name: str, shown: Shown) -> None:
+    """By the command of the page, which shows what is printed."""
     if name in NEEDS:
         pytest.importorskip(NEEDS[name])
     source = (EXAMPLES / f"{name}.py").read_text(encoding="utf-8")
     assert "import whynan" not in source
-    done = with_fault(box, name)
+    script = copied(box, name)
+    command, output = shown("docs/integrations.md") if name not in OWN_PAGE else (f"whynan run {script} --fault", "")
+    done = with_fault(box, name, *shlex.split(command)[2:])
+    compare(output, done.err)
     code, phase, text = FAULTS[name]
     assert done.status == 0, done.err
     first = done.incidents[0]
@@ -83,11 +98,13 @@ def test_a_healthy_run_prints_the_same_number_with_and_without_watching(box: San
     assert len(watched.metrics) >= 8
 
 
-def test_accelerate_launch_starts_watched_ranks_that_agree(box: Sandbox) -> None:
+def test_accelerate_launch_starts_watched_ranks_that_agree(box: Sandbox, shown: Shown) -> None:
     pytest.importorskip("accelerate")
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no"]
-    command += ["--dynamo_backend", "no", "-m", "whynan", "run", "--run-dir", str(box.run_dir), str(EXAMPLES / "accelerate_loop.py"), "--fault"]
-    done = box._process(command, env=ENVIRONMENT | {"OMP_NUM_THREADS": "1"})
+    copied(box, "accelerate_loop")
+    (line,) = shown("docs/integrations.md")
+    words = shlex.split(line.replace("whynan run", f"whynan run --run-dir {box.run_dir}"))
+    assert words[0] == "accelerate"
+    done = box._process([sys.executable, "-m", "accelerate.commands.accelerate_cli", *words[1:]], env=ENVIRONMENT | {"OMP_NUM_THREADS": "1"})
     assert done.status == 0, done.err
     assert [(i["cause"]["code"], i["origin"]["code"], i["action"]["taken"]) for i in done.incidents] == [
         ("WN501", "loss = torch.sqrt(distance).mean()", "skipped"),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import textwrap
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import pytest
-from conftest import Sandbox
+from conftest import Sandbox, Shown
 
 from whynan.errors import UsageError
 
@@ -34,7 +35,8 @@ PROGRAM = """
     arguments = TrainingArguments("out", num_train_epochs=1, per_device_train_batch_size=4, logging_steps=1, save_strategy="no",
         report_to=[], use_cpu=True, disable_tqdm=True, {more})
     {callback}
-    trainer = InOrder(model=GPT2LMHeadModel(config), args=arguments, train_dataset=Texts(), callbacks=callbacks)
+    Trainer, model, args, data = InOrder, GPT2LMHeadModel(config), arguments, Texts()
+    trainer = Trainer(model=model, args=args, train_dataset=data, callbacks=callbacks)
     trainer.train()
     print("found", [(i.step, i.cause.code) for c in callbacks for i in c.incidents])
     print("finite", all(p.isfinite().all().item() for p in trainer.model.parameters()))
@@ -79,6 +81,15 @@ def test_the_callback_watches_by_itself_and_leaves_torch_alone(box: Sandbox) -> 
     assert "found [(4, 'WN402')]" in done.out, done.err
     assert "finite True" in done.out
     assert "nll_loss = nll_loss.sum() / denominator" in done.err
+
+
+def test_the_callback_of_the_page_watches_by_itself(box: Sandbox, shown: Shown) -> None:
+    """The lines of the page in place of the ones that make the trainer."""
+    (block,) = shown("docs/integrations.md")
+    before, made, after = textwrap.dedent(program(label_smoothing_factor=0.1)).partition("trainer = Trainer(")
+    after = after.partition("\n")[2].replace("for c in callbacks", "for c in trainer.callback_handler.callbacks if hasattr(c, 'incidents')")
+    done = box.python(str(box.write(f"{before}{block}{after}")), env=dict(os.environ))
+    assert made and "found [(4, 'WN402')]" in done.out, done.err
 
 
 def test_under_whynan_run_the_callback_joins_what_is_watched(box: Sandbox) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import ENVIRONMENT, torch_doors
+from conftest import ENVIRONMENT, Shown, torch_doors
+from doc_blocks import compare
 
 import whynan
 from whynan.records import Span
@@ -55,6 +56,13 @@ def test_a_loop_in_a_cell_is_diagnosed_with_the_cell_and_its_line(shell: Any, ca
     source, under = next((a, b) for a, b in zip(err.splitlines(), err.splitlines()[1:], strict=False) if "^^^" in b)
     marked = source[under.index("^") : under.rindex("^") + 1]
     assert marked == "torch.sqrt((model(x) - model.bias).pow(2).sum(-1))"
+
+
+def test_the_cells_of_the_page_print_what_it_shows(shell: Any, capsys: Any, shown: Shown) -> None:
+    load, output = shown("docs/notebooks.md")
+    for source in (load, MAKE, TRAIN.replace("ä = 1;  ", ""), "train((2,))"):
+        cell(shell, source)
+    compare(output, capsys.readouterr().err)
 
 
 def test_a_cell_that_is_run_again_is_diagnosed_again_and_guards_do_not_pile_up(shell: Any, capsys: Any) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ENVIRONMENT, Finished, Sandbox
+from conftest import ENVIRONMENT, Finished, Sandbox, Shown
+from doc_blocks import compare
 
 from whynan.forensics.logs.offline import _items, _records
 from whynan.forensics.logs.wire import fields
@@ -94,9 +95,9 @@ def needs(module: str) -> Any:
     return pytest.mark.skipif(importlib.util.find_spec(module) is None, reason=f"{module} is not installed here")
 
 
-def run(box: Sandbox, setup: str, watched: bool = True, bad: tuple[int, ...] = (3, 5)) -> Finished:
+def run(box: Sandbox, setup: str, watched: bool = True, bad: tuple[int, ...] = (3, 5), **more: str) -> Finished:
     script = str(box.write(TRAIN.format(setup=setup, bad=bad)))
-    env = ENV | {"TRACKIO_DIR": str(box.folder / "trackio")}
+    env = ENV | {"TRACKIO_DIR": str(box.folder / "trackio")} | more
     done = box.whynan(script, env=env) if watched else box.python(script, env=env)
     assert done.status == 0, done.err
     assert "could not be told" not in done.err
@@ -120,11 +121,13 @@ def own(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @needs("wandb")
 @pytest.mark.parametrize("setup", [WANDB, WANDB_STEPS], ids=["counting", "with steps"])
-def test_wandb_gets_values_one_alert_and_the_report_and_keeps_its_steps(tmp_path: Path, setup: str) -> None:
+def test_wandb_gets_values_one_alert_and_the_report_and_keeps_its_steps(tmp_path: Path, setup: str, shown: Shown) -> None:
     for name in ("plain", "watched"):
         (tmp_path / name).mkdir()
     run(Sandbox(tmp_path / "plain"), setup, watched=False, bad=())
-    run(Sandbox(tmp_path / "watched"), setup)
+    done = run(Sandbox(tmp_path / "watched"), setup, WANDB_SILENT="false")
+    if setup == WANDB:
+        compare(shown("docs/trackers.md")[0], done.err)
     plain, _ = history(tmp_path / "plain")
     rows, records = history(tmp_path / "watched")
     assert [row["_step"] for row in own(rows)] == [row["_step"] for row in own(plain)]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import re
+import shlex
+import shutil
 import struct
 import subprocess
 import venv
@@ -14,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ENVIRONMENT, PYTHON
+from conftest import ENVIRONMENT, PYTHON, Shown
 
 ROOT = Path(__file__).resolve().parent.parent
 DIRECT = {"click", "rich", "jinja2", "safetensors"}
@@ -123,6 +125,22 @@ def test_wheel_holds_the_programs_of_the_demo_and_what_the_report_is_made_of(whe
     page = {Path(n).suffix for n in names if n.startswith("whynan/report/page/")}
     assert {".j2", ".css", ".js"} <= page
     assert any(n.startswith("whynan/report/page/") and "licen" in n.lower() for n in names)
+
+
+def test_pip_installs_a_clone(tmp_path: Path, shown: Shown) -> None:
+    """The command of the page in a copy of the tree; without the network, so what it needs is not fetched."""
+    pytest.importorskip("hatchling", reason="hatchling builds the package; `make` installs it")
+    (command,) = shown("docs/start.md")
+    words = shlex.split(command)
+    assert words[:2] == ["pip", "install"]
+    clone = tmp_path / "clone"
+    for path in files_below(ROOT):
+        (clone / path.relative_to(ROOT)).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, clone / path.relative_to(ROOT))
+    offline = ["--no-index", "--no-deps", "--no-build-isolation", "--no-compile", "--target", str(tmp_path / "there")]
+    done = subprocess.run([PYTHON, "-m", *words, *offline], cwd=clone, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "there" / "whynan" / "__init__.py").is_file() and (tmp_path / "there" / "bin" / "whynan").is_file()
 
 
 def test_neither_torch_nor_numpy_is_there(installed: Run, tmp_path: Path) -> None:

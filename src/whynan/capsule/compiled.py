@@ -12,7 +12,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import Any, Protocol
@@ -35,13 +35,20 @@ class Steps(Protocol):
     def step(self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> Any: ...
 
 
+class Plain(Protocol):
+    """What stands in places that the compiler guards, and can step aside."""
+
+    def __bool__(self) -> bool: ...
+    def plainly(self) -> AbstractContextManager[None]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class _Door:
     """What a compiled function was, and who stands at its door: guards of several threads, closed in any order."""
 
     code: CodeType
     named: Any
-    holders: list[Steps]
+    holders: list[CompiledFunctions]
 
 
 _DOORS: weakref.WeakKeyDictionary[FunctionType, _Door] = weakref.WeakKeyDictionary()
@@ -50,8 +57,8 @@ _DOORS: weakref.WeakKeyDictionary[FunctionType, _Door] = weakref.WeakKeyDictiona
 class CompiledFunctions:
     """The compiled functions that have a door of ours."""
 
-    def __init__(self, doors: Steps) -> None:
-        self._doors = doors
+    def __init__(self, doors: Steps, aside: Plain) -> None:
+        self.doors, self.aside = doors, aside
         self._held: weakref.WeakSet[FunctionType] = weakref.WeakSet()
 
     def find(self) -> None:
@@ -65,19 +72,22 @@ class CompiledFunctions:
                     self.add(item)
 
     def add(self, function: Any) -> None:
-        """Put a door on one function, or stand at the one that is there."""
+        """Put a door on one function, or stand at the one that is there; a compiled module holds its own."""
+        for inner in vars(function).values() if isinstance(function, torch.nn.Module) else ():
+            if type(inner) is FunctionType:
+                self.add(inner)
         if type(function) is not FunctionType or not is_compiled_function(function) or function in self._held:
             return
         if function not in _DOORS:
             _DOORS[function] = _hang(function)
-        _DOORS[function].holders.append(self._doors)
+        _DOORS[function].holders.append(self)
         self._held.add(function)
 
     def remove(self) -> None:
         """Leave the doors; the last one who leaves puts the code of the function back."""
         for function in list(self._held):
             door = _DOORS[function]
-            door.holders.remove(self._doors)
+            door.holders.remove(self)
             if not door.holders:
                 function.__code__ = door.code
                 function.__kwdefaults__ = door.named
@@ -107,8 +117,17 @@ def is_compiled_module(module: torch.nn.Module) -> bool:
     return module._compiled_call_impl is not None or (optimized is not None and isinstance(module, optimized))
 
 
-def _enter(holders: list[Steps], plain: FunctionType, *args: Any, **kwargs: Any) -> Any:
-    doors = None if is_compiling() else next((holder for holder in holders if holder.recorder.here), None)
+def _enter(holders: list[CompiledFunctions], plain: FunctionType, *args: Any, **kwargs: Any) -> Any:
+    if is_compiling():
+        return plain(*args, **kwargs)
+    with ExitStack() as stack:
+        for holder in holders:
+            if holder.aside:
+                stack.enter_context(holder.aside.plainly())
+        return _recorded(next((h.doors for h in holders if h.doors.recorder.here), None), plain, args, kwargs)
+
+
+def _recorded(doors: Steps | None, plain: FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if doors is None:
         return plain(*args, **kwargs)
     recorder = doors.recorder

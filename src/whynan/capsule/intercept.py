@@ -16,8 +16,9 @@ import torch
 from torch.compiler import is_compiling, is_dynamo_compiling
 
 from whynan.capsule.collectives import watch_collectives
-from whynan.capsule.compiled import CompiledFunctions, is_compiled_module, skip_frame
+from whynan.capsule.compiled import CompiledFunctions, skip_frame
 from whynan.capsule.following import watch_followers, watch_scaler
+from whynan.capsule.hooks import Hooks
 from whynan.capsule.loaders import watch_loaders
 from whynan.capsule.recorder import Recorder
 
@@ -68,8 +69,8 @@ class Interception:
         self.doors = doors
         self._undo: list[_Door] = []
         _made.add(self)
-        self._rehook: list[tuple[Any, int, Any]] = []
-        self._compiled = CompiledFunctions(doors)
+        self.hooks = Hooks(doors.recorder)
+        self._compiled = CompiledFunctions(doors, self.hooks)
 
     def install(self) -> None:
         """Replace the doors."""
@@ -83,14 +84,11 @@ class Interception:
         self._opaque_calls(recorder)
         watch_loaders(self)
         watch_collectives(self)
-        self._hooks(recorder)
+        self._hooks()
 
     def remove(self, lasting: bool = True) -> None:
         """Put every original back, last first; those that must stand for the other ranks' sake only if told to."""
-        for hooks, key, hook in self._rehook:
-            if key in hooks:
-                hooks[key] = hook
-        self._rehook.clear()
+        self.hooks.remove()
         self._compiled.remove()
         doors, self._undo = self._undo, [door for door in self._undo if door.lasting and not lasting]
         for door in reversed([door for door in doors if door not in self._undo]):
@@ -329,24 +327,9 @@ class Interception:
 
         self.replace(torch, "compile", watched_compile)
 
-    def _hooks(self, recorder: Recorder) -> None:
-        """Training code may live in a hook of another model: recording goes on inside hooks."""
+    def _hooks(self) -> None:
         for name in ("register_forward_hook", "register_forward_pre_hook"):
-            original = getattr(torch.nn.Module, name)
-            self.replace(torch.nn.Module, name, _hook_registrar(original, recorder, self._rehook))
-
-    def wrap_hooks(self, model: torch.nn.Module) -> None:
-        """Do the same for hooks that were registered before watching began; undone by `remove`.
-
-        Hooks of compiled modules are part of the graph: what they do is not on the tape, and another hook is another graph.
-        """
-        compiled = {id(m) for top in model.modules() if is_compiled_module(top) for m in top.modules()}
-        for module in (m for m in model.modules() if id(m) not in compiled):
-            for hooks in (module._forward_hooks, module._forward_pre_hooks):
-                for key, hook in list(hooks.items()):
-                    if not isinstance(hook, WatchedHook):
-                        hooks[key] = WatchedHook(hook, self.doors.recorder)
-                        self._rehook.append((hooks, key, hook))
+            self.replace(torch.nn.Module, name, self.hooks.registrar(getattr(torch.nn.Module, name)))
 
 
 def _loader(original: Callable[..., Any], doors: Doors) -> Callable[..., Any]:
@@ -358,44 +341,6 @@ def _loader(original: Callable[..., Any], doors: Doors) -> Callable[..., Any]:
         return result
 
     return load_state_dict
-
-
-def _hook_registrar(original: Callable[..., Any], recorder: Recorder, rehook: list[tuple[Any, int, Any]]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def register(self: torch.nn.Module, hook: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if getattr(hook, "__module__", "").startswith("torch."):
-            return original(self, hook, *args, **kwargs)
-
-        handle = original(self, WatchedHook(hook, recorder), *args, **kwargs)
-        hooks = handle.hooks_dict_ref()
-        if hooks is not None:
-            rehook.append((hooks, handle.id, hook))
-        return handle
-
-    return register
-
-
-class WatchedHook:
-    """A user's hook with recording on inside it; copied and pickled as the plain hook."""
-
-    def __init__(self, hook: Callable[..., Any], recorder: Recorder) -> None:
-        functools.update_wrapper(self, hook)
-        self._hook, self._recorder = hook, recorder
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if is_dynamo_compiling():
-            return self._hook(*args, **kwargs)
-        return self._recorder.resumed(self._hook, *args, **kwargs)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _same, (self._hook,)
-
-
-skip_frame(WatchedHook.__call__)
-
-
-def _same(hook: Callable[..., Any]) -> Callable[..., Any]:
-    return hook
 
 
 _made: weakref.WeakSet[Interception] = weakref.WeakSet()

@@ -215,7 +215,7 @@ class Guard:
                 self.optimizer_made(item)
             elif isinstance(item, torch.nn.Module):
                 self.noticing.made_or_loaded(item)
-                self.interception.wrap_hooks(item)
+                self.interception.hooks.wrap(item)
 
     def _internal_error(self, error: BaseException) -> None:
         """Log once, switch the watching off, let the training go on."""
