@@ -228,13 +228,13 @@ def in_the_table(table: str, name: str, *numbers: float) -> None:
 
 def run_by(page: str, test: str) -> list[str]:
     """Return the blocks of a page that name this test, in order."""
-    return [step.text for step in steps_of(ROOT / page) if step.kind == "run by" and test in tests_of(step)]
+    return [step.text for step in steps_of(ROOT / page) if step.kind == "run by" and test in runners_of(step)]
 
 
-def tests_of(step: Step) -> list[str]:
+def runners_of(step: Step) -> list[str]:
     """Return the tests that a block names.
 
-    >>> tests_of(Step("run by", "", 1, "tests/test_a.py::test_b[with steps] tests/test_a.py::test_c"))
+    >>> runners_of(Step("run by", "", 1, "tests/test_a.py::test_b[with steps] tests/test_a.py::test_c"))
     ['tests/test_a.py::test_b[with steps]', 'tests/test_a.py::test_c']
     """
     return re.findall(r"\S+::\w+(?:\[[^\]]*\])?", step.name)
