@@ -18,7 +18,7 @@ from torch import Tensor
 from whynan import stable
 
 NAN, INF = math.nan, math.inf
-ROOMS = ["averages", "codec", "elementwise", "information", "masked", "norms", "transport", "variance"]
+ROOMS = ["arcs", "averages", "codec", "elementwise", "information", "masked", "norms", "transport", "variance"]
 
 
 @pytest.mark.parametrize("room", ROOMS)

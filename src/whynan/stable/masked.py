@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from whynan.stable.applying import apply
+from whynan.stable.applying import apply, finish, readable
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -49,8 +49,10 @@ class MaskedSoftmax(Function):
     @staticmethod
     def forward(scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:  # type: ignore[override]
         kept = scores if mask is None else torch.where(mask, scores, -math.inf)
-        dead = kept.amax(dim, keepdim=True) == -math.inf
-        return torch.softmax(kept, dim).masked_fill_(dead, 0)
+        soft = torch.softmax(kept, dim)
+        if readable(scores) and math.isfinite(soft.sum().item()):
+            return soft
+        return finish(soft, "masked_fill", kept.amax(dim, keepdim=True) == -math.inf, 0)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor | None, int], output: Tensor) -> None:  # type: ignore[override]

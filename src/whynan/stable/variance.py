@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from whynan.stable.applying import readable
 from whynan.stable.averages import MovingAverage
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -41,11 +42,11 @@ def fraction_of_variance_unexplained(prediction: Tensor, target: Tensor, *, vari
     prediction, target = _wide(prediction), _wide(target)
     error = (target - prediction).square().sum()
     if variance is not None:
-        return error / _or_infinite(variance.to(target.dtype) * target.numel(), 0)
-    total, square = _deviation(target), target.square().sum()
+        return error / _or_infinite(variance.to(target.dtype) * target.numel(), 0.0)
+    total, mean = _deviation(target)
     if floor:
-        total = torch.maximum(total, floor * square)
-    return error / _or_infinite(total, square.detach() * (8 * torch.finfo(target.dtype).eps) ** 2)
+        total = torch.maximum(total, floor * target.square().sum())
+    return error / _or_infinite(total, _rounding(total.detach(), mean.detach(), target.numel()))
 
 
 class RunningVariance(nn.Module):
@@ -75,17 +76,29 @@ class RunningVariance(nn.Module):
         if not self.training:
             return self.kept(target)  # type: ignore[no-any-return]
         target = _wide(target)
-        return self.kept(_deviation(target) / target.numel())  # type: ignore[no-any-return]
+        return self.kept(_deviation(target)[0] / target.numel())  # type: ignore[no-any-return]
 
 
-def _deviation(target: Tensor) -> Tensor:
-    """The sum of squared deviations from the mean of each feature."""
+def _deviation(target: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum of squared deviations from the mean of each feature, and those means."""
     rows = tuple(range(target.dim() - 1)) or (0,)
-    return (target - target.mean(rows, keepdim=True)).square().sum()
+    mean = target.mean(rows, keepdim=True)
+    return (target - mean).square().sum(), mean
+
+
+def _rounding(total: Tensor, mean: Tensor, count: int) -> Tensor | float:
+    """What rounding alone can make of the sum of squared deviations; on the host where that may look."""
+    share = (8 * torch.finfo(mean.dtype).eps) ** 2
+    length, rows = torch.linalg.vector_norm(mean), count / max(1, mean.numel())
+    if readable(total):
+        return share * (total.item() + rows * length.item() ** 2)
+    return share * (total + rows * length.square())
 
 
 def _or_infinite(total: Tensor, limit: Tensor | float) -> Tensor:
     """Infinity in place of a denominator that is not above the limit: the quotient is then 0, with a graph and no gradient."""
+    if isinstance(limit, float) and readable(total) and total.item() > limit:
+        return total
     return torch.where(total <= limit, math.inf, total)
 
 
