@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch.autograd import Function
 # private in torch, as used by its own Function.apply; without it every call takes the slow way
 _transforms_active = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
 _modes_active = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
-_tracing = getattr(torch._C, "_is_tracing", torch.jit.is_tracing)
+_tracing = getattr(torch._C, "_is_tracing", lambda: True)
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
@@ -55,14 +56,14 @@ def readable(x: Tensor) -> bool:
 
 def all_above(x: Tensor, low: float) -> bool:
     """Whether the numbers may be looked at and each is above `low`; NaN is not."""
-    return readable(x) and x.detach().amin().item() > low
+    return readable(x) and x.detach().min().item() > low
 
 
 def all_beyond(x: Tensor, least: float) -> bool:
     """Whether the numbers may be looked at and each is larger than `least`, whatever its sign."""
     if least:  # as a number of the dtype: 0.001 in float32 is more than 0.001
         least = torch.tensor(least, dtype=x.dtype).item()
-    return all_above(x, least) or (readable(x) and x.detach().abs().amin().item() > least)
+    return readable(x) and x.detach().abs().min().item() > least
 
 
 def all_between(x: Tensor, low: float, high: float) -> bool:
@@ -71,3 +72,8 @@ def all_between(x: Tensor, low: float, high: float) -> bool:
         return False
     least, largest = x.detach().aminmax()
     return low < least.item() and largest.item() < high
+
+
+def all_finite(x: Tensor) -> bool:
+    """Whether the numbers may be looked at and none is NaN or inf."""
+    return readable(x) and (math.isfinite(x.detach().sum().item()) or all_between(x, -math.inf, math.inf))  # a sum can overflow

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from whynan.stable.applying import all_finite
+
 
 class MovingAverage(nn.Module):
     """Keep a moving average of what it is called with; a value that is NaN or inf is refused, counted and said.
@@ -45,19 +47,27 @@ class MovingAverage(nn.Module):
         self.momentum = momentum
         size = (shape,) if isinstance(shape, int) else tuple(shape)
         self.register_buffer("average", torch.full(size, start, dtype=dtype))
-        self.register_buffer("accepted", torch.zeros(size, dtype=dtype))
+        self.register_buffer("accepted", torch.zeros(size))
         self.register_buffer("refused", torch.zeros((), dtype=torch.int64))
+        self._known_full: tuple[Tensor, int] | None = None
+
+    def forward(self, value: Tensor) -> Tensor:
+        average = self.average
+        if not self.training:
+            return average.clone()
+        value = value.detach().to(average.dtype)
+        if value.shape != average.shape:
+            raise ValueError(f"the average has shape {tuple(average.shape)}, the value {tuple(value.shape)}")
+        if all_finite(value) and self._full():
+            return average.lerp_(value, 1 - self.momentum).clone()
+        return self._guarded(value)
 
     @torch.no_grad()
-    def forward(self, value: Tensor) -> Tensor:
-        if not self.training:
-            return self.average.clone()
-        value = value.detach().to(self.average.dtype)
-        if value.shape != self.average.shape:
-            raise ValueError(f"the average has shape {tuple(self.average.shape)}, the value {tuple(value.shape)}")
+    def _guarded(self, value: Tensor) -> Tensor:
+        """Take in what is finite, entry by entry."""
         finite = value.isfinite()
         accepted = self.accepted + finite
-        share = accepted.clamp_min(1).reciprocal().clamp_min(1 - self.momentum)
+        share = accepted.clamp_min(1).reciprocal().clamp_min(1 - self.momentum).to(value.dtype)
         average = torch.where(finite, torch.lerp(self.average, value, share), self.average)
         refused = self.refused + finite.logical_not().sum()
         if not torch.compiler.is_compiling() and value.device.type == "cpu":
@@ -67,9 +77,20 @@ class MovingAverage(nn.Module):
         self.refused.copy_(refused)
         return average
 
+    def _full(self) -> bool:
+        """Whether each entry has taken in 1 / (1 - momentum) values; looked up again only after `accepted` was written."""
+        accepted = self.accepted
+        if accepted.is_inference():
+            return False
+        if self._known_full is not None and self._known_full[0] is accepted and self._known_full[1] == accepted._version:
+            return True
+        full = accepted.amin().item() * (1 - self.momentum) >= 1
+        self._known_full = (accepted, accepted._version) if full else None
+        return full
+
     def _say(self, refused: int) -> None:
         if refused and not self.refused:
-            warnings.warn(f"a moving average refused {refused} values that are NaN or inf; it goes on without them", RuntimeWarning, stacklevel=6)
+            warnings.warn(f"a moving average refused {refused} values that are NaN or inf; it goes on without them", RuntimeWarning, stacklevel=7)
 
     def extra_repr(self) -> str:
         """Say the shape, the momentum and what was refused."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from whynan.stable.applying import apply, finish, readable
+from whynan.stable.applying import all_finite, apply, finish, readable
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -38,6 +38,10 @@ def masked_softmax(scores: Tensor, mask: Tensor | None = None, dim: int = -1) ->
         _check_mask(mask)
         if mask.shape != scores.shape:
             scores = scores.expand(torch.broadcast_shapes(scores.shape, mask.shape))
+    if readable(scores):
+        soft = torch.softmax(scores if mask is None else torch.where(mask, scores, -math.inf), dim)
+        if all_finite(soft):  # a dead row is NaN
+            return soft
     return apply(MaskedSoftmax, scores, mask, dim)  # type: ignore[no-any-return]
 
 
@@ -49,10 +53,8 @@ class MaskedSoftmax(Function):
     @staticmethod
     def forward(scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:  # type: ignore[override]
         kept = scores if mask is None else torch.where(mask, scores, -math.inf)
-        soft = torch.softmax(kept, dim)
-        if readable(scores) and math.isfinite(soft.sum().item()):
-            return soft
-        return finish(soft, "masked_fill", kept.amax(dim, keepdim=True) == -math.inf, 0)
+        dead = kept.amax(dim, keepdim=True) == -math.inf
+        return finish(torch.softmax(kept, dim), "masked_fill", dead, 0)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor | None, int], output: Tensor) -> None:  # type: ignore[override]
@@ -83,7 +85,8 @@ def masked_mean(x: Tensor, mask: Tensor, dim: int | tuple[int, ...] | None = Non
     """
     _check_mask(mask)
     kept = torch.where(mask, x, 0)
-    count = mask.expand(kept.shape).sum(dim, keepdim=keepdim).clamp_min(1)
+    counted = mask if mask.shape == kept.shape else mask.expand(kept.shape)
+    count = counted.sum(dim, keepdim=keepdim).clamp_min(1)
     total = kept.sum(dim, keepdim=keepdim, dtype=torch.float32 if x.dtype in _HALF else None)
     return (total / count).to(x.dtype)
 

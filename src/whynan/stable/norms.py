@@ -152,7 +152,8 @@ class OverRoot(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, grad_inverse: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
         y, inverse = ctx.saved_tensors
-        along = ((grad * y).sum(ctx.dim, keepdim=True) + grad_inverse * inverse) / ctx.parts
+        along = (grad * y).sum(ctx.dim, keepdim=True) + grad_inverse * inverse
+        along = along if ctx.parts == 1 else along / ctx.parts
         return torch.addcmul(grad, y, along, value=-1) * inverse, None, None, None
 
 

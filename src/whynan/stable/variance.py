@@ -89,10 +89,11 @@ def _deviation(target: Tensor) -> tuple[Tensor, Tensor]:
 def _rounding(total: Tensor, mean: Tensor, count: int) -> Tensor | float:
     """What rounding alone can make of the sum of squared deviations; on the host where that may look."""
     share = (8 * torch.finfo(mean.dtype).eps) ** 2
-    length, rows = torch.linalg.vector_norm(mean), count / max(1, mean.numel())
+    rows = count / max(1, mean.numel())
+    length: Tensor = torch.linalg.vector_norm(mean)
     if readable(total):
-        return share * (total.item() + rows * length.item() ** 2)
-    return share * (total + rows * length.square())
+        return share * (total.item() + rows * length.item() * length.item())
+    return share * (total + rows * length * length)
 
 
 def _or_infinite(total: Tensor, limit: Tensor | float) -> Tensor:
