@@ -49,7 +49,7 @@ def readable(x: Tensor) -> bool:
     There one reduction is far cheaper than the passes of a guard, and where it finds no edge the plain function is the right one. On a device
     the host would wait; a compiler, a transform, a trace or a dispatch mode would see one of two ways.
     """
-    if torch.compiler.is_compiling() or not x.is_cpu or type(x) not in _PLAIN:
+    if torch.compiler.is_dynamo_compiling() or not x.is_cpu or type(x) not in _PLAIN:
         return False
     return not (_transforms_active() or _modes_active() or _tracing()) and x.is_floating_point() and x.numel() > 0
 
@@ -61,19 +61,19 @@ def all_above(x: Tensor, low: float) -> bool:
 
 def all_beyond(x: Tensor, least: float) -> bool:
     """Whether the numbers may be looked at and each is larger than `least`, whatever its sign."""
+    if not readable(x):
+        return False
     if least:  # as a number of the dtype: 0.001 in float32 is more than 0.001
         least = torch.tensor(least, dtype=x.dtype).item()
-    return readable(x) and x.detach().abs().min().item() > least
+    return x.detach().abs().min().item() > least
 
 
 def all_between(x: Tensor, low: float, high: float) -> bool:
     """Whether the numbers may be looked at and each is above `low` and below `high`."""
-    if not readable(x):
-        return False
+    return readable(x) and between(x, low, high)
+
+
+def between(x: Tensor, low: float = -math.inf, high: float = math.inf) -> bool:
+    """Whether each number of a readable tensor is above `low` and below `high`: without limits, whether all are finite."""
     least, largest = x.detach().aminmax()
     return low < least.item() and largest.item() < high
-
-
-def all_finite(x: Tensor) -> bool:
-    """Whether the numbers may be looked at and none is NaN or inf."""
-    return readable(x) and (math.isfinite(x.detach().sum().item()) or all_between(x, -math.inf, math.inf))  # a sum can overflow

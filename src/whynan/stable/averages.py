@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from whynan.stable.applying import all_finite
+from whynan.stable.applying import between, readable
 
 
 class MovingAverage(nn.Module):
@@ -58,7 +58,7 @@ class MovingAverage(nn.Module):
         value = value.detach().to(average.dtype)
         if value.shape != average.shape:
             raise ValueError(f"the average has shape {tuple(average.shape)}, the value {tuple(value.shape)}")
-        if all_finite(value) and self._full():
+        if readable(value) and between(value) and self._full():
             return average.lerp_(value, 1 - self.momentum).clone()
         return self._guarded(value)
 

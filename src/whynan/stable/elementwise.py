@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import threshold
 
-from whynan.stable.applying import all_above, all_beyond, all_finite, apply, as_autocast, finish, readable
+from whynan.stable.applying import all_above, all_beyond, apply, as_autocast, between, finish, readable
 from whynan.stable.tangent import positive, with_tangent
 
 # the largest number of a dtype whose reciprocal overflows
@@ -108,9 +108,11 @@ def div(numerator: Tensor | float, denominator: Tensor, *, least: float = 0.0) -
     """
     if not least >= 0:
         raise ValueError(f"least must be 0 or more, got {least}")
-    if readable(denominator):
+    if least and all_beyond(denominator, least):
+        return numerator / denominator
+    if not least and readable(denominator):
         quotient: Tensor = numerator / denominator
-        if all_beyond(denominator, least) if least else all_finite(quotient):
+        if quotient.is_cpu and type(quotient) is Tensor and between(quotient):
             return quotient
     return numerator / apply(ZeroToInf, denominator, float(least))  # type: ignore[no-any-return]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from whynan.stable.applying import all_finite, apply, finish, readable
+from whynan.stable.applying import apply, between, finish, readable
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -40,7 +40,7 @@ def masked_softmax(scores: Tensor, mask: Tensor | None = None, dim: int = -1) ->
             scores = scores.expand(torch.broadcast_shapes(scores.shape, mask.shape))
     if readable(scores):
         soft = torch.softmax(scores if mask is None else torch.where(mask, scores, -math.inf), dim)
-        if all_finite(soft):  # a dead row is NaN
+        if between(soft):  # a dead row is NaN
             return soft
     return apply(MaskedSoftmax, scores, mask, dim)  # type: ignore[no-any-return]
 
