@@ -47,7 +47,7 @@ class MovingAverage(nn.Module):
         self.momentum = momentum
         size = (shape,) if isinstance(shape, int) else tuple(shape)
         self.register_buffer("average", torch.full(size, start, dtype=dtype))
-        self.register_buffer("accepted", torch.zeros(size))
+        self.register_buffer("accepted", torch.zeros(size, dtype=torch.promote_types(dtype, torch.float32)))  # bfloat16 counts to 256
         self.register_buffer("refused", torch.zeros((), dtype=torch.int64))
         self._known_full: tuple[Tensor, int] | None = None
 
@@ -67,8 +67,9 @@ class MovingAverage(nn.Module):
         """Take in what is finite, entry by entry."""
         finite = value.isfinite()
         accepted = self.accepted + finite
-        share = accepted.clamp_min(1).reciprocal().clamp_min(1 - self.momentum).to(value.dtype)
-        average = torch.where(finite, torch.lerp(self.average, value, share), self.average)
+        share = accepted.clamp_min(1).reciprocal().clamp_min(1 - self.momentum)
+        moved = torch.lerp(self.average.to(share.dtype), value.to(share.dtype), share).to(value.dtype)
+        average = torch.where(finite, moved, self.average)
         refused = self.refused + finite.logical_not().sum()
         if not torch.compiler.is_compiling() and value.device.type == "cpu":
             self._say(int(refused))
