@@ -51,7 +51,9 @@ def readable(x: Tensor) -> bool:
     """
     if torch.compiler.is_dynamo_compiling() or not x.is_cpu or type(x) not in _PLAIN:
         return False
-    return not (_transforms_active() or _modes_active() or _tracing()) and x.is_floating_point() and x.numel() > 0
+    if _transforms_active() or _modes_active() or _tracing():
+        return False
+    return x.is_floating_point() and x.layout is torch.strided and not x.is_nested and x.numel() > 0
 
 
 def all_above(x: Tensor, low: float) -> bool:

@@ -18,7 +18,7 @@ class MovingAverage(nn.Module):
     At the edge: entries that are not finite leave their entry of the average as it was; the others are taken in. `refused` counts them. On the CPU
     the first refusal is a RuntimeWarning; on another device the host does not wait for the count: read `refused`, or print the module.
     Before the first accepted value the average is `start`.
-    Elsewhere: the plain mean of the first 1 / (1 - momentum) values, from there on the plain moving average.
+    Elsewhere: the plain mean of the first 1 / (1 - momentum) values, within 4 ulps; from there on `average.lerp(value, 1 - momentum)`, to the last bit.
 
     Called in training mode it takes the value in and returns the new average; in eval mode it returns the average. What it returns carries no
     gradient and is a copy: a later update does not disturb a graph that used it. Double backward has nothing to do here, and `vmap` over the
@@ -33,7 +33,8 @@ class MovingAverage(nn.Module):
     >>> prior.refused.item(), len(said)
     (1, 1)
 
-    Cost: five small passes over the average where the plain form has two; no wait for the device.
+    Cost: inside a loss 1.05 to 1.2 times the time of the plain form. The update alone: 8 microseconds more on the CPU, which is 1.8 times for 64
+    entries, 1.3 for the mean of 512 x 512; more until the first values are in and after one is refused. No wait for the device.
     """
 
     average: Tensor

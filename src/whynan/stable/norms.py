@@ -28,7 +28,8 @@ def normalize(x: Tensor, dim: int = -1) -> Tensor:
     inf or wrong where the square underflows. `F.normalize` has the gradient 1e12 at zero, where its eps takes over.
     At the edge: zeros give zeros and gradient 0. So does the gradient of a vector shorter than 2.9e-39, whose slope is no number of float32; its
     value is still of length 1. NaN and inf are not hidden.
-    Elsewhere: the value within 2 ulps of the plain form, the gradient within 8 ulps of its largest entry. bfloat16 and float16 are computed in float32.
+    Elsewhere: the value of the plain form to the last bit, 4 ulps from the true one; the gradient within 4 eps of the largest incoming gradient over the
+    length. bfloat16 and float16 are computed in float32 and rounded once. A gradient too large for the dtype overflows, as in the plain form.
 
     >>> x = torch.tensor([[3.0, 4.0], [0.0, 0.0], [3e30, 4e30]], requires_grad=True)
     >>> normalize(x).detach()
@@ -36,7 +37,7 @@ def normalize(x: Tensor, dim: int = -1) -> Tensor:
             [0.0000, 0.0000],
             [0.6000, 0.8000]])
 
-    Cost: one reduction and one pass more in forward, several passes less in backward.
+    Cost: 0.3 to 0.6 times the time of the plain form, 1.16 times for 64 x 64; where a row must be scaled two passes more in forward.
     """
     return _apply(x, dim, mean=False, eps=0.0)
 
@@ -48,14 +49,14 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, *, eps: float = 1e-6, dim:
     in float16; eps added outside the root gives the slope 1 / eps = 1,000,000 at a row of zeros, inside it 1 / sqrt(eps) = 1,000.
     At the edge: a row of zeros gives zeros with the slope 1 / sqrt(eps). NaN and inf are not hidden. An eps that is 0 in the dtype of the
     computation is refused.
-    Elsewhere: the value within 3 ulps of the plain form in float32, the gradient within 8 ulps of its largest entry. bfloat16 and float16 are computed
-    in float32 and rounded once at the end.
+    Elsewhere: the value within 5 ulps of the plain form in float32 and 6 of the true one; the gradient within 6 eps of the largest incoming gradient over
+    the root. bfloat16 and float16 are computed in float32 and rounded once at the end.
 
     >>> rms_norm(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
     tensor([[0.8485, 1.1314],
             [0.0000, 0.0000]])
 
-    Cost: one reduction and one pass more in forward, several passes less in backward.
+    Cost: 0.3 to 0.7 times the time of the plain form, 1.2 times for 64 x 64; where a row must be scaled two passes more in forward.
     """
     if not eps >= torch.finfo(torch.float64 if x.dtype == torch.float64 else torch.float32).tiny:
         raise ValueError(f"eps is {eps:g}: it must be a positive number that is not lost in float32, for example 1e-6")
@@ -71,14 +72,14 @@ def cosine_similarity(a: Tensor, b: Tensor, dim: int = -1) -> Tensor:
     The plain form, `(a * b).sum(dim) / (a.norm(dim) * b.norm(dim))`, is 0 / 0 for a vector of zeros and loses very long and very short ones;
     `F.cosine_similarity` has the gradient 1e8 at zero, where its eps takes over.
     At the edge: value 0 and gradient 0. As with the plain form, rounding can give 1.0000001: `stable.acos` takes it.
-    Elsewhere: the value within 4 units of the last place of 1, the gradient within 16 ulps of its largest entry. bfloat16 and float16 are computed in
-    float32 and rounded once.
+    Elsewhere: the value within 2 ulps of 1 of the plain form and 3 of the true one; the gradient within 4 eps of the incoming gradient over the length of
+    the vector. bfloat16 and float16 are computed in float32 and rounded once.
 
     >>> a = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
     >>> cosine_similarity(a, torch.tensor([[1.0, 1.0], [1.0, 1.0]]))
     tensor([0.7071, 0.0000])
 
-    Cost: about that of the plain form.
+    Cost: 0.3 to 1.04 times the time of the plain form; where a vector is zero, very long or very short, and on a device, 1.3 to 2 times.
     """
     kind = torch.promote_types(a.dtype, b.dtype)
     wide = torch.float32 if kind in _HALF else kind
