@@ -95,6 +95,24 @@ def whole_range(dtype: torch.dtype, count: int = 2000) -> Tensor:
     return numbers[numbers.isfinite()]
 
 
+def ulp(of: Tensor, dtype: torch.dtype) -> Tensor:
+    """The step from one number of the dtype to the next, at each number."""
+    limits = torch.finfo(dtype)
+    size = of.double().abs().clamp_min(limits.smallest_normal)
+    return torch.exp2(size.log2().floor()) * limits.eps
+
+
+def uneven(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The same function with uneven gradients from 0.5 to 1: the sum of a softmax has none."""
+
+    def form(*inputs: Tensor) -> Tensor:
+        out = function(*inputs)
+        draw = torch.rand(out.shape, generator=torch.Generator().manual_seed(5)) / 2 + 0.5
+        return out * draw.to(torch.bfloat16).to(out)
+
+    return form
+
+
 def value_and_gradients(function: Callable[..., Tensor], *inputs: Tensor) -> tuple[Tensor, list[Tensor]]:
     leaves = [x.detach().clone().requires_grad_() for x in inputs]
     value = function(*leaves)

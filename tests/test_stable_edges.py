@@ -15,10 +15,11 @@ import torch
 from stable_functions import value_and_gradients
 from torch import Tensor
 
+import whynan
 from whynan import stable
 
 NAN, INF = math.nan, math.inf
-ROOMS = ["averages", "codec", "elementwise", "information", "masked", "norms", "transport", "variance"]
+ROOMS = ["arcs", "averages", "codec", "elementwise", "information", "masked", "norms", "transport", "variance"]
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -35,8 +36,9 @@ def test_every_function_says_plain_form_edge_and_cost() -> None:
 
 
 def test_importing_whynan_does_not_load_torch_and_stable_is_reached_from_it() -> None:
-    program = "import sys, whynan; assert 'torch' not in sys.modules; whynan.stable.sqrt; assert 'torch' in sys.modules"
+    program = "import sys, whynan; assert 'stable' in whynan.__all__; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)
+    assert whynan.stable.sqrt is stable.sqrt
 
 
 EDGES: list[tuple[str, Callable[[Tensor], Tensor], float, float, float]] = [
@@ -67,6 +69,18 @@ def test_the_value_and_slope_at_the_edge_are_the_stated_ones(name: str, function
     got, (gradient,) = value_and_gradients(function, torch.tensor([at]))
     assert got.item() == pytest.approx(value, rel=1e-5, abs=1e-4 * (slope != 0))
     assert gradient.item() == pytest.approx(slope)
+
+
+def test_where_the_tangent_begins_the_slope_counts_once() -> None:
+    for function, knee, slope in (
+        (lambda x: stable.sqrt(x, max_slope=0.5), 1.0, 0.5),
+        (lambda x: stable.log(x, max_slope=2.0), 0.5, 2.0),
+        (lambda x: stable.pow(x, 0.5, max_slope=0.5), 1.0, 0.5),
+        (lambda x: stable.asin(x, max_slope=1.25), 0.6, 1.25),
+    ):
+        for other in (0.9, -0.9):  # with and without an element on the tangent
+            _, (got,) = value_and_gradients(function, torch.tensor([knee, other]))
+            assert got[0].item() == pytest.approx(slope)
 
 
 @pytest.mark.parametrize("grad", [0.0, 1e30])
@@ -256,24 +270,31 @@ def test_a_moving_average_survives_a_nan_and_says_so_once() -> None:
     assert "refused=3" in repr(average)
 
 
-def test_a_moving_average_is_the_plain_one_once_its_memory_is_full_and_leaves_an_old_graph_alone() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_a_moving_average_is_first_the_mean_and_then_lerp_to_the_last_bit(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    average, plain = stable.MovingAverage(4, momentum=0.9), None
-    x = torch.ones(4, requires_grad=True)
-    first = average(torch.ones(4))
-    loss = (x * first).sum()
-    for _ in range(30):
-        value = torch.rand(4)
-        if average.accepted[0] >= 10:
-            plain = average.average.clone() if plain is None else plain
-            plain.mul_(0.9).add_(value, alpha=0.1)
-        average(value)
-    loss.backward()
-    assert plain is not None
-    assert torch.allclose(average.average, plain, atol=1e-6)
-    again = stable.MovingAverage(4, momentum=0.9)
+    average, values = stable.MovingAverage(4, momentum=0.9, dtype=dtype), torch.rand(30, 4).to(dtype)
+    for step, value in enumerate(values):
+        before = average.average.clone()
+        after = average(value)
+        assert torch.equal(after, average.average)
+        if step < 10:
+            assert torch.allclose(after, values[: step + 1].mean(0), rtol=4 * torch.finfo(dtype).eps)
+        else:
+            assert torch.equal(after, before.lerp(value, 1 - 0.9))
+
+
+def test_a_moving_average_leaves_an_old_graph_alone_and_goes_on_from_what_was_saved() -> None:
+    average, x = stable.MovingAverage(4, momentum=0.5), torch.ones(4, requires_grad=True)
+    losses = [(x * average(torch.full((4,), float(i)))).sum() for i in range(6)]
+    for loss in losses:
+        loss.backward()
+    again = stable.MovingAverage(4, momentum=0.5)
     again.load_state_dict(average.state_dict())
-    assert torch.equal(again.eval()(torch.full((4,), NAN)), average.average)
+    assert torch.equal(again(torch.ones(4)), average(torch.ones(4)))
+    again.load_state_dict(stable.MovingAverage(4).state_dict())  # full no more
+    assert again(torch.full((4,), 7.0)).tolist() == [7.0] * 4
+    assert torch.equal(average.eval()(torch.full((4,), NAN)), average.average)
 
 
 def test_tokens_go_to_colours_and_back_and_ids_outside_are_refused_with_their_position() -> None:

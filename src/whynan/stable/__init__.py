@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+from whynan.stable.arcs import acos, asin
 from whynan.stable.averages import MovingAverage
 from whynan.stable.codec import rgb_to_tokens, tokens_to_rgb
-from whynan.stable.elementwise import acos, asin, div, log, pow, sqrt
+from whynan.stable.elementwise import div, log, pow, sqrt
 from whynan.stable.information import beta_mutual_information
 from whynan.stable.masked import masked_mean, masked_softmax
 from whynan.stable.norms import cosine_similarity, normalize, rms_norm

@@ -1,4 +1,4 @@
-"""Roots, logarithms, quotients, powers and arcs whose slope is finite at the edge of their domain.
+"""Roots, logarithms, quotients and powers whose slope is finite at the edge of their domain.
 
 Every function here is the one of torch, to the last bit, wherever value and slope of that are finite. At the edge the slope of the plain
 function is infinite, and inf * 0 is NaN one node later. Here the slope at and beyond the edge is 0: the element is left out of the gradient.
@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import threshold
 
-from whynan.stable.applying import apply, finish
+from whynan.stable.applying import all_above, all_beyond, apply, as_autocast, between, finish, readable
+from whynan.stable.tangent import positive, with_tangent
 
 # the largest number of a dtype whose reciprocal overflows
 _NO_RECIPROCAL = {torch.float16: 2.0**-16, torch.bfloat16: 2.0**-128, torch.float32: 2.0**-128, torch.float64: 2.0**-1024}
@@ -36,11 +37,13 @@ def sqrt(x: Tensor, *, max_slope: float | None = None) -> Tensor:
     >>> torch.autograd.grad(sqrt(x).sum(), x)
     (tensor([0.2500, 0.0000, 0.0000]),)
 
-    Cost: one pass more in forward and one in backward; nothing is read by the host.
+    Cost: on the CPU one reduction where no entry is at the edge, 1.05 to 1.26 times the time of the plain form; else, and on a device, one pass more
+    in forward and one in backward, and the host does not wait.
     """
     if max_slope is None:
-        return _function(Sqrt, x)
-    return _with_tangent(torch.sqrt, x, 0.25 / _positive(max_slope) ** 2, math.inf, max_slope)
+        x = as_autocast(x)
+        return torch.sqrt(x) if all_above(x, 0.0) else apply(Sqrt, x)  # type: ignore[no-any-return]
+    return with_tangent(torch.sqrt, x, 0.25 / positive(max_slope) ** 2, math.inf, max_slope)
 
 
 class Sqrt(Function):
@@ -80,12 +83,13 @@ def log(x: Tensor, *, max_slope: float | None = None) -> Tensor:
     >>> torch.autograd.grad(log(x, max_slope=1e6).sum(), x)
     (tensor([1.0000e+00, 1.0000e+06]),)
 
-    Cost: one pass more in forward and one in backward.
+    Cost: on the CPU one reduction where no entry is at the edge, 1.08 to 1.27 times the time of the plain form; else one pass more in forward and
+    one in backward.
     """
     if max_slope is not None:
-        return _with_tangent(torch.log, x, 1 / _positive(max_slope), math.inf, max_slope)
+        return with_tangent(torch.log, x, 1 / positive(max_slope), math.inf, max_slope)
     edge = _NO_RECIPROCAL[x.dtype]
-    return torch.log(threshold(x, edge, edge))
+    return torch.log(x if all_above(x, edge) else threshold(x, edge, edge))
 
 
 def div(numerator: Tensor | float, denominator: Tensor, *, least: float = 0.0) -> Tensor:
@@ -102,10 +106,17 @@ def div(numerator: Tensor | float, denominator: Tensor, *, least: float = 0.0) -
     >>> torch.autograd.grad(div(a, b).sum(), b)
     (tensor([-0.0625, -0.0000, -0.0000]),)
 
-    Cost: three passes over the denominator in forward, none in backward.
+    Cost: on the CPU one reduction where no entry is at the edge, 1.05 to 1.28 times the time of the plain form; else three passes over the
+    denominator in forward, none in backward.
     """
     if not least >= 0:
         raise ValueError(f"least must be 0 or more, got {least}")
+    if least and all_beyond(denominator, least):
+        return numerator / denominator
+    if not least and readable(denominator):
+        quotient: Tensor = numerator / denominator
+        if quotient.is_cpu and type(quotient) is Tensor and between(quotient):
+            return quotient
     return numerator / apply(ZeroToInf, denominator, float(least))  # type: ignore[no-any-return]
 
 
@@ -145,20 +156,20 @@ def pow(base: Tensor, exponent: float, *, max_slope: float | None = None) -> Ten
     >>> torch.autograd.grad(pow(x, 0.6).sum(), x)
     (tensor([0.6000, 0.0000]),)
 
-    Cost: one pass more in forward and none in backward; small beside the power itself.
+    Cost: on the CPU one reduction where no entry is at the edge, 1.04 to 1.17 times the time of the plain form; else one pass more in forward.
     """
     if isinstance(exponent, Tensor):
         raise TypeError("the exponent of stable.pow is one number, not a tensor: for a learned exponent compute (exponent * stable.log(base)).exp()")
     if max_slope is not None:
         if not 0 < exponent < 1:
             raise ValueError(f"max_slope is for exponents between 0 and 1, got {exponent}: the slope of the others has no such limit")
-        return _with_tangent(lambda x: torch.pow(x, exponent), base, (_positive(max_slope) / exponent) ** (1 / (exponent - 1)), math.inf, max_slope)
+        return with_tangent(lambda x: torch.pow(x, exponent), base, (positive(max_slope) / exponent) ** (1 / (exponent - 1)), math.inf, max_slope)
     whole = float(exponent).is_integer()
-    if whole and exponent >= 0:
-        return torch.pow(base, exponent)
     if whole:
-        return torch.pow(apply(ZeroToInf, base, 0.0), exponent)
-    return _function(Pow, base, float(exponent))
+        plain = exponent >= 0 or all_beyond(base, 0.0)
+        return torch.pow(base if plain else apply(ZeroToInf, base, 0.0), exponent)
+    base = as_autocast(base)
+    return torch.pow(base, exponent) if all_above(base, 0.0) else apply(Pow, base, float(exponent))  # type: ignore[no-any-return]
 
 
 class Pow(Function):
@@ -186,113 +197,3 @@ class Pow(Function):
 
 def _base_for(base: Tensor, exponent: float) -> Tensor:
     return threshold(base, 0.0, math.inf if exponent < 0 else 0.0)
-
-
-def acos(x: Tensor, *, max_slope: float | None = None) -> Tensor:
-    """Return the arc cosine, with a finite slope at -1 and 1.
-
-    The plain form, `torch.acos(x)`, has the slope -inf at both ends, and is NaN beyond (a cosine that rounding made 1.0000001).
-    At the edge (|x| >= 1): the value at the end (0 or pi), slope 0. With `max_slope` m, from |x| = sqrt(1 - 1 / m²) on the tangent: slope -m.
-    Elsewhere: value and gradient of `torch.acos`, to the last bit.
-
-    >>> x = torch.tensor([0.0, 1.0, 1.0000001], requires_grad=True)
-    >>> acos(x)
-    tensor([1.5708, 0.0000, 0.0000], grad_fn=<AcosBackward>)
-    >>> torch.autograd.grad(acos(x).sum(), x)
-    (tensor([-1., -0., -0.]),)
-
-    Cost: one pass more in forward and one in backward; small beside the arc cosine itself.
-    """
-    if max_slope is None:
-        return _function(Acos, x)
-    end = _arc_end(max_slope)
-    return _with_tangent(torch.acos, x, -end, end, -max_slope)
-
-
-def asin(x: Tensor, *, max_slope: float | None = None) -> Tensor:
-    """Return the arc sine, with a finite slope at -1 and 1; all else as for `acos`, with the slope's sign turned.
-
-    The plain form, `torch.asin(x)`, has the slope inf at both ends and is NaN beyond.
-    At the edge (|x| >= 1): the value at the end (-pi/2 or pi/2), slope 0, or `max_slope` where given.
-
-    >>> asin(torch.tensor([0.0, 1.0, 1.0000001]))
-    tensor([0.0000, 1.5708, 1.5708])
-
-    Cost: as for `acos`.
-    """
-    if max_slope is None:
-        return _function(Asin, x)
-    end = _arc_end(max_slope)
-    return _with_tangent(torch.asin, x, -end, end, max_slope)
-
-
-class Acos(Function):
-    """The arc cosine with slope 0 at and beyond its ends."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:  # type: ignore[override]
-        return finish(x.clamp(-1, 1), "acos")
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:  # type: ignore[override]
-        ctx.save_for_backward(inputs[0])
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
-        return grad * -_arc_slope(ctx.saved_tensors[0])
-
-
-class Asin(Function):
-    """The arc sine with slope 0 at and beyond its ends."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:  # type: ignore[override]
-        return finish(x.clamp(-1, 1), "asin")
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:  # type: ignore[override]
-        ctx.save_for_backward(inputs[0])
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
-        return grad * _arc_slope(ctx.saved_tensors[0])
-
-
-def _arc_slope(x: Tensor) -> Tensor:
-    """1 / sqrt(1 - x²), rounded as torch does it, and 0 where |x| >= 1."""
-    if torch.is_grad_enabled():
-        return threshold(-x * x + 1, 0.0, math.inf).rsqrt()
-    return threshold((-x).mul_(x).add_(1), 0.0, math.inf, inplace=True).rsqrt_()
-
-
-def _arc_end(max_slope: float) -> float:
-    if not max_slope >= 1:
-        raise ValueError(f"the slope of an arc is nowhere below 1: max_slope must be 1 or more, got {max_slope}")
-    return math.sqrt(1 - 1 / max_slope**2)
-
-
-def _with_tangent(function: Any, x: Tensor, low: float, high: float, slope: float) -> Tensor:
-    """The function between two points, and beyond them the straight line of that slope."""
-    limits = torch.finfo(x.dtype)
-    if 0 < low < limits.tiny or abs(slope) > limits.max:
-        raise ValueError(f"max_slope {abs(slope):g} is beyond {str(x.dtype).removeprefix('torch.')}: there the slope would be infinite again")
-    inside = x.clamp(low, high)
-    beyond = (x - low).clamp_max(0) if high == math.inf else x - inside  # inf - inf would be NaN
-    return function(inside) + slope * beyond  # type: ignore[no-any-return]
-
-
-def _positive(max_slope: float) -> float:
-    if not max_slope > 0:
-        raise ValueError(f"max_slope must be positive, got {max_slope}")
-    return max_slope
-
-
-def _function(kind: type[Function], x: Tensor, *rest: float) -> Tensor:
-    """Apply one of the classes above, in float32 under autocast as autocast does for these functions."""
-    if torch.is_autocast_enabled(x.device.type) and x.dtype in (torch.float16, torch.bfloat16):
-        x = x.float()
-    return apply(kind, x, *rest)  # type: ignore[no-any-return]

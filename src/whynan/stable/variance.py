@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from whynan.stable.applying import readable
 from whynan.stable.averages import MovingAverage
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -34,18 +35,18 @@ def fraction_of_variance_unexplained(prediction: Tensor, target: Tensor, *, vari
     >>> fraction_of_variance_unexplained(prediction, target, variance=torch.tensor(2.0))
     tensor(0.5000, grad_fn=<DivBackward0>)
 
-    Cost: one reduction more than the plain form, over the target only; less than the plain form with `variance`.
+    Cost: 1.0 to 1.21 times the time of the plain form; less than the plain form with `variance`.
     """
     if not floor >= 0:
         raise ValueError(f"floor must be 0 or more, got {floor}")
     prediction, target = _wide(prediction), _wide(target)
     error = (target - prediction).square().sum()
     if variance is not None:
-        return error / _or_infinite(variance.to(target.dtype) * target.numel(), 0)
-    total, square = _deviation(target), target.square().sum()
+        return error / _or_infinite(variance.to(target.dtype) * target.numel(), 0.0)
+    total, mean = _deviation(target)
     if floor:
-        total = torch.maximum(total, floor * square)
-    return error / _or_infinite(total, square.detach() * (8 * torch.finfo(target.dtype).eps) ** 2)
+        total = torch.maximum(total, floor * target.square().sum())
+    return error / _or_infinite(total, _rounding(total.detach(), mean.detach(), target.numel()))
 
 
 class RunningVariance(nn.Module):
@@ -63,7 +64,7 @@ class RunningVariance(nn.Module):
     >>> round(running(torch.ones(64, 8)).item(), 2)
     0.5
 
-    Cost: one variance of the target, as in the plain form.
+    Cost: one variance of the target, as in the plain form, and the update of a `MovingAverage` of one number.
     """
 
     def __init__(self, momentum: float = 0.99) -> None:
@@ -75,17 +76,30 @@ class RunningVariance(nn.Module):
         if not self.training:
             return self.kept(target)  # type: ignore[no-any-return]
         target = _wide(target)
-        return self.kept(_deviation(target) / target.numel())  # type: ignore[no-any-return]
+        return self.kept(_deviation(target)[0] / target.numel())  # type: ignore[no-any-return]
 
 
-def _deviation(target: Tensor) -> Tensor:
-    """The sum of squared deviations from the mean of each feature."""
+def _deviation(target: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum of squared deviations from the mean of each feature, and those means."""
     rows = tuple(range(target.dim() - 1)) or (0,)
-    return (target - target.mean(rows, keepdim=True)).square().sum()
+    mean = target.mean(rows, keepdim=True)
+    return (target - mean).square().sum(), mean
+
+
+def _rounding(total: Tensor, mean: Tensor, count: int) -> Tensor | float:
+    """What rounding alone can make of the sum of squared deviations; on the host where that may look."""
+    share = (8 * torch.finfo(mean.dtype).eps) ** 2
+    rows = count / max(1, mean.numel())
+    length: Tensor = torch.linalg.vector_norm(mean)
+    if readable(total):
+        return share * (total.item() + rows * length.item() * length.item())
+    return share * (total + rows * length * length)
 
 
 def _or_infinite(total: Tensor, limit: Tensor | float) -> Tensor:
     """Infinity in place of a denominator that is not above the limit: the quotient is then 0, with a graph and no gradient."""
+    if isinstance(limit, float) and readable(total) and total.item() > limit:
+        return total
     return torch.where(total <= limit, math.inf, total)
 
 
