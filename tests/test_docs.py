@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import ENVIRONMENT, PYTHON, Sandbox, _status_of
-from doc_blocks import ROOT, RUN_DIR, PageError, Step, fits, same, steps_of, runners_of, words_of
+from doc_blocks import ROOT, RUN_DIR, PageError, Step, fits, runners_of, same, steps_of, words_of
 
 import whynan.forensics.checking  # loaded here for all forked children
 import whynan.lint.linting
