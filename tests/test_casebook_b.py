@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from whynan.doctoring.project import recommend_settings
+
 CASES = Path(__file__).parent.parent / "examples" / "casebook"
 NAMES = ["joint_diffusion", "clustering_heads", "hyper_connections"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "120"}
@@ -92,6 +94,10 @@ def test_the_failing_program_gives_the_true_line_the_code_and_the_remedy_that_he
     assert not any(word in line for line in written for word in ("clamp", "nan_to_num", "zeros_like"))
     for code in case["expected"].get("also", []):
         assert run[code]
+    if name == "joint_diffusion":
+        said = repr(recommend_settings(CASES / name / "config.yaml", [tmp_path / "w"]))
+        assert "gradient_accumulation_steps: 4 -> 1" in said and "is a fault of the" in said, "no rate is blamed for a slope"
+        assert "learning_rate: 4" not in said.partition("---")[0]
 
 
 @pytest.mark.parametrize("name", NAMES)
