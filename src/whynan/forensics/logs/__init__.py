@@ -41,11 +41,13 @@ def check_log(place: Place, wishes: Wishes = Wishes()) -> Checked:  # noqa: B008
     """
     from whynan.forensics.logs.drawing import draw
     from whynan.forensics.logs.judging import facts_of, judge
+    from whynan.forensics.logs.staging import hold_to_stages
 
     log = _read(place, wishes)
     main = log.main_loss()
+    staged = hold_to_stages(entries_of(place), wishes.stages) if wishes.stages else ()
     step = max((s.last.position for s in log.curves if s.last and s.last.step is not None and not s.last.inner), default=None)
-    return Checked(str(place), Kind.LOG, log.form, place.size(), step, judge(log, wishes), facts=facts_of(log), plot=draw(log.curves, main))
+    return Checked(str(place), Kind.LOG, log.form, place.size(), step, (*judge(log, wishes), *staged), facts=facts_of(log), plot=draw(log.curves, main))
 
 
 def entries_of(place: Place) -> Iterator[Entry | None]:
