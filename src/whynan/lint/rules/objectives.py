@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ast
+import re
 
 from whynan.lint.calls import Operation, names_in, operation
-from whynan.lint.facts import COUNTS, OTHER
+from whynan.lint.facts import COUNTS, OTHER, Fact
 from whynan.lint.rules.registry import on_binary, on_call
 from whynan.lint.spot import LOW, MEDIUM, Spot
 
 _ROUNDS_AWAY = 2.0**-24  # 1 plus this is 1 in float32
+_MASK_NAME = re.compile(r"(^|[._])(\w*mask|valid|is_valid|keep)\w*$")
 _ALONE = ("the eps on a count does nothing", "give the count a floor: mask.sum().clamp(min=1)")
 _NORMALISERS = frozenset({"layer_norm", "instance_norm", "group_norm"})
 
@@ -33,12 +35,17 @@ def _counted(spot: Spot, above: ast.expr, below: ast.expr) -> None:
         return
     for counted, added in ((below.left, below.right), (below.right, below.left)):
         eps, fact = spot.of(added).number, spot.of(counted)
-        if eps is None or not 0 < eps < _ROUNDS_AWAY or fact.kind not in COUNTS or fact.owner == OTHER:
+        if eps is None or not 0 < eps < _ROUNDS_AWAY or fact.owner == OTHER or not _is_count(spot, counted, fact):
             continue
         masked = bool(names_in(_bound(spot, above)) & names_in(spot.values.base(counted, spot.scope)))
         label = f"from a count of 1 on, adding {eps:g} changes nothing in float32; for a count of 0 "
         label += "it gives 0 only where the sum above is exactly 0" if masked else f"the sum above is multiplied by {1 / eps:g}"
         spot.report("WL117", _ALONE[0], label, _ALONE[1], spot.sure(LOW if masked else MEDIUM, fact.owner), note="in float16 it is 0, and 0 / 0 is nan")
+
+
+def _is_count(spot: Spot, node: ast.expr, fact: Fact) -> bool:
+    """Whether a value is a count: of a mask that is known, or of something that is called one."""
+    return fact.kind in COUNTS or (fact.kind == "sum" and _MASK_NAME.search(ast.unparse(spot.values.base(node, spot.scope))) is not None)
 
 
 @on_call("mse_loss")
