@@ -220,6 +220,20 @@ def test_a_loss_that_does_not_rise_leaves_the_rate_alone(tmp_path: Path, curve: 
     assert _advice(tmp_path, "lr: 1e-4\n", run=run).status == 0
 
 
+def test_a_run_that_went_well_without_a_warm_up_needs_none(tmp_path: Path) -> None:
+    text = "optimizer: adamw\nlr: 3e-3\nwarmup_steps: 0\n"
+    assert _advice(tmp_path, text).status == 1
+    run = _log(tmp_path / "log.jsonl", loss=_falling())
+    assert _advice(tmp_path, text, run=run).status == 0
+
+
+def test_a_log_in_json_is_not_taken_for_settings(tmp_path: Path) -> None:
+    history = [{"step": s, "loss": 1.0, "learning_rate": 1e-3, "grad_norm": 1.0} for s in range(30)]
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": history, "max_grad_norm": 0, "bf16": True}))
+    answer = _advice(tmp_path, "lr: 1e-3\n")
+    assert [layout.file.name for layout, _ in answer.files] == ["config.yaml"]
+
+
 def test_an_arithmetic_incident_is_not_blamed_on_settings(tmp_path: Path) -> None:
     """A run directory of whynan: the incident is named, and that settings only delay it."""
     model = torch.nn.Linear(4, 1)

@@ -37,6 +37,12 @@ def of_run(configured: Configured, run: Measured) -> Iterator[Advice]:
     yield from _weights(configured, before)
 
 
+def went_well(run: Measured) -> bool:
+    """Whether the first steps of a run were seen and nothing went wrong: no warm-up is missing then."""
+    loss = run.series(Role.LOSS)
+    return len(loss) >= 2 * _ENOUGH and run.bad_at is None and _turning(loss) is None
+
+
 # -- learning rate ----------------------------------------------------------------------------------------------
 
 

@@ -89,10 +89,11 @@ def _logs_in(path: Path) -> list[Path]:
     metrics = path / "metrics.jsonl"
     if metrics.is_file():
         return [metrics]
-    return [file for file in sorted(path.iterdir()) if file.is_file() and _is_log(file)]
+    return [file for file in sorted(path.iterdir()) if file.is_file() and is_log(file)]
 
 
-def _is_log(file: Path) -> bool:
+def is_log(file: Path) -> bool:
+    """Whether a file is a training log, such as `trainer_state.json`."""
     try:
         return recognise(Place.of(str(file))) is not None
     except (OSError, Unreadable):

@@ -12,10 +12,10 @@ from pathlib import Path
 from whynan.errors import UsageError
 from whynan.records import Json, jsonable
 from whynan.settings.advice import Advice, Configured
-from whynan.settings.fromrun import of_run
+from whynan.settings.fromrun import of_run, went_well
 from whynan.settings.layout import FORMS, Layout, read_layout, written
 from whynan.settings.meaning import Meaning, meaning_of
-from whynan.settings.measured import Measured, measure
+from whynan.settings.measured import Measured, is_log, measure
 from whynan.settings.plain import of_file
 
 WIDTH = 80
@@ -56,13 +56,14 @@ def recommend(layouts: Iterable[Layout], read: frozenset[str] | None, keys: froz
     for layout in layouts:
         configured = Configured(layout, read, keys)
         advice = tuple(of_run(configured, run)) if run is not None else ()
-        found.append((layout, (*advice, *of_file(configured, {a.about for a in advice}))))
+        told = {a.about for a in advice} | ({str(Meaning.WARMUP_STEPS)} if run is not None and went_well(run) else set())
+        found.append((layout, (*advice, *of_file(configured, told))))
     return Recommended(tuple(found), run)
 
 
 def layouts_of(files: Iterable[Path], named: bool) -> list[Layout]:
     """Return the files that hold settings of a training: a learning rate or a clip is among them."""
-    found = [layout for layout in map(read_layout, files) if layout is not None]
+    found = [layout for layout in map(read_layout, files) if layout is not None and (named or not is_log(layout.file))]
     ours = [layout for layout in found if any(meaning_of(s) in (Meaning.RATE, Meaning.CLIP) for s in layout.settings)]
     if not ours:
         kinds = ", ".join(sorted(FORMS))
