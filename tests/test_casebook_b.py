@@ -20,6 +20,8 @@ import pytest
 from conftest import Shown
 from doc_blocks import compare, in_the_table
 
+from whynan.doctoring.project import recommend_settings
+
 CASES = Path(__file__).parent.parent / "examples" / "casebook"
 NAMES = ["joint_diffusion", "clustering_heads", "hyper_connections"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
@@ -107,6 +109,10 @@ def test_the_failing_program_gives_the_true_line_the_code_and_the_remedy_that_he
     assert not any(word in line for line in written for word in ("clamp", "nan_to_num", "zeros_like"))
     for code in case["expected"].get("also", []):
         assert run[code]
+    if name == "joint_diffusion":
+        said = " ".join(repr(recommend_settings(CASES / name / "config.yaml", [tmp_path / "w"])).replace("\n#  ", "").split())
+        assert "gradient_accumulation_steps: 4 -> 1" in said and "is a fault of the arithmetic there" in said, "no rate is blamed for a slope"
+        assert "learning_rate: 4" not in said.partition("---")[0]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -11,6 +11,7 @@ from datasets_on_disk import absent, counted, digits, look, only, padded_tokens,
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import whynan
 from whynan.forensics.addresses import Place
 from whynan.forensics.data import recognise
 from whynan.forensics.data.marks import Marks, filled_when_shuffled, met_when_shuffled
@@ -379,3 +380,17 @@ def test_a_first_cell_longer_than_python_reads_by_itself(tmp_path: Path) -> None
     path = write_csv(tmp_path / "wide.csv", [["a" * 150_000, 1], *[[f"b{i}", 2 + i] for i in range(20)]])
     assert recognise(Place.of(path)) == "csv" and look(path).facts["rows"] == 21
     assert csv.field_size_limit() == before
+
+
+def test_minimum_and_maximum_of_the_finite_values_are_said_of_every_column(tmp_path: Path) -> None:
+    """Also beside damage; a column without a finite value has none."""
+    features = np.arange(40, dtype=np.float32).reshape(10, 4) - 7.5
+    features[3, 2] = np.inf
+    np.savez(tmp_path / "cache.npz", features=features, labels=np.arange(10), lost=np.full((10, 2), np.nan, np.float32))
+    said = repr(whynan.check(tmp_path / "cache.npz"))
+    assert "  range   features -7.5 to 31.5, labels 0 to 9\n" in said
+
+
+def test_ranges_of_many_columns_are_cut_short(tmp_path: Path) -> None:
+    np.savez(tmp_path / "many.npz", **{f"c{n}": np.random.default_rng(n).random((10, 2)) for n in range(9)})
+    assert "and 3 more columns; --all lists them" in " ".join(repr(whynan.check(tmp_path / "many.npz")).split())

@@ -132,6 +132,7 @@ def watch(
     capsule_limit        bytes of the tensors in a capsule; 0 writes none (2 GB)
     rank_timeout         seconds to wait for the other ranks when a step is bad (600)
     track                named values with limits: {"*.alpha": {"below": 1.0}} warns when an alpha reaches 1.0
+    expect               stages of health that the run is held to: a TOML file, or a mapping such as the file holds
 
     A training that is stopped raises `whynan.TrainingStopped`. Files go to `run_dir`, or `whynan-runs/<time>`; with `files=False`
     nothing is written. `averages` are copies of the weights that your loop moves by hand (EMA): a dropped step leaves

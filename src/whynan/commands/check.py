@@ -22,7 +22,17 @@ if TYPE_CHECKING:
 _INTERRUPTED = 130  # as shells count it
 
 
-def _numbers(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, float]:
+def _expected(given: tuple[str, ...]) -> dict[str, Any]:
+    """Sort `--expect` into numbers that should be stored and stages of health."""
+    from whynan.tripwire.stages import read_stages
+
+    files = [word for word in given if word.endswith(".toml") or ("=" not in word and Path(word).is_file())]
+    if len(files) > 1:
+        raise UsageError(f"--expect {files[1]}: one file of stages at a time")
+    return {"expect": _numbers(tuple(w for w in given if w not in files)), "stages": read_stages(Path(files[0])) if files else ()}
+
+
+def _numbers(given: tuple[str, ...]) -> dict[str, float]:
     """Read `NAME=NUMBER`."""
     found = {}
     for word in given:
@@ -58,7 +68,9 @@ def _ranges(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ..
 @click.command(short_help="Look at checkpoints, data and logs on disk.")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @click.option("--as", "kind", type=click.Choice(["checkpoint", "data", "log"]), help="Take every PATH for this, whatever it looks like.")
-@click.option("--expect", multiple=True, callback=_numbers, metavar="NAME=NUMBER", help="A number that should be stored: lr=1e-4, epoch=29; repeatable.")
+@click.option(
+    "--expect", multiple=True, metavar="NAME=NUMBER|FILE", help="A number that should be stored: lr=1e-4, epoch=29; repeatable. Or stages.toml for logs."
+)
 @click.option("--range", "ranges", multiple=True, callback=_ranges, metavar="NAME=LOW:HIGH", help="The range of a column, both ends in it; repeatable.")
 @click.option("--padding", type=float, metavar="ID", help="The id that fills rows.")
 @click.option("--ignore-index", "ignored", type=float, default=-100.0, show_default=True, metavar="ID", help="The label that does not count.")
@@ -93,6 +105,7 @@ def check(
         raise UsageError(f"--plot {plot}: a curve is written as .svg or .png")
     from whynan.forensics.checking import Deeds
 
+    wishes.update(_expected(wishes["expect"]))
     deeds = Deeds(against, quarantine, dry_run)
     return lambda: _check(paths, deeds, wishes, form, everything, not no_progress, plot)
 

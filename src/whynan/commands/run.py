@@ -77,6 +77,7 @@ def _positional(args: list[str]) -> list[str]:
 )
 @click.option("--rank-timeout", type=float, default=600.0, show_default=True, help="Seconds to wait for the other ranks when a step is bad.")
 @click.option("--track", multiple=True, metavar="NAME<LIMIT", callback=_limits, help="Warn when a value reaches a limit: '*.alpha<1', 'scale>0'; repeatable.")
+@click.option("--expect", type=click.Path(path_type=Path), metavar="FILE", help="Stages of health (TOML) that the run is held to; see docs/recovery.md.")
 @click.option("--run-dir", type=click.Path(path_type=Path, file_okay=False), help="Where to write; default whynan-runs/<time>.")
 @click.option(
     "--capsule-size", type=click.FloatRange(0), default=2.0, show_default=True, metavar="GB", help="Most a capsule of a bad step may take; 0 writes none."

@@ -28,9 +28,12 @@ class Uses:
     order: dict[str, list[str]] = field(default_factory=dict)  # callable: its arguments in order
     calls: list[tuple[str, int, frozenset[str], bool]] = field(default_factory=list)  # name, positional, keywords, unpacks
     places: dict[str, tuple[str, int]] = field(default_factory=dict)  # callable: where it is first called
+    asked: set[str] = field(default_factory=set)  # names that may be settings: words, arguments, fields, attributes that are not called
+    _called: set[int] = field(default_factory=set)
 
     def note(self, tree: ast.AST, shown: str) -> None:
         """Add one file."""
+        self._called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
         for node in ast.walk(tree):
             self._note_name(node)
             if isinstance(node, ast.ClassDef):
@@ -45,14 +48,18 @@ class Uses:
     def _note_name(self, node: ast.AST) -> None:
         if isinstance(node, ast.Attribute):
             self.read.add(node.attr)
+            self.asked.update([node.attr] if id(node) not in self._called else ())
         elif isinstance(node, ast.Name):
             self.read.add(node.id)
         elif isinstance(node, ast.arg):
             self.read.add(node.arg)
+            self.asked.add(node.arg)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             self.read.update(re.findall(r"\w+", node.value) if len(node.value) < 80 else ())
+            self.asked.update([node.value] if node.value.isidentifier() else ())
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             self.read.add(node.target.id)
+            self.asked.add(node.target.id)
 
     def _note_signature(self, name: str, function: ast.FunctionDef, skip: int) -> None:
         given = function.args

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import itertools
 import json
 import os
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from whynan.doctoring.configured import Uses, settings_not_in_effect
 from whynan.doctoring.facts import Grade, Remark
+from whynan.errors import UsageError
+from whynan.settings.layout import FORMS
+from whynan.settings.recommending import Recommended, layouts_of, recommend
 
 MOST_FILES = 5000
 MOST_BYTES = 2 << 20
-_ELSEWHERE = {".git", ".venv", "venv", "node_modules", "site-packages", "__pycache__", "build", "dist", ".tox", ".mypy_cache", "whynan-runs"}
+_ELSEWHERE = {"capsules", ".git", ".venv", "venv", "node_modules", "site-packages", "__pycache__", "build", "dist", ".tox", ".mypy_cache", "whynan-runs"}
+_NOT_OF_A_TRAINING = {"pyproject.toml", "package.json", "package-lock.json", "tsconfig.json"}
 _OPTIMIZERS = {"Adam", "AdamW", "SGD", "Adagrad"}
 _ARGUMENTS = {"TrainingArguments", "Seq2SeqTrainingArguments", "SFTConfig", "DPOConfig", "GRPOConfig"}
 
@@ -43,13 +49,34 @@ def read_project(path: Path) -> tuple[list[Remark], int]:
     return found, read
 
 
-def _configurations(path: Path) -> list[Path]:
-    """Return the YAML files of a project that look like settings of a training: they lie beside its sources."""
+def _configurations(path: Path, suffixes: tuple[str, ...] = (".yaml", ".yml")) -> list[Path]:
+    """Return the files of a project that look like settings of a training: they lie beside its sources."""
     if path.is_file():
         return []
-    folders = {file.parent for file in _sources(path)}
+    folders = {file.parent for file in _sources(path)} or {path}
     near = {folder / below for folder in folders for below in (".", "config", "configs", "conf")}
-    return sorted({f for folder in near if folder.is_dir() for f in folder.iterdir() if f.suffix in (".yaml", ".yml") and f.is_file()})
+    return sorted({f for folder in near if folder.is_dir() for f in folder.iterdir() if f.suffix in suffixes and f.is_file()})
+
+
+def recommend_settings(path: Path, runs: Iterable[Path]) -> Recommended:
+    """Say what the settings of a project, or one file of settings, should be; a file is seen with the code of its folder."""
+    named = path.is_file() and path.suffix.lower() in FORMS
+    files = [path] if named else [f for f in _configurations(path, tuple(FORMS)) if f.name not in _NOT_OF_A_TRAINING]
+    uses, read = _uses(path.parent if named else path)
+    try:
+        layouts = layouts_of(files, named)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from None
+    return recommend(layouts, frozenset(uses.read) if read else None, frozenset(uses.asked), runs)
+
+
+def _uses(path: Path) -> tuple[Uses, int]:
+    uses, read = Uses(), 0
+    for file in itertools.islice(_sources(path), MOST_FILES):
+        with contextlib.suppress(OSError, SyntaxError, ValueError, UnicodeDecodeError, RecursionError, MemoryError):
+            uses.note(ast.parse(_text(file)), str(file))
+            read += 1
+    return uses, read
 
 
 def _why(error: BaseException) -> str:

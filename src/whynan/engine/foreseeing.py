@@ -6,11 +6,13 @@ import torch
 
 from whynan.engine.options import Options
 from whynan.engine.session import Session
+from whynan.engine.staging import Staging
 from whynan.engine.standing import Standing
 from whynan.records import Notice
 from whynan.recovery.spikes import SpikePolicy, on_spike
 from whynan.tripwire.early import EarlyWarning, has_spike
 from whynan.tripwire.headroom import EVERY
+from whynan.tripwire.stages import stages_from
 
 TOGETHER = 16  # steps whose numbers are looked at together where nothing is done about a spike: a warm cache is cheap
 
@@ -25,6 +27,8 @@ class Foreseeing:
         self.early = EarlyWarning(options.track, spikes=self.policy is not SpikePolicy.OFF)
         self.acts = self.policy not in (SpikePolicy.WARN, SpikePolicy.OFF)
         self._tracks = bool(options.track)
+        stages = stages_from(options.expect)
+        self.staging = Staging(session, stages) if stages else None
         self.dtypes: tuple[torch.dtype | None, torch.dtype | None] = (None, None)  # of the loss and the gradient norm
         self._waiting: list[tuple[int, float | None, torch.Tensor | float | None, bool, torch.optim.Optimizer, torch.dtype | None]] = []
 
@@ -68,6 +72,8 @@ class Foreseeing:
     def state(self, wait: bool = False) -> None:
         """Look at weights and tracked values."""
         session = self.session
+        if self.staging is not None:
+            self.staging.state(wait)
         if not (self._tracks or wait or session.step_count % EVERY == 0):
             return
         for notice in self.early.state(session.step_count, session.recorder.roots(), session.optimizers, wait):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ from whynan.capsule.pack import LIMIT
 from whynan.errors import UsageError
 from whynan.recovery.policy import Budget, parse
 from whynan.recovery.spikes import SpikePolicy
+from whynan.tripwire.stages import stages_from
 from whynan.tripwire.tracking import limits_of
 
 SNAPSHOTS = ("host", "device", "off")
@@ -32,6 +34,7 @@ class Options:
     rank_timeout: float = 600.0  # seconds to wait for the other ranks when a step is bad
     capsule_limit: int = LIMIT  # bytes of the tensors in a capsule; 0 writes none
     track: Mapping[str, Mapping[str, float]] | None = None  # named values with limits
+    expect: str | os.PathLike[str] | Mapping[str, object] | None = None  # stages of health: a file, or what it holds
 
     def __post_init__(self) -> None:
         for name in ("in_a_row", "in_total"):
@@ -47,6 +50,7 @@ class Options:
         if self.spike not in list(SpikePolicy):
             raise UsageError(f"spike is one of {', '.join(SpikePolicy)}, not {self.spike!r}")
         limits_of(self.track)
+        stages_from(self.expect)
         self.budget()
 
     def budget(self) -> Budget:

@@ -25,6 +25,7 @@ def watched(session: Session, options: Options, foreseeing: Foreseeing) -> dict[
         "policy": ",".join(str(link.policy) for link in session.budget.chain),
         "spike": str(foreseeing.policy),
         "track": jsonable(sorted(options.track or {})),
+        "stages": jsonable(foreseeing.staging.watch.said if foreseeing.staging is not None else []),
         "readings": jsonable(dict(readings[:_READINGS])),
         "stopped": session.stopped,
         "updates": session.applied,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from whynan.forensics.findings import Kind
+from whynan.tripwire.stages import Stage
 
 Tick = Callable[[int], None]
 
@@ -21,6 +22,7 @@ class Wishes:
 
     kind: Kind | None = None  # taken for this, whatever it looks like
     expect: Mapping[str, float] = field(default_factory=dict)  # --expect lr=1e-4
+    stages: tuple[Stage, ...] = ()  # --expect FILE: stages of health that logs are held to
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # --range tokens=0:151643, both ends belong to it
     padding: float | None = None  # --padding 0: the id that fills rows
     ignored: float = -100  # --ignore-index: the label that does not count

@@ -50,4 +50,6 @@ CODES: dict[str, tuple[str, Severity]] = {
     "WL114": ("guard-for-all-rows-only", _H),
     "WL115": ("infinite-norm-not-checked", _H),
     "WL116": ("iterative-normalisation", _M),
+    "WL117": ("epsilon-on-a-count", _L),
+    "WL118": ("error-of-normalised-values", _M),
 }

@@ -490,3 +490,58 @@ def _iterative_normalisation() -> None:
     Not this when
     The entries are bounded away from 0.
     """
+
+
+@_page("WL117", "epsilon-on-a-count", "the eps on a count does nothing")
+def _epsilon_on_a_count() -> None:
+    """A tiny number is added to a count that something is divided by.
+
+    What happens
+    `mask.sum() + 1e-8` is meant to keep a mean from 0 / 0 where nothing is selected.
+
+    Why it does harm
+    From a count of 1 on it changes nothing: 1 + 1e-8 is 1 in float32. For a count of 0 the sum above
+    is multiplied by 1e8: measured, 28 / (0 + 1e-8) is 2.8e9 with a gradient of 1e8. Only a sum that is
+    exactly 0 there gives 0. In float16 1e-8 is 0, and the quotient is nan.
+
+    Example
+        loss = per_token.sum() / (mask.sum() + 1e-8)
+
+    Instead
+        loss = (per_token * mask).sum() / mask.sum().clamp(min=1)
+
+    How sure
+    Medium where the sum above does not mention the mask; low where it does: then an empty mask gives 0,
+    in float32 and bfloat16.
+
+    Not this when
+    The sum above is 0 whenever the count is, and nothing runs in float16: the eps is harmless then.
+    """
+
+
+@_page("WL118", "error-of-normalised-values", "squared error of two values that are each normalised")
+def _error_of_normalised_values() -> None:
+    """Prediction and target are each brought to mean 0 and spread 1 before their squared error.
+
+    What happens
+    `(pred - pred.mean()) / pred.std()` is compared with `(target - target.mean()) / target.std()`, often
+    to keep large latents from making a large loss.
+
+    Why it does harm
+    It is another objective: scale and offset of the prediction no longer count, so the model is never
+    told that its output is ten times too large. And each division is by a spread that can be 0.
+
+    Example
+        loss = F.mse_loss((p - p.mean()) / p.std(), (t - t.mean()) / t.std())
+
+    Instead
+        mean, std = target.mean(), target.std().clamp_min(1e-6)
+        loss = F.mse_loss((pred - mean) / std, (target - mean) / std)
+
+    How sure
+    Medium: both sides are divided by a spread of their own, in code that trains.
+
+    Not this when
+    Only the shape of the signal is to be learnt; a correlation is meant. Unit vectors (F.normalize on
+    both sides) are not reported: that is the cosine.
+    """

@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from whynan.probing import temperatures
 from whynan.probing.attacking import Attacks
 from whynan.probing.groups import peak_of, verdict
 from whynan.probing.inputs import Role
@@ -28,6 +29,7 @@ def stability(attacks: Attacks) -> Verdict:
         ran["all"] += [word] if whole is not None and whole.error is None else []
     _sizes(attacks)
     _weights(attacks)
+    temperatures.verdict_notes(attacks)
     peak = peak_of(attacks)
     words = [f"{kind} {' '.join(types)}" for kind, types in ran.items() if types]
     if peak and math.isfinite(peak):

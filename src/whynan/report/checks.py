@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from whynan.forensics.findings import Checked, Finding, History, Kind, Report, Severity
-from whynan.records import count
+from whynan.records import count, number
 from whynan.report.comparisons import compared
 from whynan.report.lines import WIDTH, name_of, printable, short, wrap
 
@@ -80,9 +80,18 @@ def _checked(checked: Checked, everything: bool) -> list[str]:
         lines.append("  nothing found")
     if everything:
         lines += _listed(checked)
+    elif checked.kind is Kind.DATA:
+        lines += _ranges(checked)
     if checked.plot:
         lines += checked.plot.splitlines()
     return lines
+
+
+def _ranges(checked: Checked) -> list[str]:
+    """Say from where to where the finite values of each column go."""
+    known = [f"{t.name or 'values'} {number(t.min)} to {number(t.max)}" for t in checked.tensors if t.min is not None and t.max is not None]
+    more = f", and {count(len(known) - _SHOWN)} more columns; --all lists them" if len(known) > _SHOWN else ""
+    return wrap(f"  range   {', '.join(known[:_SHOWN])}{more}", " " * 10) if known else []
 
 
 def _listed(checked: Checked) -> list[str]:

@@ -11,7 +11,7 @@ import math
 import sys
 import traceback
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -64,6 +64,7 @@ class Journal:
         self._received: Incident | None = None  # to be written with what is done about it
         self._own = 0  # incidents that this process tells
         self.listeners: list[Listener] = []
+        self.each_step: Callable[[int, float | None, float | None, float | None, float | None], None] | None = None  # told what is written of a step
         self._begun: Path | None = None  # the directory that says so in its run.json
 
     # -- files --------------------------------------------------------------------------------------------------
@@ -113,6 +114,8 @@ class Journal:
     def metrics(self, step: int, loss: float | None, norm: float | None, lr: float | None, scale: float | None) -> None:
         """Write one line of metrics; values that are not known are left out."""
         self._history.append((step, loss, norm, lr, scale))
+        if self.each_step is not None:
+            self.each_step(step, loss, norm, lr, scale)
         if not self.files or self._broken:
             return
         row = _known(step, loss, norm, lr, scale)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,11 +13,12 @@ from whynan.forensics.wishes import Wishes
 
 if TYPE_CHECKING:
     from whynan.forensics.logs.collecting import Log
+    from whynan.forensics.logs.entries import Entry
 
 _LOGS = frozenset({".log", ".out", ".err", ".stdout", ".stderr"})
 _NO_LOGS = frozenset({".py", ".pyi", ".md", ".rst", ".ipynb", ".toml", ".yaml", ".yml"})  # they quote logs
 
-__all__ = ["check_log", "plot", "recognise"]
+__all__ = ["check_log", "entries_of", "plot", "recognise"]
 
 
 def recognise(place: Place) -> str | None:
@@ -39,11 +41,25 @@ def check_log(place: Place, wishes: Wishes = Wishes()) -> Checked:  # noqa: B008
     """
     from whynan.forensics.logs.drawing import draw
     from whynan.forensics.logs.judging import facts_of, judge
+    from whynan.forensics.logs.staging import hold_to_stages
 
     log = _read(place, wishes)
     main = log.main_loss()
+    staged = hold_to_stages(entries_of(place), wishes.stages) if wishes.stages else ()
     step = max((s.last.position for s in log.curves if s.last and s.last.step is not None and not s.last.inner), default=None)
-    return Checked(str(place), Kind.LOG, log.form, place.size(), step, judge(log, wishes), facts=facts_of(log), plot=draw(log.curves, main))
+    return Checked(str(place), Kind.LOG, log.form, place.size(), step, (*judge(log, wishes), *staged), facts=facts_of(log), plot=draw(log.curves, main))
+
+
+def entries_of(place: Place) -> Iterator[Entry | None]:
+    """Yield every entry of a log as it was written, None for a broken line; raises `Unreadable` where it is no log."""
+    from whynan.forensics.logs.forms import READERS, form_of_file
+
+    with place.open() as file:
+        form = form_of_file(file)
+        if form is None:
+            raise Unreadable("no training log")
+        file.seek(0)
+        yield from READERS[form](file, lambda size: None)
 
 
 def plot(place: Place, target: Path, wishes: Wishes = Wishes()) -> None:  # noqa: B008 - frozen

@@ -98,8 +98,8 @@ def _form_of_text(text: str, often: int) -> Form | None:
 
 
 def _is_incident(line: str) -> bool:
-    """Whether a line is of whynan's own `incidents.jsonl`: what it tells is known already."""
-    return line.startswith("{") and '"schema"' in line and '"symptom"' in line
+    """Whether a line is of whynan's own incidents, warnings or `run.json`: what it tells is known already."""
+    return line.startswith("{") and '"schema"' in line and any(word in line for word in ('"symptom"', '"severe"', '"watched"', '"whynan"'))
 
 
 def _is_log_entry(entry: Entry) -> bool:

@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
-from whynan.lint.rules import decompositions, division, exponentials, half, inverses, logarithms, loops, masks, reductions, roots, saving, state, switching
+from whynan.lint.rules import (
+    decompositions,
+    division,
+    exponentials,
+    half,
+    inverses,
+    logarithms,
+    loops,
+    masks,
+    objectives,
+    reductions,
+    roots,
+    saving,
+    state,
+    switching,
+)
 from whynan.lint.rules.registry import BINARY_RULES, CALL_RULES, FUNCTION_RULES, STATEMENT_RULES
 
 __all__ = [
@@ -18,6 +33,7 @@ __all__ = [
     "logarithms",
     "loops",
     "masks",
+    "objectives",
     "reductions",
     "roots",
     "saving",
