@@ -20,8 +20,9 @@ from whynan.tripwire.values import bad_rows, stats
 
 def judge(scene: Scene) -> tuple[Origin, Cause, list[Remedy], list[Experiment]]:
     """Explain a birth and prove the explanation as far as the replay allows."""
-    scene.lab = Lab(scene.program, scene.targets, scene.history, scene.scaler, scene.healthy)
-    verdict = decide(_explain(scene), _explain)
+    scene.lab = Lab(scene.program, scene.targets, scene.history, scene.scaler, scene.healthy, scene.jump)
+    first = _explain(scene)
+    verdict = decide(first, _explain) if scene.jump is None else first
     chosen, finding = verdict.rule, verdict.finding
     scene.birth = verdict.scene.birth  # what is told beside the verdict is about the same birth
     cause = Cause(
@@ -124,8 +125,14 @@ def _samples(scene: Scene, finding: Finding) -> list[int]:
         return rows
     if outcome.error:
         return rows
-    scene.tried(f"the step without samples {rows[:8]}{' …' if len(rows) > 8 else ''}", outcome.effect() if outcome.finite else "still not finite")
+    good = lab.judge(outcome)[0] if scene.jump is not None else outcome.finite
+    scene.tried(f"the step without samples {rows[:8]}{' …' if len(rows) > 8 else ''}", outcome.effect() if good else f"still {wrong(scene)}")
     return rows if outcome.finite or finding.rows else []
+
+
+def wrong(scene: Scene) -> str:
+    """Say what a step that was not mended still is."""
+    return "not finite" if scene.jump is None else "absurd"
 
 
 def _batch_size(scene: Scene) -> int:

@@ -37,6 +37,7 @@ from whynan.engine.session import Session, parameters_of, symptom_of
 from whynan.engine.sharing import Sharing
 from whynan.engine.standing import Standing
 from whynan.engine.together import Together
+from whynan.engine.tracing import Tracing
 from whynan.engine.waiting import Waiting
 from whynan.engine.watched import watched
 from whynan.errors import TrainingStopped
@@ -92,7 +93,7 @@ class Guard:
         self.clipping = Clipping(self.session)
         standing = Standing(self.session, self.followers, self.acting.stands_still)
         self.acting.left_alone, self.noticing.left = standing.turned_away, self.acting.turned_away
-        self.foreseeing = Foreseeing(self.session, self.options, standing)
+        self.foreseeing = Foreseeing(self.session, self.options, standing, Tracing(self.session, self.acting).spike)
         self.by_hand = ByHand(self.session, self.noticing, self.acting)
         self.waiting = Waiting(
             self.session, self.noticing, self.acting, self.followers, self.recovering, self.sharing, self.scaling, self.foreseeing, self._finish

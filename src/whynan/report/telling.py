@@ -50,6 +50,8 @@ def symptom_text(incident: Incident) -> str:
     """What was seen, as the beginning of a sentence."""
     symptom = incident.symptom
     name = symptom.name
+    if symptom.kind == "absurd":
+        return f"the {name} was absurd"
     if symptom.place == "loss":
         return f"the loss became {symptom.kind}"
     if symptom.place == "gradient":

@@ -51,7 +51,7 @@ def locate(program: Program, targets: Targets, roles: dict[int, tuple[str, str]]
         starts = _behind(first.tracer, failing, error)
         if not starts and failing is not None:
             birth = Birth(graph, Slice(births=[failing]), failing, None, _phase(graph, failing), error=error)
-            birth = _observe(program, targets, roles or {}, birth)
+            birth = observe(program, targets, roles or {}, birth)
             birth.inputs.setdefault(failing.index, first.tracer.refused)
             return birth
         if not starts:
@@ -63,7 +63,7 @@ def locate(program: Program, targets: Targets, roles: dict[int, tuple[str, str]]
     birth.losses = losses
     reason = program.inexact() or first.tracer.broken
     birth.exact, birth.note = not reason, reason
-    return _observe(program, targets, roles or {}, birth)
+    return observe(program, targets, roles or {}, birth)
 
 
 def _behind(tracer: Tracer, failing: Op | None, error: BaseException | None) -> list[int]:
@@ -122,8 +122,8 @@ def _first_birth(graph: Graph, found: Slice) -> tuple[Op | None, Leaf | None]:
     return None, found.leaves[0] if found.leaves else None
 
 
-def _observe(program: Program, targets: Targets, roles: dict[int, tuple[str, str]], birth: Birth) -> Birth:
-    """Run once more, keeping the values around the birth."""
+def observe(program: Program, targets: Targets, roles: dict[int, tuple[str, str]], birth: Birth) -> Birth:
+    """Run a step once more, keeping the values around a birth."""
     keep: list[int] = []
     if birth.op is not None:
         forward = birth.graph.forward_of(birth.op)
