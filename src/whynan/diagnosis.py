@@ -97,6 +97,8 @@ def _verdict(case: Case, targets: Targets, birth: Birth | None, trouble: str) ->
         remedies=tuple(remedies),
         experiments=tuple(experiments),
         source=excerpts([origin.span, *origin.from_]),
+        terms=tuple(term.value for term in scene.terms),
+        inside=tuple(scene.birth.inside) if scene.birth is not None else (),
         **particulars(scene.birth, case.symptom, origin),
     )
 

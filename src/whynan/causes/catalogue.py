@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from whynan.capsule.replay import Program
     from whynan.capsule.sites import Site
     from whynan.causes.lab import Lab
+    from whynan.causes.terms import Named
     from whynan.trace.birth import Birth
     from whynan.trace.jumps import Jump
     from whynan.trace.locate import Targets
@@ -49,6 +50,7 @@ class Scene:
     healthy: dict[int, Program] = field(default_factory=dict)  # by step: earlier ones that were finite
     still: Still | None = None  # nothing is bad, but nothing is learned either
     jump: Jump | None = None  # nothing is bad, but a number is far outside what it was
+    terms: list[Named] = field(default_factory=list)  # of the loss, by their names in the source
 
     def tried(self, question: str, answer: str) -> None:
         """Write down an experiment."""

@@ -12,6 +12,7 @@ from whynan.causes.handed import hook_words, sample_words
 from whynan.causes.lab import Lab, Outcome, without_rows
 from whynan.causes.several import Verdict, decide
 from whynan.causes.source import Expression, expression_at
+from whynan.causes.terms import named_terms, term_words
 from whynan.causes.trying import remedies_of, tempting
 from whynan.records import NOWHERE, Cause, Confidence, Experiment, Origin, Phase, Remedy, TensorStats
 from whynan.trace.birth import View
@@ -25,12 +26,14 @@ def judge(scene: Scene) -> tuple[Origin, Cause, list[Remedy], list[Experiment]]:
     verdict = decide(first, _explain) if scene.jump is None else first
     chosen, finding = verdict.rule, verdict.finding
     scene.birth = verdict.scene.birth  # what is told beside the verdict is about the same birth
+    scene.terms = named_terms(scene.birth)
+    beside = [*term_words(scene.birth, scene.terms), *sample_words(scene.program, verdict.samples), *hook_words(scene.program)]
     cause = Cause(
         chosen.code,
         chosen.slug,
         chosen.title,
         Confidence.PROVEN if verdict.proven else Confidence.SUSPECTED,
-        tuple(e for e in [*finding.evidence, *sample_words(scene.program, verdict.samples), *hook_words(scene.program)] if e),
+        tuple(e for e in [*finding.evidence, *beside] if e),
         finding.label,
     )
     return _origin(verdict.scene, chosen, finding, verdict.expression, verdict.samples), cause, verdict.remedies, scene.experiments

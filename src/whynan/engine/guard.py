@@ -178,7 +178,8 @@ class Guard:
         for line in self.session.guarded(self.session.tally.lines) or []:
             self.journal.say(line)
         try:
-            self.journal.close(self.session.step_count, self.session.budget, watched(self.session, self.options, self.foreseeing))
+            steps = self.session.step_count + bool(self.session.stopped)  # the one it was stopped in never ended
+            self.journal.close(steps, self.session.budget, watched(self.session, self.options, self.foreseeing))
         except Exception as error:
             self.journal.internal_error(error)
 

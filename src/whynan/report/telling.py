@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from whynan.records import Incident, Remedy, count
+from whynan.records import Incident, Remedy, TensorStats, count, number, short_dtype
 from whynan.report.reading import Run
 
 Key = tuple[str, str, int]
@@ -44,6 +44,19 @@ def place_of(incident: Incident) -> str:
     """Where the damage was born, for a sentence."""
     span = incident.origin.span
     return span.place if span.known else "a place not known"
+
+
+def inside_title(incident: Incident) -> str:
+    """Whose values are listed side by side."""
+    where = incident.origin.module or incident.origin.span.function
+    return f"Values inside {where}" if where else "Values there"
+
+
+def inside_row(value: TensorStats) -> tuple[str, ...]:
+    """One value in a table: name, shape, counts, least and largest finite one."""
+    shape = f"{short_dtype(value.dtype)}[{', '.join(map(str, value.shape))}]" if value.shape else short_dtype(value.dtype)
+    ends = ["" if end is None else number(end) for end in (value.min, value.max)]
+    return value.name, shape, str(value.nan), str(value.posinf + value.neginf), *ends
 
 
 def symptom_text(incident: Incident) -> str:

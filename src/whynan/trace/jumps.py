@@ -23,6 +23,7 @@ from whynan.trace.locate import Targets, birth_in, module_names, observe, scalar
 from whynan.trace.mending import Place, places_of
 from whynan.trace.modules import largest
 from whynan.trace.slicing import Slice, base
+from whynan.trace.terms import terms_of
 from whynan.trace.tracer import Tracer, roles_of
 from whynan.tripwire.checks import total_norm
 
@@ -96,7 +97,7 @@ def find_jump(program: Program, healthy: Iterable[Program], targets: Targets, ju
     if not found.births and not found.leaves:
         return None
     birth = birth_in(sizes.graph, found)
-    birth.losses = sizes.losses
+    birth.losses, birth.terms = sizes.losses, terms_of(sizes.graph, next(iter(sizes.starts), -1))
     reason = program.inexact() or meter.broken
     birth.exact, birth.note = not reason, reason
     size = sizes.results.get(birth.op.index, 0.0) if birth.op is not None else largest(birth.leaf.tensor) or 0.0 if birth.leaf is not None else 0.0
