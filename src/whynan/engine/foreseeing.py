@@ -66,7 +66,7 @@ class Foreseeing:
                 self.trace(*self.early.absurd, taken, optimizer)
         if waiting:
             self.dtypes = (dtype, norm_dtype)
-            self._ceilings = self.early.ceilings() if self.session.step_count >= TOGETHER else (0.0, 0.0)
+            self._ceilings = self.early.ceilings() if self.session.step_count >= TOGETHER - 1 else (0.0, 0.0)
         return taken
 
     def late(self, step: int, loss: float, norm: float | None, optimizer: torch.optim.Optimizer) -> str:
