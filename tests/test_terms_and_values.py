@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -156,3 +157,49 @@ def test_the_step_a_run_was_stopped_in_is_counted(capfd: Any) -> None:
         pass
     assert guard.incidents[-1].action.taken == "stopped"
     assert "2 incidents in 5 steps, at 3, 4" in capfd.readouterr().err
+
+
+class Heads(nn.Module):
+    """Eight heads over one trunk."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Linear(4, 4)
+        self.heads = nn.ModuleList(nn.Linear(4, 1) for _ in range(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """One column a head, without the trunk's gradient."""
+        return torch.cat([head(self.trunk(x).detach()) for head in self.heads], 1)
+
+
+def test_heads_with_a_bad_gradient_are_named_and_counted() -> None:
+    """Two of eight heads meet an infinite slope: both are named, in the symptom and in a note."""
+
+    def make(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        out = model(x)
+        weights = torch.ones(8)
+        weights[[2, 5]] = float(x[2].sum() > 0)
+        return (out * weights).square().sum(0).add(1e-30).sqrt().sum() if x[2].sum() > 0 else (out * weights).square().sum(0).sqrt().sum()
+
+    incident = broken(make, Heads())
+    assert incident.symptom.detail == "4 tensors: heads.2, heads.5 (2 of 8)"
+    assert "not finite: the gradients of heads.2, heads.5 (2 of 8)" in incident.cause.evidence
+
+
+@pytest.mark.parametrize(
+    ("bad", "text"), [(3, "in 1 of 6 batches since step 1"), (20, "in 1 of 5 batches since step 20, and in 0 of 2 in steps 7, 8 before it")]
+)
+def test_a_condition_is_counted_in_the_steps_before_it_too(bad: int, text: str, capfd: Any) -> None:
+    """The kept healthy steps are looked through: joined to the incident, or told beside it."""
+    torch.manual_seed(0)
+    model = nn.Embedding(9, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with whynan.watch(model, optimizer, files=False):
+        for step in range(bad + (4 if bad == 3 else 5)):
+            ids = torch.randint(0, 9, (12,)) if step != bad else torch.full((12,), 5)
+            y = model(ids)
+            loss = y.square().sum() / (y - y.mean(0)).square().sum()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    assert f"input of Embedding held one value only {text}" in capfd.readouterr().err

@@ -82,6 +82,7 @@ def finding_of(scene: Scene, label: str) -> Finding:
     evidence = [f"{jump.name} {number(jump.value)}; it was about {number(jump.level)} before", "everything is finite: a test for nan or inf does not see this"]
     if jump.explains:
         scene.tried("the step with results of the usual size at this place", jump.after)
+        evidence.append(f"replayed with results of the usual size here: {jump.after}")
     output = scene.birth.forward.output() if scene.birth is not None and scene.birth.forward is not None else None
     finding = Finding(label, evidence, [SKIP], proven=jump.explains)
     if output is not None and jump.usual and output.dim() and len(output) > 1:

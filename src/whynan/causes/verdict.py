@@ -27,7 +27,7 @@ def judge(scene: Scene) -> tuple[Origin, Cause, list[Remedy], list[Experiment]]:
     chosen, finding = verdict.rule, verdict.finding
     scene.birth = verdict.scene.birth  # what is told beside the verdict is about the same birth
     scene.terms = named_terms(scene.birth)
-    beside = [*term_words(scene.birth, scene.terms), *sample_words(scene.program, verdict.samples), *hook_words(scene.program)]
+    beside = [*_members(scene), *term_words(scene.birth, scene.terms), *sample_words(scene.program, verdict.samples), *hook_words(scene.program)]
     cause = Cause(
         chosen.code,
         chosen.slug,
@@ -37,6 +37,12 @@ def judge(scene: Scene) -> tuple[Origin, Cause, list[Remedy], list[Experiment]]:
         finding.label,
     )
     return _origin(verdict.scene, chosen, finding, verdict.expression, verdict.samples), cause, verdict.remedies, scene.experiments
+
+
+def _members(scene: Scene) -> list[str]:
+    """Say which members of a list of modules got a bad gradient, where these are some of them."""
+    words = scene.symptom.detail.partition(": ")[2] if scene.symptom.place == "gradient" and scene.jump is None else ""
+    return [f"not finite: the gradients of {words}"] if " of " in words else []
 
 
 def _explain(scene: Scene) -> Verdict:

@@ -1,6 +1,6 @@
 """Find the operation at which a finite step became absurd, by holding it against a healthy step with the same weights.
 
-Both steps are replayed and the size of every result is taken. A result a thousand times the size it has in the healthy
+Both steps are replayed and the size of every result is taken. A result hundreds of times the size it has in the healthy
 step, made of arguments of the usual size, is where the jump was born. Values that grow little by little have no such
 place, and none is named.
 """
@@ -27,7 +27,7 @@ from whynan.trace.terms import terms_of
 from whynan.trace.tracer import Tracer, roles_of
 from whynan.tripwire.checks import total_norm
 
-ABSURD = 1e3  # times the size in a healthy step: too much
+ABSURD = 300.0  # times the size in a healthy step: too much
 USUAL = 30.0  # times that size: still an argument of the usual size
 NEAR = 100.0  # times the level of the curve: the spike is gone
 
@@ -195,9 +195,9 @@ def _index(graph: Graph, leaf: Leaf | None) -> int:
 class Damper(Tracer):
     """A tracer that keeps the results of chosen operations, and of their derivatives, at the size of healthy steps."""
 
-    def __init__(self, roles: dict[int, tuple[str, str]], places: frozenset[Place], usual: dict[tuple[Key, str], float]) -> None:
+    def __init__(self, roles: dict[int, tuple[str, str]], places: frozenset[Place], usual: dict[tuple[Key, str], float], size: float) -> None:
         super().__init__(roles)
-        self.places, self.usual = places, usual
+        self.places, self.usual, self.size = places, usual, size  # `size` for what no healthy step has made
         self._first: dict[int, int] = {}
 
     def entering(self, entry: Any) -> None:
@@ -208,7 +208,7 @@ class Damper(Tracer):
     def _made(self, op: Op, args: Any, result: Any) -> None:
         forward = self.graph.forward_of(op) if op.backward and not op.live else None
         born = forward or op
-        limit = self.usual.get((_key(self.graph, op), ""), 0.0)
+        limit = self.usual.get((_key(self.graph, op), ""), self.size)
         if limit and (born.entry, born.index - self._first.get(born.entry, 0)) in self.places:
             for tensor in _floats(result):
                 tensor.detach().clamp_(-limit, limit)
@@ -218,7 +218,7 @@ def _damped(program: Program, birth: Birth, usual: dict[tuple[Key, str], float],
     """Play the step with the usual size at one place; say whether that takes the spike away."""
     if birth.op is None:
         return jump
-    damper = Damper(roles_of(program.entries, program.roots), places_of(birth), usual)
+    damper = Damper(roles_of(program.entries, program.roots), places_of(birth), usual, jump.usual)
     with program.still(), module_names(program.roots, damper), damper:
         run = program.play(damper)
         with damper.blind():
