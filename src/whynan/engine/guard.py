@@ -31,6 +31,7 @@ from whynan.engine.clipping import Clipping
 from whynan.engine.foreseeing import Foreseeing
 from whynan.engine.noticing import Noticing
 from whynan.engine.options import Options
+from whynan.engine.partial import TAKEN
 from whynan.engine.recovering import Recovering
 from whynan.engine.scaling import Scaling
 from whynan.engine.session import Session, parameters_of, symptom_of
@@ -92,6 +93,7 @@ class Guard:
         self.scaling = Scaling(self.session, self.noticing, self.acting, self.together, self.sharing, self._finish)
         self.clipping = Clipping(self.session)
         standing = Standing(self.session, self.followers, self.acting.stands_still)
+        self.acting.drops_terms = self.options.bad_terms == "drop" and not self.options.drop_alone
         self.acting.left_alone, self.noticing.left = standing.turned_away, self.acting.turned_away
         self.foreseeing = Foreseeing(self.session, self.options, standing, Tracing(self.session, self.acting).spike)
         self.by_hand = ByHand(self.session, self.noticing, self.acting)
@@ -462,9 +464,10 @@ class Guard:
         except Exception as error:
             self._internal_error(error)
             return True
-        if taken != "observed" and not in_closure:
+        allowed = taken in ("observed", TAKEN)
+        if not allowed and not in_closure:
             self._finish(optimizer, False)
-        return taken == "observed"
+        return allowed
 
     def _left_out(self) -> bool:
         """Whether this step falls away without a new incident: with a partner's, met again after a rollback, all its micro-batches dropped."""
