@@ -114,7 +114,7 @@ def test_transcoder_says_why_and_what_does_not_help(tmp_path: Path) -> None:
     assert "a fresh zeros_like in its place: the replay raised RuntimeError" in evidence
     assert incident["origin"]["from"][0]["label"] == "the variance of 64 identical rows"
     assert any(e["question"] == "the update with these gradients" and "Adam would make" in e["answer"] for e in incident["experiments"])
-    assert "input_ids of DiffusionLM held one value only in 2 of 96 batches since step 2" in done.err
+    assert "input_ids of DiffusionLM held one value only in 2 of 128 batches since step 0" in done.err
     assert "2 incidents in 8 steps, at 2, 6" in done.err
 
 

@@ -69,7 +69,7 @@ def absurd_value(scene: Scene) -> Finding | None:
     below = view.input(_BELOW[name]) if view is not None and name in _BELOW else None
     slope = "the slope of " if birth.derivative else ""
     near = f" of {number(float(below.abs().min()))}" if below is not None and below.numel() else ""
-    finding = finding_of(scene, f"{slope}{name}{near} is {number(jump.size)}; {number(jump.usual)} is usual")
+    finding = finding_of(scene, f"{slope}{name.removeprefix('linalg_').removesuffix('_ex')}{near} is {number(jump.size)}; {number(jump.usual)} is usual")
     if view is not None and below is not None:
         finding.fixes = [*_away(scene, view, name), SKIP]
     return finding
