@@ -21,7 +21,7 @@ def named_values(frame: FrameType, stop: CodeType) -> list[TensorStats]:
     home = _home(frame, stop)
     found = _variables(home) + _weights(home)
     helper = [] if home is frame else _variables(frame, f"{frame.f_code.co_name}: ")
-    room = min(len(helper), MOST // 3)
+    room = min(len(helper), MOST // 2)
     return found[: MOST - room] + helper[:room]
 
 
