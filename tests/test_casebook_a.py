@@ -117,7 +117,7 @@ def test_transcoder_says_why_and_what_does_not_help(tmp_path: Path) -> None:
     assert "a fresh zeros_like in its place: the replay raised RuntimeError" in evidence
     assert incident["origin"]["from"][0]["label"] == "the variance of 64 identical rows"
     assert any(e["question"] == "the update with these gradients" and "Adam would make" in e["answer"] for e in incident["experiments"])
-    assert "input_ids of DiffusionLM held one value only in 2 of 96 batches since step 2" in done.err
+    assert "input_ids of DiffusionLM held one value only in 2 of 128 batches since step 0" in done.err
     assert "2 incidents in 8 steps, at 2, 6" in done.err
 
 
@@ -136,7 +136,11 @@ def test_sign_based_optimizer_survives_by_accident_and_this_is_said(tmp_path: Pa
 def test_finite_and_absurd_loss_in_float32_is_noticed_and_can_be_skipped(tmp_path: Path) -> None:
     done = watched(Sandbox(tmp_path), "transcoder", "--steps", "4", "--dtype", "float32", options=("--spike", "skip"))
     warnings = [json.loads(line) for line in (done.run_dir / "warnings.jsonl").read_text().splitlines()]
-    assert not done.incidents
+    (incident,) = done.incidents
+    assert (incident["cause"]["code"], incident["action"]["taken"], incident["symptom"]["kind"]) == ("WN404", "skipped", "absurd")
+    at_the_true_line(incident, "transcoder")
+    assert "64 rows, 1 unique up to rounding" in incident["cause"]["evidence"]
+    assert incident["remedies"][0]["result"] == "proven"
     assert any(w["kind"] == "spike" and w["step"] == 2 and w["value"] > 1e11 for w in warnings)
     assert "step 2 skipped: a spike" in done.err
 

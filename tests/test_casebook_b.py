@@ -113,6 +113,16 @@ def test_the_failing_program_gives_the_true_line_the_code_and_the_remedy_that_he
         said = " ".join(repr(recommend_settings(CASES / name / "config.yaml", [tmp_path / "w"])).replace("\n#  ", "").split())
         assert "gradient_accumulation_steps: 4 -> 1" in said and "is a fault of the arithmetic there" in said, "no rate is blamed for a slope"
         assert "learning_rate: 4" not in said.partition("---")[0]
+    assert set(INSIDE[name]) <= {value["name"] for value in incident["inside"]}
+    assert set(TERMS[name]) <= {term["name"] for term in incident["terms"]}
+
+
+INSIDE = {
+    "joint_diffusion": ("stream", "update", "self.mix"),
+    "clustering_heads": ("prior", "pmi: student", "pmi: p1", "pmi: p2"),
+    "hyper_connections": ("pooled", "read", "write", "logits", "mix", "inner", "self.alpha", "sinkhorn: matrix"),
+}
+TERMS: dict[str, tuple[str, ...]] = {"joint_diffusion": ("of_text", "of_latents"), "clustering_heads": ("value[0]", "value[7]"), "hyper_connections": ()}
 
 
 @pytest.mark.parametrize("name", NAMES)

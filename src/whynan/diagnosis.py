@@ -15,8 +15,9 @@ from whynan.capsule.replay import Program, Run, is_compiled
 from whynan.capsule.sites import Site
 from whynan.causes.catalogue import Scene
 from whynan.causes.verdict import judge
-from whynan.records import Incident, Symptom
+from whynan.records import Confidence, Incident, Symptom
 from whynan.trace.birth import Birth
+from whynan.trace.jumps import Jump, find_jump
 from whynan.trace.locate import Targets, locate
 from whynan.trace.particulars import particulars
 from whynan.trace.tracer import storage_key
@@ -41,12 +42,33 @@ class Case:
     note: str = ""  # what makes every replay of it inexact
     healthy: dict[int, Program] = field(default_factory=dict)  # by step: earlier ones that were finite, the newest first
     still: Still | None = None  # no symptom of damage: the training stands still
+    jump: Jump | None = None  # no symptom of damage: a finite number is far outside what it was
+    sums: frozenset[Site] = frozenset()  # found by the diagnosis: where the terms of the loss are added up
 
 
 def diagnose(case: Case) -> Incident:
     """Find where the damage was born, explain it and try the remedies on the replay."""
     targets = _targets(case)
     birth, trouble = _find(case, targets)
+    return _verdict(case, targets, birth, trouble)
+
+
+def diagnose_spike(case: Case, jump: Jump) -> Incident | None:
+    """Find the place where a finite step became absurd, and prove it; nothing where no single place is to blame."""
+    targets = _targets(case)
+    try:
+        found = find_jump(case.program, case.healthy.values(), targets, jump)
+    except MemoryError:
+        return None
+    if found is None:
+        return None
+    case.jump = found[1]
+    incident = _verdict(case, targets, found[0], "")
+    known = incident.origin.span.known and incident.origin.exact
+    return incident if known and incident.cause.confidence is Confidence.PROVEN else None
+
+
+def _verdict(case: Case, targets: Targets, birth: Birth | None, trouble: str) -> Incident:
     scene = Scene(
         step=case.step,
         symptom=case.symptom,
@@ -63,8 +85,11 @@ def diagnose(case: Case) -> Incident:
         made_at=case.made_at,
         healthy=case.healthy,
         still=case.still,
+        jump=case.jump,
     )
     origin, cause, remedies, experiments = judge(scene)
+    terms = scene.birth.terms.all() if scene.birth is not None and scene.birth.terms is not None else ()
+    case.sums = frozenset(term.site for term in terms if term.site is not None)
     return Incident(
         step=case.step,
         rank=case.rank,
@@ -75,6 +100,8 @@ def diagnose(case: Case) -> Incident:
         remedies=tuple(remedies),
         experiments=tuple(experiments),
         source=excerpts([origin.span, *origin.from_]),
+        terms=tuple(term.value for term in scene.terms),
+        inside=tuple(scene.birth.inside) if scene.birth is not None else (),
         **particulars(scene.birth, case.symptom, origin),
     )
 

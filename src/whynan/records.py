@@ -265,6 +265,8 @@ class Incident:
     histograms: tuple[Histogram, ...] = ()
     modules: tuple[ModuleState, ...] = ()
     source: tuple[Excerpt, ...] = ()
+    terms: tuple[TensorStats, ...] = ()  # what the loss is the sum of
+    inside: tuple[TensorStats, ...] = ()  # the named values of the function where it was born
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
@@ -302,6 +304,8 @@ class Incident:
             "histograms": jsonable(self.histograms),
             "modules": jsonable(self.modules),
             "source": jsonable(self.source),
+            "terms": jsonable(self.terms),
+            "inside": jsonable(self.inside),
         }
 
 

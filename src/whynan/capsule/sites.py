@@ -67,11 +67,16 @@ def live_site(stop: CodeType, depth: int = 1) -> Site | None:
 
     A user's `loss.backward()` inside a replayed step function is below the engine: what the engine runs is not that line.
     """
+    frame = live_frame(stop, depth + 1)
+    return None if frame is None else Site(frame.f_code, frame.f_lasti)
+
+
+def live_frame(stop: CodeType, depth: int = 1) -> FrameType | None:
+    """Return the frame itself."""
     frame: FrameType | None = sys._getframe(depth)
     while frame is not None and frame.f_code is not stop and frame.f_code is not _ENGINE:
-        code = frame.f_code
-        if not is_internal(code):
-            return Site(code, frame.f_lasti)
+        if not is_internal(frame.f_code):
+            return frame
         frame = frame.f_back
     return None
 

@@ -18,11 +18,14 @@ if TYPE_CHECKING:
     from whynan.capsule.replay import Program
     from whynan.capsule.sites import Site
     from whynan.causes.lab import Lab
+    from whynan.causes.terms import Named
     from whynan.trace.birth import Birth
+    from whynan.trace.jumps import Jump
     from whynan.trace.locate import Targets
     from whynan.tripwire.stillness import Still
 
-FAMILIES = ("standing", "data", "state", "machine", "reductions", "ranges", "indeterminate", "backward", "domain", "limits")
+FAMILIES = ("standing", "data", "state", "machine", "reductions", "ranges", "indeterminate", "backward", "domain", "absurd", "limits")
+OF_SPIKES = ("WN404", "WN205")  # rules that are asked about a finite step
 
 
 @dataclass(slots=True)
@@ -46,6 +49,8 @@ class Scene:
     made_at: Site | None = None  # where the optimizer was constructed
     healthy: dict[int, Program] = field(default_factory=dict)  # by step: earlier ones that were finite
     still: Still | None = None  # nothing is bad, but nothing is learned either
+    jump: Jump | None = None  # nothing is bad, but a number is far outside what it was
+    terms: list[Named] = field(default_factory=list)  # of the loss, by their names in the source
 
     def tried(self, question: str, answer: str) -> None:
         """Write down an experiment."""
@@ -111,6 +116,8 @@ def rules() -> dict[str, Rule]:
 def first_match(scene: Scene) -> tuple[Rule, Finding]:
     """Ask the rules in order of rank."""
     for candidate in sorted(rules().values(), key=lambda r: (r.rank, r.code)):
+        if scene.jump is not None and candidate.code not in OF_SPIKES:
+            continue
         found = candidate.find(scene)
         if found is not None:
             return candidate, found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from whynan.records import short_dtype
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
 
     from whynan.capsule.replay import Program
-    from whynan.capsule.tape import Entry, Tape
+    from whynan.capsule.tape import Entry, Slot
 
 SAMPLES = 3  # rows of a batch that are told one by one
 
@@ -23,7 +23,7 @@ def constant_ids(program: Program) -> list[str]:
     Cost: one comparison per integer tensor that was handed in, in the failing step alone.
     """
     found = []
-    for entry, name, tensor in given(program.entries, program.recorder.tape):
+    for entry, name, tensor in given(program.entries, program.recorder.tape.alive):
         if tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.numel() < 2:
             continue
         first = tensor.flatten()[0]
@@ -41,12 +41,12 @@ def hook_words(program: Program) -> list[str]:
 
 def sample_words(program: Program, samples: list[int]) -> list[str]:
     """Say which samples of the data set the rows of a batch are."""
-    drawn = program.recorder.draws.behind(tensor for _, _, tensor in given(program.entries, program.recorder.tape)) if samples else None
+    drawn = program.recorder.draws.behind(tensor for _, _, tensor in given(program.entries, program.recorder.tape.alive)) if samples else None
     return [] if drawn is None else [drawn.sample(row) for row in samples[:SAMPLES]]
 
 
-def given(entries: list[Entry], tape: Tape) -> Iterator[tuple[Entry, str, torch.Tensor]]:
-    """Yield the tensors from outside that the step, or the call around its hook, was given."""
+def given(entries: list[Entry], alive: Callable[[Slot], torch.Tensor | None]) -> Iterator[tuple[Entry, str, torch.Tensor]]:
+    """Yield the tensors from outside that the step, or the call around its hook, was given; `alive` knows what the step itself made."""
     from whynan.capsule.tape import Outside, Slot, leaves
 
     around = [entry.within for entry in entries if entry.within is not None]
@@ -60,7 +60,7 @@ def given(entries: list[Entry], tape: Tape) -> Iterator[tuple[Entry, str, torch.
                     yield entry, name, leaf.value().detach()
                 elif isinstance(leaf, Slot):
                     made = kept.get(leaf)
-                    made = tape.alive(leaf) if made is None else made
+                    made = alive(leaf) if made is None else made
                     if made is not None and not made.is_floating_point():
                         yield entry, name, made.detach()
 

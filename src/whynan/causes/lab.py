@@ -24,6 +24,7 @@ from whynan.capsule.tape import Entry, Outside
 from whynan.causes import made
 from whynan.causes.widening import BRAIN, LARGEST, SHORT, WIDE, converted, size_of
 from whynan.records import number
+from whynan.trace.jumps import Jump
 from whynan.tripwire.checks import total_norm
 from whynan.tripwire.values import damage_of
 
@@ -69,8 +70,10 @@ class Lab:
         history: list[dict[str, float]],
         scaler: Any = None,
         healthy: dict[int, Program] | None = None,
+        jump: Jump | None = None,
     ) -> None:
         self.program = program
+        self.jump = jump  # what is to go away where everything is finite
         self.scale = _scale(history, scaler)
         self.targets = targets
         self.small, self.quick = size_of(program) <= LARGEST, size_of(program) <= SHORT
@@ -138,8 +141,12 @@ class Lab:
             truth = {key: p.grad for key, p in stand.items() if p.grad is not None} if outcome.finite else {}
         if before != after and not self._draws_like(before, after):
             return Outcome(None, None, False, "it draws other random numbers")
-        self.truth = truth
+        self.truth = {} if self._beyond(outcome) else truth
         return outcome
+
+    def _beyond(self, outcome: Outcome) -> bool:
+        """Whether a spike that is to go away is still there."""
+        return self.jump is not None and self.jump.beyond(outcome.loss, outcome.norm)
 
     def _draws_like(self, before: bytes, after: bytes) -> bool:
         """Whether the step as it is leaves the random generators where the one in float64 left them."""
@@ -208,6 +215,8 @@ class Lab:
         """Say whether an outcome proves a remedy, and what is wrong with it otherwise."""
         if outcome.error or not outcome.finite:
             return False, outcome.effect() if outcome.error else f"still not finite ({outcome.effect()})"
+        if self._beyond(outcome):
+            return False, f"still absurd: {outcome.effect()}"
         if outcome.norm is not None and outcome.norm == 0 and empty:
             return True, f"{outcome.effect()}: this batch then trains nothing, like a skipped one"
         if outcome.norm is not None and outcome.norm == 0 and not self._often_still():

@@ -10,8 +10,9 @@ from whynan.causes.catalogue import Finding, Scene, rule
 from whynan.causes.facts import as_view, lineage, rows, skip_views
 from whynan.causes.fixes import Fix
 from whynan.causes.handed import constant_ids
+from whynan.causes.spreads import made_at, rounding_spread, spread_of, usual_spread
 from whynan.causes.usual import usual
-from whynan.records import Phase, Span, number
+from whynan.records import Phase, Span
 
 if TYPE_CHECKING:
     from whynan.trace.birth import Birth, View
@@ -517,8 +518,10 @@ def constant_batch(scene: Scene) -> Finding | None:
     Not this when
     There is one element only (WN403), or the denominator is a norm (WN104) or a count (WN402).
     Where rounding leaves 1e-14 instead of 0, the loss is finite and absurd, and nothing is NaN
-    yet.
+    yet: a spike that is found by comparing the step with a healthy one, and told under this code too.
     """
+    if scene.jump is not None:
+        return rounding_spread(scene)
     view = _forward_view(scene)
     birth = scene.birth
     if view is None or birth is None or birth.derivative:
@@ -534,7 +537,7 @@ def constant_batch(scene: Scene) -> Finding | None:
     below = view.input(below_index)
     if below is None or not int((below == 0).sum()):
         return None
-    found = _spread(view, below_index)
+    found = spread_of(view, below_index)
     if found is None:
         return None
     what, values = found
@@ -547,7 +550,7 @@ def constant_batch(scene: Scene) -> Finding | None:
             constant = int((values == values[:1]).flatten(1).all(0).sum())
             if constant:
                 evidence.append(f"{constant} of {values[0].numel()} columns hold one value in all {values.shape[0]} rows")
-    spans = _made_at(view, below_index, f"{what} of {len(values)} identical rows" if values is not None and values.dim() else what)
+    spans = made_at(view, below_index, f"{what} of {len(values)} identical rows" if values is not None and values.dim() else what)
     if view.name != "div":
         return Finding(f"{what} of identical values is 0", evidence, [Fix("keep the spread away from 0", "{x}.clamp_min(1e-6)", 0)], spans, empty=True)
     above = view.input(0)
@@ -557,7 +560,7 @@ def constant_batch(scene: Scene) -> Finding | None:
         return Finding(f"{what} of identical values is 0", evidence, fixes, spans, empty=True)
     known = usual(scene, "div", 1, birth.site)
     if known is not None:
-        fixes = [_usual_spread(*known), *fixes]
+        fixes = [usual_spread(*known), *fixes]
     return Finding(f"{what} of identical values is 0", evidence, fixes, spans, empty=True, wrong=[_EPS, _CUT])
 
 
@@ -567,56 +570,5 @@ _EPS = Fix("an eps in the denominator", "{x} + 1e-8", 1)
 _CUT = Fix("a fresh zeros_like in its place", "torch.zeros_like({0})")
 
 
-def _usual_spread(value: float, among: int) -> Fix:
-    """Divide by what the spread usually is; far below it there is none. A running mean of it would do the same."""
-    size = float(f"{value:.2g}")
-    title = f"where there is no spread divide by the usual one, {number(size)} (median of {among}), or by a running mean of it"
-    return Fix(title, f"{{0}} / {{1}}.where({{1}} > {size * 1e-6:.2g}, {size!r})")
-
-
 def _joint(left: Any, right: Any) -> Any:
     return (left + right).shape
-
-
-def _made_at(view: View, index: int, label: str) -> list[Span]:
-    """The line where a denominator was computed, if it is another."""
-    from whynan.capsule.sites import resolve
-
-    made = as_view(skip_views(view.maker(index)))
-    span = resolve(made.site, label) if made is not None and not made.op.backward else Span("", 0)
-    here = resolve(view.site)
-    return [span] if span.known and (span.file, span.line) != (here.file, here.line) else []
-
-
-def _spread(view: View, below: int) -> tuple[str, Any] | None:
-    """Find what spread of which values a denominator is."""
-    first = as_view(view.maker(below))
-    if first is None:
-        return None
-    for made in [first, *lineage(first, depth=8)]:
-        if made.name in ("var", "var_mean"):
-            return "the variance", made.input("self")
-        if made.name in ("std", "std_mean"):
-            return "the standard deviation", made.input("self")
-        if made.name == "sub":
-            names = [getattr(skip_views(made.maker(i)), "name", "") for i in range(len(made.op.sources))]
-            if {"max", "amax"} & set(names) and {"min", "amin"} & set(names):
-                return "the range", skip_views(made.maker(0)).input(0)  # type: ignore[union-attr]
-            # x - mean(x), squared and summed: a variance by hand; sqrt/abs in between are followed
-        if made.name in ("sum", "mean", "linalg_vector_norm", "norm", "pow", "mul", "square", "abs"):
-            centred = next(
-                (
-                    m
-                    for m in [made, *lineage(made, frozenset({"pow", "mul", "square", "abs", "view", "clone", "_to_copy", "sum", "mean"}), 4)]
-                    if m.name == "sub"
-                ),
-                None,
-            )
-            if centred is not None:
-                right = skip_views(centred.maker(1))
-                left = centred.input(0)
-                if getattr(right, "name", "") in ("mean", "sum", "div", "select", "median") and left is not None:
-                    return "the variance", left
-        if made.name == "aminmax":
-            return "the range", made.input("self")
-    return None

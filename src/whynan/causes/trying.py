@@ -171,7 +171,7 @@ def _widen(scene: Scene) -> None:
 
 def _finite_loss(scene: Scene) -> float | None:
     """The loss of the failing step where it was finite: a remedy for its gradient must not change it."""
-    losses = scene.birth.losses if scene.birth is not None and scene.symptom.place == "gradient" else []
+    losses = scene.birth.losses if scene.birth is not None and scene.symptom.place == "gradient" and scene.jump is None else []
     scale = scene.lab.scale if scene.lab is not None else 1.0
     return losses[-1] / scale if losses and math.isfinite(losses[-1]) else None
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from whynan.causes.fixes import plain_name
 
 if TYPE_CHECKING:
+    from whynan.capsule.replay import Program
     from whynan.capsule.sites import Site
     from whynan.causes.catalogue import Scene
 
@@ -21,13 +22,19 @@ def usual(scene: Scene, name: str, operand: int, site: Site | None) -> tuple[flo
 
     Cost: one forward pass of up to eight other micro-batches, where the step has any.
     """
+    values = values_of(scene, name, operand, site)
+    return (statistics.median(values), len(values)) if len(values) >= LEAST else None
+
+
+def values_of(scene: Scene, name: str, operand: int, site: Site | None) -> list[float]:
+    """Return an operand's positive values: here, or elsewhere where these are too few or are themselves in question."""
     if site is None or scene.birth is None or scene.birth.forward is None:
-        return None
+        return []
+    if scene.jump is not None:
+        return _elsewhere(scene, name, operand, site)
     here = scene.birth.forward.input(operand)
     values = [] if here is None else _positive(here)
-    if len(values) < LEAST:
-        values += _elsewhere(scene, name, operand, site)
-    return (statistics.median(values), len(values)) if len(values) >= LEAST else None
+    return values if len(values) >= LEAST else values + _elsewhere(scene, name, operand, site)
 
 
 def _positive(tensor: Any) -> list[float]:
@@ -36,14 +43,23 @@ def _positive(tensor: Any) -> list[float]:
 
 
 def _elsewhere(scene: Scene, name: str, operand: int, site: Site) -> list[float]:
-    import torch
-
     from whynan.capsule.replay import Program
-    from whynan.causes.lab import Swapper
 
     program = scene.program
     tape, own = program.recorder.tape, {e.number for e in program.entries}
     ends = [e.number for e in tape if e.kind == "backward" and e.number not in own][-OTHERS:]
+    others = [Program(program.recorder, tape.needed_for(set(ends)), program.leaves)] if ends else []
+    if scene.jump is not None:  # its healthy steps are known to compute the same
+        others += scene.healthy.values()
+    return [value for other in others for value in _seen(other, name, operand, site)]
+
+
+def _seen(program: Program, name: str, operand: int, site: Site) -> list[float]:
+    """Play a forward pass and return the values of an operand in it."""
+    import torch
+
+    from whynan.causes.lab import Swapper
+
     seen: list[float] = []
 
     def look(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -51,10 +67,8 @@ def _elsewhere(scene: Scene, name: str, operand: int, site: Site) -> list[float]
             seen.extend(_positive(args[operand]))
         return NotImplemented
 
-    if not ends:
-        return []
     mode = Swapper(look, frozenset([site]))
-    others = Program(program.recorder, tape.needed_for(set(ends)), program.leaves).until_loss()
-    with others.still(), mode:
-        others.play(mode)
+    short = program.until_loss()
+    with short.still(), mode:
+        short.play(mode)
     return seen

@@ -12,6 +12,7 @@ from whynan.causes.handed import hook_words, sample_words
 from whynan.causes.lab import Lab, Outcome, without_rows
 from whynan.causes.several import Verdict, decide
 from whynan.causes.source import Expression, expression_at
+from whynan.causes.terms import named_terms, term_words
 from whynan.causes.trying import remedies_of, tempting
 from whynan.records import NOWHERE, Cause, Confidence, Experiment, Origin, Phase, Remedy, TensorStats
 from whynan.trace.birth import View
@@ -20,19 +21,28 @@ from whynan.tripwire.values import bad_rows, stats
 
 def judge(scene: Scene) -> tuple[Origin, Cause, list[Remedy], list[Experiment]]:
     """Explain a birth and prove the explanation as far as the replay allows."""
-    scene.lab = Lab(scene.program, scene.targets, scene.history, scene.scaler, scene.healthy)
-    verdict = decide(_explain(scene), _explain)
+    scene.lab = Lab(scene.program, scene.targets, scene.history, scene.scaler, scene.healthy, scene.jump)
+    first = _explain(scene)
+    verdict = decide(first, _explain) if scene.jump is None else first
     chosen, finding = verdict.rule, verdict.finding
     scene.birth = verdict.scene.birth  # what is told beside the verdict is about the same birth
+    scene.terms = named_terms(scene.birth)
+    beside = [*_members(scene), *term_words(scene.birth, scene.terms), *sample_words(scene.program, verdict.samples), *hook_words(scene.program)]
     cause = Cause(
         chosen.code,
         chosen.slug,
         chosen.title,
         Confidence.PROVEN if verdict.proven else Confidence.SUSPECTED,
-        tuple(e for e in [*finding.evidence, *sample_words(scene.program, verdict.samples), *hook_words(scene.program)] if e),
+        tuple(e for e in [*finding.evidence, *beside] if e),
         finding.label,
     )
     return _origin(verdict.scene, chosen, finding, verdict.expression, verdict.samples), cause, verdict.remedies, scene.experiments
+
+
+def _members(scene: Scene) -> list[str]:
+    """Say which members of a list of modules got a bad gradient, where these are some of them."""
+    words = scene.symptom.detail.partition(": ")[2] if scene.symptom.place == "gradient" and scene.jump is None else ""
+    return [f"not finite: the gradients of {words}"] if " of " in words else []
 
 
 def _explain(scene: Scene) -> Verdict:
@@ -124,8 +134,14 @@ def _samples(scene: Scene, finding: Finding) -> list[int]:
         return rows
     if outcome.error:
         return rows
-    scene.tried(f"the step without samples {rows[:8]}{' …' if len(rows) > 8 else ''}", outcome.effect() if outcome.finite else "still not finite")
+    good = lab.judge(outcome)[0] if scene.jump is not None else outcome.finite
+    scene.tried(f"the step without samples {rows[:8]}{' …' if len(rows) > 8 else ''}", outcome.effect() if good else f"still {wrong(scene)}")
     return rows if outcome.finite or finding.rows else []
+
+
+def wrong(scene: Scene) -> str:
+    """Say what a step that was not mended still is."""
+    return "not finite" if scene.jump is None else "absurd"
 
 
 def _batch_size(scene: Scene) -> int:

@@ -13,11 +13,12 @@ from whynan.capsule.alone import is_sharded
 from whynan.capsule.intercept import unwatched_step
 from whynan.capsule.raised import entry_behind
 from whynan.capsule.replay import Program
-from whynan.capsule.sites import take_site
+from whynan.capsule.sites import Site, take_site
 from whynan.capsule.snapshot import Snapshot
 from whynan.capsule.tape import Entry, Outside, Slot, Tape, dependencies, memory_of, needed_for, tensors_of
 from whynan.capsules import Shelf
 from whynan.diagnosis import Case, diagnose
+from whynan.engine.partial import TAKEN, without_bad_terms
 from whynan.engine.recovering import Recovering
 from whynan.engine.session import Session, Window, parameters_of
 from whynan.engine.together import Together
@@ -52,6 +53,8 @@ class Acting:
         self._said: set[str] = set()
         together.diagnosed = self.diagnosed
         self.left_alone: Callable[[], None] = lambda: None  # told of each step that the program itself leaves
+        self.drops_terms = False  # a step goes on without the bad terms of its loss
+        self._sums: frozenset[Site] = frozenset()  # where the terms of the last bad loss are added up
         self.advice: Callable[[str], str] = lambda place: ""  # what a framework in use makes of a bad value
 
     def act(self, optimizer: Any, scaler: Any = None) -> str:
@@ -86,6 +89,7 @@ class Acting:
         """Diagnose, and write the capsule while the failing state is still there."""
         incident = with_update(diagnose(case), case.optimizer)
         self.session.tally.learn(case)
+        self._sums = case.sums
         if not any(is_sharded(leaf) for leaf in case.program.leaves):  # safetensors crashes on a distributed tensor
             self.capsules.keep(case, incident, self.session.journal)
         return incident
@@ -153,6 +157,8 @@ class Acting:
         session = self.session
         hopeless = incident.cause.code in HOPELESS or incident.symptom.name == "scale"  # which no update of the scaler mends
         taken = session.budget.decide(hopeless, self.recovering.possible and self.together.level)
+        if taken == "skipped" and self.drops_terms and self._goes_on_without(incident):
+            taken = TAKEN
         session.journal.incident(incident, session.budget.action(taken), tell=self.together.tells)
         self._advise(incident.symptom)
         self._beyond_help = hopeless and session.budget.observes
@@ -160,6 +166,18 @@ class Acting:
         if taken == "stopped":
             session.stop(f"stopped at step {incident.step}: {incident.cause.title}")
         return taken
+
+    def _goes_on_without(self, incident: Incident) -> bool:
+        """Whether the good terms of a bad loss could be gone back from alone; their gradients are in place then."""
+        session, window = self.session, self.session.window
+        whole = window.entry > 0 and not (window.several or window.scaled or window.late or session.function)
+        bad = sum(bool(term.nonfinite) for term in incident.terms)
+        if incident.symptom.place != "loss" or not whole or not 0 < bad < len(incident.terms) or not self._sums:
+            return False
+        if any(damage_of(buffer) for root in session.recorder.roots() for buffer in root.buffers()):
+            return False
+        entries = self._entries_for(Symptom("gradient", incident.symptom.kind, ""))
+        return bool(without_bad_terms(Program(session.recorder, entries, session.leaves()), self._sums))
 
     def _advise(self, symptom: Symptom) -> None:
         """Say once what the framework in use makes of it: its own log may hide it, or be of no use from here on."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from whynan.engine.options import Options
@@ -12,6 +14,7 @@ from whynan.records import Notice
 from whynan.recovery.spikes import SpikePolicy, on_spike
 from whynan.tripwire.early import EarlyWarning, has_spike
 from whynan.tripwire.headroom import EVERY
+from whynan.tripwire.spikes import Spike
 from whynan.tripwire.stages import stages_from
 
 TOGETHER = 16  # steps whose numbers are looked at together where nothing is done about a spike: a warm cache is cheap
@@ -20,9 +23,10 @@ TOGETHER = 16  # steps whose numbers are looked at together where nothing is don
 class Foreseeing:
     """Looks at loss, gradient norm and tracked values while everything is finite."""
 
-    def __init__(self, session: Session, options: Options, standing: Standing) -> None:
+    def __init__(self, session: Session, options: Options, standing: Standing, trace: Callable[[str, Spike, str, torch.optim.Optimizer], None]) -> None:
         self.session = session
         self.standing = standing
+        self.trace = trace  # finds the line of an absurd step while it is still on the tape
         self.policy = SpikePolicy(options.spike)
         self.early = EarlyWarning(options.track, spikes=self.policy is not SpikePolicy.OFF)
         self.acts = self.policy not in (SpikePolicy.WARN, SpikePolicy.OFF)
@@ -31,17 +35,21 @@ class Foreseeing:
         self.staging = Staging(session, stages) if stages else None
         self.dtypes: tuple[torch.dtype | None, torch.dtype | None] = (None, None)  # of the loss and the gradient norm
         self._waiting: list[tuple[int, float | None, torch.Tensor | float | None, bool, torch.optim.Optimizer, torch.dtype | None]] = []
+        self._ceilings = (0.0, 0.0)  # sizes of loss and gradient norm that are looked at at once: every one, to begin with
 
     def before_update(self, optimizer: torch.optim.Optimizer) -> str:
         """Look at the numbers of a finite step; return what is to be done, nothing as a rule."""
         session, window = self.session, self.session.window
         norm = window.norm
         seen = norm is None or isinstance(norm, float) or norm.is_cpu
-        dead = bool(window.losses) and seen and (norm is None or float(norm) == 0)  # without a loss it is the rest of a step that was told
+        size = float(norm) if norm is not None and seen else 0.0
+        dead = bool(window.losses) and seen and size == 0.0  # without a loss it is the rest of a step that was told
         if window.scaled or not seen:
             norm = None  # multiplied by a factor that says nothing of the gradient
         self._waiting.append((session.step_count, window.loss, norm, dead, optimizer, window.losses[-1].dtype if window.losses else None))
         if not self.acts and len(self._waiting) < TOGETHER:
+            if size > self._ceilings[1] or (window.loss is not None and abs(window.loss) > self._ceilings[0]):
+                self.settle(before_update=True)
             if session.step_count == 1:
                 self.standing.look(optimizer)
             return ""
@@ -58,8 +66,11 @@ class Foreseeing:
             norm_dtype = norm.dtype if isinstance(norm, torch.Tensor) else None
             notices = self.early.numbers(step, loss, None if norm is None else float(norm), self._curve(optimizer), dtype, norm_dtype)
             taken = self._pass_on(notices, before_update) if notices else ""
+            if before_update and self.early.absurd is not None and step == self.session.step_count:
+                self.trace(*self.early.absurd, taken, optimizer)
         if waiting:
             self.dtypes = (dtype, norm_dtype)
+            self._ceilings = self.early.ceilings() if self.session.step_count >= TOGETHER - 1 else (0.0, 0.0)
         return taken
 
     def late(self, step: int, loss: float, norm: float | None, optimizer: torch.optim.Optimizer) -> str:

@@ -31,12 +31,14 @@ from whynan.engine.clipping import Clipping
 from whynan.engine.foreseeing import Foreseeing
 from whynan.engine.noticing import Noticing
 from whynan.engine.options import Options
+from whynan.engine.partial import TAKEN
 from whynan.engine.recovering import Recovering
 from whynan.engine.scaling import Scaling
 from whynan.engine.session import Session, parameters_of, symptom_of
 from whynan.engine.sharing import Sharing
 from whynan.engine.standing import Standing
 from whynan.engine.together import Together
+from whynan.engine.tracing import Tracing
 from whynan.engine.waiting import Waiting
 from whynan.engine.watched import watched
 from whynan.errors import TrainingStopped
@@ -99,8 +101,9 @@ class Guard:
         self.scaling = Scaling(self.session, self.noticing, self.acting, self.together, self.sharing, self._finish)
         self.clipping = Clipping(self.session)
         standing = Standing(self.session, self.followers, self.acting.stands_still)
+        self.acting.drops_terms = self.options.bad_terms == "drop" and not self.options.drop_alone
         self.acting.left_alone, self.noticing.left = standing.turned_away, self.acting.turned_away
-        self.foreseeing = Foreseeing(self.session, self.options, standing)
+        self.foreseeing = Foreseeing(self.session, self.options, standing, Tracing(self.session, self.acting).spike)
         self.by_hand = ByHand(self.session, self.noticing, self.acting)
         self.waiting = Waiting(
             self.session, self.noticing, self.acting, self.followers, self.recovering, self.sharing, self.scaling, self.foreseeing, self._finish
@@ -185,7 +188,8 @@ class Guard:
         for line in self.session.guarded(self.session.tally.lines) or []:
             self.journal.say(line)
         try:
-            self.journal.close(self.session.step_count, self.session.budget, watched(self.session, self.options, self.foreseeing))
+            steps = self.session.step_count + bool(self.session.stopped)  # the one it was stopped in never ended
+            self.journal.close(steps, self.session.budget, watched(self.session, self.options, self.foreseeing))
         except Exception as error:
             self.journal.internal_error(error)
 
@@ -468,9 +472,10 @@ class Guard:
         except Exception as error:
             self._internal_error(error)
             return True
-        if taken != "observed" and not in_closure:
+        allowed = taken in ("observed", TAKEN)
+        if not allowed and not in_closure:
             self._finish(optimizer, False)
-        return taken == "observed"
+        return allowed
 
     def _left_out(self) -> bool:
         """Whether this step falls away without a new incident: with a partner's, met again after a rollback, all its micro-batches dropped."""

@@ -115,7 +115,7 @@ class Noticing:
         if norm is not None and not math.isfinite(norm):
             bad = nonfinite(self.session.named_gradients(optimizer))
             if bad:
-                self.session.see(symptom_of("gradient", bad))
+                self.session.see(symptom_of("gradient", bad, [name for name, _ in self.session.names_of(parameters_of(optimizer))]))
 
     def look_at_buffers(self) -> None:
         """Look at the buffers that the forward passes of this step wrote."""

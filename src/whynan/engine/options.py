@@ -30,6 +30,7 @@ class Options:
     rewind_data: bool = True  # a rollback takes a loader that can back to the snapshot's batch
     lr_after_rollback: float = 1.0  # factor
     clip_after_rollback: float | None = None  # largest gradient norm from then on
+    bad_terms: str = "skip"  # drop: a loss that is a sum goes on without its bad terms
     spike: str = "warn"  # what to do with a finite loss or gradient norm far outside what it was
     rank_timeout: float = 600.0  # seconds to wait for the other ranks when a step is bad
     capsule_limit: int = LIMIT  # bytes of the tensors in a capsule; 0 writes none
@@ -47,6 +48,8 @@ class Options:
             value = getattr(self, name)
             if value is not None and not (isinstance(value, int | float) and 0 < value < float("inf")):
                 raise UsageError(f"{name} is a number above 0, not {value!r}")
+        if self.bad_terms not in ("skip", "drop"):
+            raise UsageError(f"bad_terms is skip or drop, not {self.bad_terms!r}")
         if self.spike not in list(SpikePolicy):
             raise UsageError(f"spike is one of {', '.join(SpikePolicy)}, not {self.spike!r}")
         limits_of(self.track)

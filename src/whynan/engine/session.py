@@ -22,6 +22,7 @@ from whynan.tripwire.values import Damage
 
 T = TypeVar("T")
 Named = Iterable[tuple[str, torch.Tensor]]
+_LISTED = 8  # members of a list that are named
 
 
 @dataclass(slots=True)
@@ -160,6 +161,32 @@ def shape_of(tensor: torch.Tensor) -> str:
     return str(list(tensor.shape))
 
 
-def symptom_of(place: str, bad: list[tuple[str, torch.Tensor, Damage]]) -> Symptom:
-    """Name the first of several bad tensors and count the others."""
-    return Symptom(place, bad[0][2].kind, bad[0][0], f"{len(bad)} tensors" if len(bad) > 1 else "")
+def symptom_of(place: str, bad: list[tuple[str, torch.Tensor, Damage]], names: Iterable[str] = ()) -> Symptom:
+    """Name the first of several bad tensors and count the others; `names` are those of all tensors, to say which members of a list they are."""
+    members = grouped([name for name, *_ in bad], names) if len(bad) > 1 else ""
+    return Symptom(place, bad[0][2].kind, bad[0][0], f"{len(bad)} tensors{': ' * bool(members)}{members}" if len(bad) > 1 else "")
+
+
+def grouped(bad: list[str], names: Iterable[str]) -> str:
+    """Name the members of one list of modules that bad tensors belong to; nothing where they are no such list.
+
+    >>> grouped(["heads.0.weight", "heads.3.weight", "heads.3.bias"], [f"heads.{n}.weight" for n in range(8)])
+    'heads.0, heads.3 (2 of 8)'
+    >>> grouped(["heads.0.weight", "heads.1.weight"], ["heads.0.weight", "heads.1.weight", "trunk.weight"])
+    'heads.0, heads.1 (all 2)'
+    """
+    found = [_member(name) for name in bad]
+    lists = {name.rpartition(".")[0] for name in found}
+    hit = list(dict.fromkeys(found))
+    if len(lists) != 1 or "" in found:
+        return ""
+    every = {member for name in names if (member := _member(name)) and member.rpartition(".")[0] in lists}
+    shown = ", ".join(hit[:_LISTED]) + (" …" if len(hit) > _LISTED else "")
+    return f"{shown} ({f'all {len(hit)}' if len(hit) >= len(every) else f'{len(hit)} of {len(every)}'})"
+
+
+def _member(name: str) -> str:
+    """Return the part of a name up to its first number: `heads.3` of `heads.3.weight`."""
+    words = name.split(".")
+    place = next((n for n, word in enumerate(words) if word.isdigit()), None)
+    return ".".join(words[: place + 1]) if place else ""

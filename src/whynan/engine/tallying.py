@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from whynan.capsule.recorder import Recorder
+from whynan.capsule.replay import Program
+from whynan.capsule.tape import Entry
 from whynan.causes.handed import given
 from whynan.diagnosis import Case
 
@@ -23,16 +26,19 @@ class Count:
     since: int
     calls: int = 0
     held: torch.Tensor | int = 0  # counted where the ids live: nothing waits for a device
+    before: str = ""  # the same in kept steps that lie apart
 
     def text(self) -> str:
         """Say it in one line."""
-        return f"{self.name} of {type(self.function).__name__} held one value only in {int(self.held)} of {self.calls} batches since step {self.since}"
+        what = f"{self.name} of {type(self.function).__name__} held one value only"
+        return f"{what} in {int(self.held)} of {self.calls} batches since step {self.since}{self.before}"
 
 
 class Tally:
-    """Counts from the first incident on; before it there is nothing to count.
+    """Counts from the first incident on, and in the healthy steps that were kept before it.
 
-    Cost: nothing before an incident with such a condition, then one comparison per batch of ids.
+    Cost: nothing before an incident with such a condition, then one comparison per batch of ids; once, a forward pass of
+    up to two kept steps.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -42,10 +48,15 @@ class Tally:
 
     def learn(self, case: Case) -> None:
         """Follow the ids that were all the same in a bad step."""
-        for entry, name, tensor in given(case.program.entries, case.program.recorder.tape):
+        fresh = []
+        for entry, name, tensor in given(case.program.entries, case.program.recorder.tape.alive):
             known = any(c.function is entry.fn and c.name == name for c in self._counts)
             if not known and len(self._counts) < MOST and isinstance(entry.fn, torch.nn.Module) and _is_ids(tensor) and bool(_single(tensor)):
-                self._counts.append(Count(entry.fn, name, case.step))
+                fresh.append(Count(entry.fn, name, case.step))
+                self._counts.append(fresh[-1])
+        if fresh:
+            with suppress(Exception):  # what was before is told beside it
+                _look_back(fresh, case)
         self.look()
 
     def look(self) -> None:
@@ -53,15 +64,40 @@ class Tally:
         seen, self._seen = self._seen, self._recorder.tape.last
         if not self._counts:
             return
-        for entry, name, tensor in given(list(self._recorder.tape), self._recorder.tape):
+        for entry, name, tensor in given(list(self._recorder.tape), self._recorder.tape.alive):
             for count in self._counts:
-                if entry.number > seen and count.function is entry.fn and count.name == name and _is_ids(tensor):
+                if entry.number > seen and _meant(count, entry, name, tensor):
                     count.calls += 1
                     count.held = count.held + _single(tensor).long()
 
     def lines(self) -> list[str]:
         """Say what was counted."""
         return [f"whynan: {count.text()}" for count in self._counts if count.calls]
+
+
+def _look_back(counts: list[Count], case: Case) -> None:
+    """Count in the kept healthy steps; those right before the incident move its beginning back."""
+    steps = {step: _of_step(counts, program) for step, program in sorted(case.healthy.items()) if all(e.kind != "function" for e in program.entries)}
+    joined = list(steps) == list(range(case.step - len(steps), case.step))
+    for place, count in enumerate(counts):
+        calls, held = (sum(found[place][n] for found in steps.values()) for n in (0, 1))
+        if joined and calls:
+            count.since, count.calls, count.held = min(steps), count.calls + calls, count.held + held
+        elif calls:
+            count.before = f", and in {held} of {calls} in steps {', '.join(map(str, steps))} before it"
+
+
+def _of_step(counts: list[Count], program: Program) -> list[tuple[int, int]]:
+    """Play the forward pass of a kept step; for each count, how many batches it was given and how many held one value."""
+    short = program.until_loss()
+    with short.still(), torch.no_grad():
+        run = short.play()
+        found = [(c, _single(t)) for e, name, t in given(program.entries, run.made.get) for c in counts if _meant(c, e, name, t)]
+    return [(sum(c is count for c, _ in found), sum(bool(single) for c, single in found if c is count)) for count in counts]
+
+
+def _meant(count: Count, entry: Entry, name: str, tensor: torch.Tensor) -> bool:
+    return count.function is entry.fn and count.name == name and _is_ids(tensor)
 
 
 def _is_ids(tensor: torch.Tensor) -> bool:

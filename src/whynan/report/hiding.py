@@ -81,6 +81,8 @@ def _without_values(incident: Incident) -> Incident:
         experiments=tuple(Experiment(numberless(e.question), numberless(e.answer)) for e in incident.experiments),
         path=tuple(replace(s, value=_bare(s.value) if s.value is not None else None) for s in incident.path),
         histograms=(),
+        terms=tuple(map(_bare, incident.terms)),
+        inside=(),
         modules=tuple(replace(m, largest=None, weight_largest=None) for m in incident.modules),
     )
 
@@ -109,6 +111,8 @@ def _without_source(incident: Incident) -> Incident:
         path=tuple(_stage_without(s, words) for s in incident.path),
         histograms=tuple(_histogram_without(h, n) for n, h in enumerate(incident.histograms)),
         source=(),
+        terms=tuple(replace(t, name=f"term {n + 1}") for n, t in enumerate(incident.terms)),
+        inside=tuple(replace(t, name=f"value {n + 1}") for n, t in enumerate(incident.inside)),
     )
 
 
@@ -116,6 +120,7 @@ def _fragments(incident: Incident) -> list[str]:
     """Pieces of the user's source that may stand in a sentence, the longest first."""
     spans = [incident.origin.span, *incident.origin.from_, *(s.span for s in incident.path)]
     found = {s.code for s in spans} | {t.name for t in incident.origin.inputs if not t.name.isidentifier()} | {h.name for h in incident.histograms}
+    found |= {t.name for t in incident.terms if not t.name.isidentifier() and not t.name.startswith("term ")}
     found |= {line[1:].strip() for r in incident.remedies for line in r.diff.splitlines() if line[:1] in "+-"}
     return sorted((f for f in found if len(f) > 2 and f != "result"), key=len, reverse=True)
 

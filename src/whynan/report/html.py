@@ -40,6 +40,8 @@ class Kind:
     way: drawing.Way
     histograms: tuple[tuple[Any, tuple[drawing.Bar, ...]], ...]
     ranks: tuple[tuple[int, str], ...]
+    inside: tuple[tuple[str, ...], ...]
+    inside_title: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +181,8 @@ def _kind(place: int, same: list[Incident], run: Run) -> Kind:
         way=drawing.way(first.path),
         histograms=tuple((h, tuple(drawing.bars(h))) for h in first.histograms),
         ranks=tuple(_ranks(first, run)),
+        inside=tuple(map(telling.inside_row, first.inside)),
+        inside_title=telling.inside_title(first),
     )
 
 

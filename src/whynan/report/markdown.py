@@ -63,6 +63,7 @@ def _one(incident: Incident, run: Run, contents: Contents) -> list[str]:
     parts += fenced(terminal.diagnosis(incident), "text")
     parts += _list("The way from origin to symptom", [_stage(s) for s in incident.path])
     parts += _list("Values at the origin", [_histogram(h) for h in incident.histograms])
+    parts += _inside(incident)
     parts += _list("Tried on the replay", [f"{e.question}: {e.answer}" for e in incident.experiments])
     for remedy in incident.remedies:
         if remedy.diff:
@@ -76,6 +77,14 @@ def _one(incident: Incident, run: Run, contents: Contents) -> list[str]:
     if run.ranks:
         parts += ["", f"Ranks: born on rank {incident.rank}; received by {', '.join(received) or 'none that wrote it down'}."]
     return parts
+
+
+def _inside(incident: Incident) -> list[str]:
+    """The named values of the function where it was born, side by side."""
+    if not incident.inside:
+        return []
+    rows = ["", f"{telling.inside_title(incident)}:", "", "| value | shape | nan | inf | min | max |", "|---|---|---|---|---|---|"]
+    return rows + [f"| {' | '.join(map(cell, telling.inside_row(value)))} |" for value in incident.inside]
 
 
 def _list(title: str, lines: list[str]) -> list[str]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from whynan.records import Incident, Remedy, count
+from whynan.records import Incident, Remedy, TensorStats, count, number, short_dtype
 from whynan.report.reading import Run
 
 Key = tuple[str, str, int]
 
 _DONE = {
     "skipped": "that batch was skipped; weights, moments and buffers are as before it",
+    "terms dropped": "the bad terms of the loss were left out; what only they reach is as before the step",
     "rolled back": "the run went back to its last good state",
     "stopped": "the training was stopped; weights are as before the bad step",
     "observed": "nothing was changed",
@@ -46,10 +47,25 @@ def place_of(incident: Incident) -> str:
     return span.place if span.known else "a place not known"
 
 
+def inside_title(incident: Incident) -> str:
+    """Whose values are listed side by side."""
+    where = incident.origin.module or incident.origin.span.function
+    return f"Values inside {where}" if where else "Values there"
+
+
+def inside_row(value: TensorStats) -> tuple[str, ...]:
+    """One value in a table: name, shape, counts, least and largest finite one."""
+    shape = f"{short_dtype(value.dtype)}[{', '.join(map(str, value.shape))}]" if value.shape else short_dtype(value.dtype)
+    ends = ["" if end is None else number(end) for end in (value.min, value.max)]
+    return value.name, shape, str(value.nan), str(value.posinf + value.neginf), *ends
+
+
 def symptom_text(incident: Incident) -> str:
     """What was seen, as the beginning of a sentence."""
     symptom = incident.symptom
     name = symptom.name
+    if symptom.kind == "absurd":
+        return f"the {name} was absurd"
     if symptom.place == "loss":
         return f"the loss became {symptom.kind}"
     if symptom.place == "gradient":

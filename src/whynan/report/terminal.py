@@ -200,8 +200,12 @@ def farewell(incidents: list[Incident], counts: dict[tuple[str, str, int], int],
         steps = ", ".join(str(i.step) for i in incidents[:8]) + (" …" if total > min(len(incidents), 8) else "")
         say(f"whynan: {total} incidents in {of} steps, at {steps}, {len(counts)} different")
     taken = last.action.taken
-    if taken == "skipped":
+    if last.action.policy == "spike":
+        say("whynan: finite and absurd: " + ("the step was left out" if taken == "skipped" else "nothing was changed; --spike skip leaves such steps out"))
+    elif taken == "skipped":
         say(f"whynan: batch skipped ({budget.total} of {budget.in_total} allowed); weights, moments and buffers are as before it")
+    elif taken == "terms dropped":
+        say(f"whynan: the bad terms of the loss were left out ({budget.total} of {budget.in_total} allowed); what only they reach is as before the step")
     elif taken == "rolled back":
         say(f"whynan: rolled back to the last good state ({budget.total} of {budget.in_total} bad steps allowed)")
     elif taken == "stopped":

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 import torch
 
 from whynan.capsule.sites import Site
-from whynan.records import Phase
+from whynan.records import Phase, TensorStats
 from whynan.trace.graph import Graph, Leaf, Op, Source
 from whynan.trace.slicing import Slice, base
+from whynan.trace.terms import Term
 from whynan.tripwire.values import damage_of
 
 
@@ -91,6 +92,8 @@ class Birth:
     outputs: dict[int, torch.Tensor] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
     error: BaseException | None = None
+    inside: list[TensorStats] = field(default_factory=list)  # the named values of the function it happened in
+    terms: Term | None = None  # what the loss is the sum of
 
     @property
     def derivative(self) -> bool:

@@ -5,19 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.nn.modules import module as module_hooks
 
 from whynan.capsule.raised import blamed
-from whynan.capsule.replay import Program, Run
-from whynan.records import Phase
+from whynan.capsule.replay import Program, Run, call_entry
+from whynan.records import Phase, TensorStats
 from whynan.trace.birth import Birth, ancestors
 from whynan.trace.graph import Colour, Graph, Leaf, Op
+from whynan.trace.inside import named_values
 from whynan.trace.modules import look_at_output, look_at_weights, paths_of
 from whynan.trace.slicing import Slice, real_use, slice_back
+from whynan.trace.terms import terms_of
 from whynan.trace.tracer import Tracer, roles_of, storage_key
 from whynan.tripwire.values import damage_of
 
@@ -32,6 +34,8 @@ class Traced:
     tracer: Tracer
     run: Run
     starts: list[int]
+    loss: int = -1  # the operation that made the loss: a bad one, else the last
+    inside: list[TensorStats] = field(default_factory=list)
 
 
 def locate(program: Program, targets: Targets, roles: dict[int, tuple[str, str]] | None = None, suspects: frozenset[int] = frozenset()) -> Birth | None:
@@ -51,7 +55,7 @@ def locate(program: Program, targets: Targets, roles: dict[int, tuple[str, str]]
         starts = _behind(first.tracer, failing, error)
         if not starts and failing is not None:
             birth = Birth(graph, Slice(births=[failing]), failing, None, _phase(graph, failing), error=error)
-            birth = _observe(program, targets, roles or {}, birth)
+            birth = observe(program, targets, roles or {}, birth)
             birth.inputs.setdefault(failing.index, first.tracer.refused)
             return birth
         if not starts:
@@ -60,10 +64,10 @@ def locate(program: Program, targets: Targets, roles: dict[int, tuple[str, str]]
     found = slice_back(graph, starts)
     losses = scalars(first.run)
     birth = _thrown_away(graph, found, losses) or birth_in(graph, found)
-    birth.losses = losses
+    birth.losses, birth.terms = losses, terms_of(graph, first.loss)
     reason = program.inexact() or first.tracer.broken
     birth.exact, birth.note = not reason, reason
-    return _observe(program, targets, roles or {}, birth)
+    return observe(program, targets, roles or {}, birth)
 
 
 def _behind(tracer: Tracer, failing: Op | None, error: BaseException | None) -> list[int]:
@@ -122,9 +126,10 @@ def _first_birth(graph: Graph, found: Slice) -> tuple[Op | None, Leaf | None]:
     return None, found.leaves[0] if found.leaves else None
 
 
-def _observe(program: Program, targets: Targets, roles: dict[int, tuple[str, str]], birth: Birth) -> Birth:
-    """Run once more, keeping the values around the birth."""
+def observe(program: Program, targets: Targets, roles: dict[int, tuple[str, str]], birth: Birth) -> Birth:
+    """Run a step once more, keeping the values around a birth."""
     keep: list[int] = []
+    hold = birth.forward.op.index if birth.forward is not None else birth.leaf.first_use if birth.leaf is not None else -1
     if birth.op is not None:
         forward = birth.graph.forward_of(birth.op)
         keep = [birth.op.index] + ([forward.index] if forward else []) + birth.slice.path[:12]
@@ -134,25 +139,46 @@ def _observe(program: Program, targets: Targets, roles: dict[int, tuple[str, str
         keep += [b.index for b in birth.slice.births[:4]]
     elif birth.leaf is not None:
         keep = [birth.leaf.first_use]
+    keep += [term.index for term in birth.terms.all()] if birth.terms is not None else []
     wanted = frozenset(i for i in keep if i >= 0)
     if not wanted:
         return birth
-    second = _trace(program, targets, roles, wanted)
+    second = _trace(program, targets, roles, wanted, hold)
+    birth.inside = second.inside
     if second.tracer.count != len(birth.graph.ops):
         birth.exact, birth.note = False, birth.note or "two replays of this step did not make the same calls"
     birth.inputs, birth.outputs = second.tracer.kept_inputs, second.tracer.kept_output
     return birth
 
 
-def _trace(program: Program, targets: Targets, extra: dict[int, tuple[str, str]], keep: frozenset[int] = frozenset()) -> Traced:
+def _trace(program: Program, targets: Targets, extra: dict[int, tuple[str, str]], keep: frozenset[int] = frozenset(), hold: int = -1) -> Traced:
     tracer = Tracer(roles_of(program.entries, program.roots, extra), keep)
+    tracer.hold = hold
     with program.still(), module_names(program.roots, tracer), tracer:
         run = program.play(tracer)
         if not keep:
             with tracer.aside():
                 look_at_weights(program.roots, tracer.graph.modules)
         starts = [] if keep else _bad_targets(tracer, targets(run) if run.error is None or run.losses else [])
-    return Traced(tracer, run, starts)
+        loss = -1 if keep else _loss(tracer, run.losses)
+        inside = _inside(tracer)
+    return Traced(tracer, run, starts, loss, inside)
+
+
+def _loss(tracer: Tracer, losses: list[torch.Tensor]) -> int:
+    bad = _bad_targets(tracer, losses)
+    with tracer.blind():
+        return bad[0] if bad else tracer.maker_of(losses[-1]) if losses else -1
+
+
+def _inside(tracer: Tracer) -> list[TensorStats]:
+    """Read the variables of the function that was held, and let go of it."""
+    found: list[TensorStats] = []
+    frame, tracer.frame = tracer.frame, None
+    if frame is not None:
+        with tracer.aside():
+            found = named_values(frame, call_entry.__code__)
+    return found
 
 
 def _bad_targets(tracer: Tracer, tensors: list[torch.Tensor]) -> list[int]:

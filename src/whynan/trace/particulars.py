@@ -47,7 +47,8 @@ def _path(birth: Birth, symptom: Symptom) -> list[Stage]:
     start = birth.op.index if birth.op is not None else _leaf_index(birth)
     way = follow(start, birth.slice.after)[1:] or [i for i in birth.slice.path[1:] if i != start]
     found += _shortened(_joined(birth, [birth.graph.ops[i] for i in way if i >= 0]))
-    return [*found, Stage("symptom", f"{symptom.place} {symptom.name}" if symptom.name != symptom.place else symptom.place, note=f"holds {symptom.kind}")]
+    note = f"is {symptom.kind}" if symptom.kind == "absurd" else f"holds {symptom.kind}"
+    return [*found, Stage("symptom", f"{symptom.place} {symptom.name}" if symptom.name != symptom.place else symptom.place, note=note)]
 
 
 def _leaf_index(birth: Birth) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from whynan.capsule.replay import call_entry
-from whynan.capsule.sites import Site, live_site
+from whynan.capsule.sites import Site, live_frame, live_site
 from whynan.capsule.tape import Entry, Outside, leaves
 from whynan.trace.graph import Colour, Graph, Leaf, Op, Source
 from whynan.tripwire.values import damage_of, is_mask_like, parts, plain
@@ -64,6 +65,8 @@ class Tracer(TorchDispatchMode):
         self.kept_inputs: dict[int, dict[str, torch.Tensor]] = {}
         self.kept_output: dict[int, torch.Tensor] = {}
         self.calls = CallTracker(self)
+        self.hold = -1  # the operation in whose function the values are to be named
+        self.frame: FrameType | None = None
         self.entry: Entry | None = None
         self.modules: list[str] = []
         self.broken = ""
@@ -165,6 +168,8 @@ class Tracer(TorchDispatchMode):
     def _light(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Second pass: only keep values."""
         index, self.count = self.count, self.count + 1
+        if index == self.hold:
+            self.frame = live_frame(_FLOOR, 3)
         if index not in self.keep:
             return func(*args, **kwargs)
         with torch._C.DisableTorchFunction():

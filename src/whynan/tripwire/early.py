@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from whynan.records import Notice, NoticeKind
 from whynan.tripwire.headroom import HeadroomWatch
-from whynan.tripwire.spikes import SpikeWatch
+from whynan.tripwire.spikes import Spike, SpikeWatch
 from whynan.tripwire.tracking import Track, Tracker
 
 LEAST = {"loss": 0.5, "gradient norm": 1.0}  # the smallest rise worth a word, as a part of the level: norms double in health
@@ -29,6 +31,12 @@ class EarlyWarning:
         self._headroom = HeadroomWatch()
         self._spikes = spikes
         self._curves: dict[str, SpikeWatch] = {}
+        self.absurd: tuple[str, Spike] | None = None  # of the last numbers, where no healthy curve does that
+
+    def ceilings(self) -> tuple[float, float]:
+        """Return the sizes above which a loss and a gradient norm are not put off."""
+        lowest = [min((w.ceiling for label, w in self._curves.items() if label.startswith(name)), default=float("inf")) for name in LEAST]
+        return lowest[0], lowest[1]
 
     @property
     def readings(self) -> dict[str, list[tuple[int, float]]]:
@@ -49,12 +57,15 @@ class EarlyWarning:
         `curve` keeps trainings apart that take turns, such as the two halves of a GAN.
         """
         notices: list[Notice] = []
+        self.absurd = None
         for name, value, dtype in (("loss", loss, loss_dtype), ("gradient norm", norm, norm_dtype)):
             if value is not None:
                 label = f"{name} of {curve}" if curve else name
                 self._see(step, name, label, value, notices)
                 low = self._headroom.see(step, label, value, dtype) if dtype is not None else None
                 notices += [low] if low is not None else []
+        if self.absurd is not None and norm is not None and math.isfinite(norm) and not any("norm" in n.name for n in notices):
+            self.absurd = None  # a large loss with the usual gradient does no harm
         return notices
 
     def _see(self, step: int, name: str, label: str, value: float, notices: list[Notice]) -> None:
@@ -65,6 +76,8 @@ class EarlyWarning:
             watch = self._curves[label] = SpikeWatch(LEAST[name])
         spike = watch.see(step, value)
         if spike is not None:
+            if spike.absurd and self.absurd is None:
+                self.absurd = name, spike
             notices.append(Notice(NoticeKind.SPIKE, step, label, value, spike.text(label), severe=spike.absurd))
 
     def state(self, step: int, models: list[torch.nn.Module], optimizers: list[torch.optim.Optimizer], wait: bool = False) -> list[Notice]:

@@ -95,6 +95,11 @@ class SpikeWatch:
             return None
         return self._spike(step, value, level, limit)
 
+    @property
+    def ceiling(self) -> float:
+        """The size above which the next value is certainly worth a look: what no statistics are needed for."""
+        return self._absurd() if self._recent else math.inf
+
     def _limit(self, level: float) -> float:
         """Return how far above its level a value may lie."""
         ordered = self._distances_sorted

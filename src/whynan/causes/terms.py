@@ -1,0 +1,124 @@
+"""Name the terms of a loss as the source does, and say which of them are not finite."""
+
+from __future__ import annotations
+
+import ast
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from whynan.causes.source import Expression, expression_at
+from whynan.records import TensorStats, number
+
+if TYPE_CHECKING:
+    from whynan.trace.birth import Birth
+    from whynan.trace.terms import Term
+
+LISTED = 6  # terms that are told one by one
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A term under its name in the source."""
+
+    name: str
+    index: int
+    value: TensorStats
+
+
+def named_terms(birth: Birth | None) -> list[Named]:
+    """Return the terms of the loss of a replayed step with their values, under their names in the source."""
+    if birth is None or birth.terms is None:
+        return []
+    from whynan.tripwire.values import stats
+
+    kept = [(name, term) for name, term in _flat(birth.terms, "") if term.index in birth.outputs]
+    names = _told_apart([name or f"term {place + 1}" for place, (name, _) in enumerate(kept)])
+    found = [Named(name, term.index, stats(name, birth.outputs[term.index])) for name, (_, term) in zip(names, kept, strict=True)]
+    return found if len(found) > 1 else []
+
+
+def _flat(term: Term, name: str, among: bool = False) -> list[tuple[str, Term]]:
+    """Take a sum apart as far as its terms have no name of their own."""
+    if among and name.isidentifier():
+        return [(name, term)]
+    among = among or len(term.parts) > 1
+    found: list[tuple[str, Term]] = []
+    for part in term.parts:
+        found += _flat(part, _name(part) or "", among)
+    return found or [(name, term)]
+
+
+def term_words(birth: Birth | None, named: list[Named]) -> list[str]:
+    """Say the terms in one line: each by its value, or how many are bad where there are many."""
+    if birth is None or not named:
+        return []
+    terms = [term.value for term in named]
+    bad = [t for t in terms if t.nonfinite]
+    from_here = _born_on_the_way(birth, named)
+    if len(terms) <= LISTED:
+        words = ", ".join(f"{t.name} {_value(t)}" for t in terms)
+    else:
+        some = ", ".join(f"{t.name} {_value(t)}" for t in bad[:LISTED]) + (" …" if len(bad) > LISTED else "")
+        words = f"{len(terms)}, {len(bad)} not finite{': ' * bool(bad)}{some}"
+    return [f"terms of the loss: {words}{f'; born on the way to {from_here}' if from_here else ''}"]
+
+
+def _born_on_the_way(birth: Birth, named: list[Named]) -> str:
+    """Name the terms that places of birth go into, where these are not all."""
+    from whynan.trace.terms import reached_by
+
+    places = [op if not op.backward or op.live else birth.graph.forward_of(op) for op in birth.slice.births]
+    reached = reached_by(birth.graph, [op for op in places if op is not None and not op.backward])
+    names = [term.name for term in named if term.index in reached]
+    return "" if len(names) == len(named) else ", ".join(names[:LISTED]) + (" …" if len(names) > LISTED else "")
+
+
+def _value(term: TensorStats) -> str:
+    if term.nonfinite:
+        return "nan" if term.nan else "inf" if term.posinf else "-inf"
+    return number(term.min if term.min is not None else math.nan)
+
+
+def _name(term: Term) -> str | None:
+    """Return what the source calls a term where it is added or weighted; nothing where that is an accumulator or a longer expression."""
+    expression = expression_at(term.site, "") if term.site is not None else None
+    if expression is None or len(expression.nodes) != 2:
+        return None
+    node = expression.nodes[term.operand % 2]
+    if expression.name in ("mul", "div") and not isinstance(expression.node, ast.AugAssign):
+        node = _weighted(expression, node)
+    text = " ".join(expression.segment(node).split())
+    goes_on = bool(term.parts) and text in _targets(expression)  # else it is what the sum began with
+    return None if isinstance(node, ast.BinOp) or len(text) > 40 or goes_on else text
+
+
+def _weighted(expression: Expression, node: ast.expr) -> ast.expr:
+    """Return the factor that is the term: a subscript or a number beside a plain name is its weight."""
+    left, right = expression.nodes
+    plain = [n for n in (left, right) if isinstance(n, ast.Name | ast.Call)]
+    return plain[0] if len(plain) == 1 else node
+
+
+def _targets(expression: Expression) -> set[str]:
+    """Return the names that the statement around an expression assigns: a sum that goes on under its own name."""
+    if isinstance(expression.node, ast.AugAssign):
+        return {expression.segment(expression.node.target)}
+    for node in ast.walk(expression.function or ast.Module([], [])):
+        if isinstance(node, ast.Assign) and any(child is expression.node for child in ast.walk(node.value)):
+            return {expression.segment(target) for target in node.targets}
+    return set()
+
+
+def _told_apart(names: list[str]) -> list[str]:
+    """Number the names that stand for several terms: those of a loop.
+
+    >>> _told_apart(["value", "text_loss", "value"])
+    ['value[0]', 'text_loss', 'value[1]']
+    """
+    seen: dict[str, int] = {}
+    found = []
+    for name in names:
+        seen[name] = seen.get(name, -1) + 1
+        found.append(f"{name}[{seen[name]}]" if names.count(name) > 1 else name)
+    return found

@@ -1,0 +1,205 @@
+"""What an incident says beside its place: the terms of the loss by name, and the values of the module side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import whynan
+from whynan.records import Incident
+from whynan.report import markdown
+from whynan.report.hiding import Contents
+from whynan.report.reading import incident_of, read_run
+
+
+def broken(make: Callable[[nn.Module, torch.Tensor], torch.Tensor], model: nn.Module | None = None, folder: Any = None, at: int = 4) -> Incident:
+    """Train a few steps; in one of them a row of the batch is all zeros. Return the incident."""
+    torch.manual_seed(0)
+    model = model or nn.Linear(4, 4)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    with whynan.watch(model, optimizer, **({"files": False} if folder is None else {"run_dir": folder})) as guard:
+        for step in range(6):
+            x = torch.rand(8, 4) + 0.1
+            x[2] *= step != at
+            loss = make(model, x)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return guard.incidents[0]
+
+
+def terms(incident: Incident) -> dict[str, str]:
+    """Name and value of each term."""
+    return {t.name: t.line() for t in incident.terms}
+
+
+def note(incident: Incident) -> str:
+    """The sentence about the terms."""
+    return next((e for e in incident.cause.evidence if e.startswith("terms of the loss")), "")
+
+
+def test_terms_are_named_by_their_variables_with_the_bad_one() -> None:
+    """Weights from a dictionary, a term with a factor of its own: names and values are those of the variables."""
+    weights = {"text": 0.5, "latent": 2.0}
+
+    def make(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        text_loss = model(x).square().mean()
+        latent_loss = (model(x).square().sum(1) / x.norm(dim=1)).mean()
+        decay = 1e-4 * sum(p.square().sum() for p in model.parameters())
+        return weights["text"] * text_loss + weights["latent"] * latent_loss + decay
+
+    incident = broken(make)
+    assert list(terms(incident)) == ["text_loss", "latent_loss", "decay"]
+    assert incident.terms[1].posinf == 1 and not incident.terms[0].nonfinite
+    assert 0 < (incident.terms[2].max or 0) < 1e-3
+    assert "latent_loss inf" in note(incident) and note(incident).endswith("born on the way to latent_loss")
+
+
+def test_terms_of_a_loop_are_numbered() -> None:
+    """A total that goes on under its own name is taken apart."""
+
+    def make(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        total = torch.zeros(())
+        for column in range(4):
+            value = (model(x)[:, column].square() / x[:, column]).mean() if column == 2 else model(x)[:, column].square().mean()
+            total = total + value / 4
+        return total
+
+    incident = broken(make)
+    assert list(terms(incident)) == ["value[0]", "value[1]", "value[2]", "value[3]"]
+    assert [t.nonfinite for t in incident.terms] == [0, 0, 1, 0]
+
+
+def test_a_bad_gradient_is_tied_to_its_term() -> None:
+    """All terms are finite; the slope at fault lies on the way to one of them."""
+
+    def make(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        loss = model(x).square().mean()
+        length = (model(x) * x).square().sum(1).sqrt().mean()
+        loss += length
+        return loss
+
+    incident = broken(make)
+    assert incident.cause.code == "WN501"
+    assert list(terms(incident)) == ["loss", "length"]
+    assert note(incident).endswith("born on the way to length")
+
+
+def test_a_loss_that_is_no_sum_has_no_terms() -> None:
+    """One mean is not taken apart."""
+    incident = broken(lambda model, x: (model(x).sum(1) / x.norm(dim=1)).square().mean())
+    assert incident.terms == () and note(incident) == ""
+
+
+class Gated(nn.Module):
+    """A block with named points inside and a gate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.alpha = nn.Parameter(torch.tensor([0.1, 0.3]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Divide by the size of the input, in a helper."""
+        read = self.alpha[0] * x
+        sized = scaled(read, x)
+        final = self.inner(sized)
+        return final * self.alpha[1]
+
+
+def scaled(values: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+    """The place of birth."""
+    size = by.norm(dim=1, keepdim=True)
+    return values / size
+
+
+def test_named_values_of_the_module_stand_side_by_side(tmp_path: Any) -> None:
+    """Variables before and after the birth, the small weight, and those of the helper; in the report and not without values."""
+    incident = broken(lambda model, x: model(x).square().mean(), Gated(), tmp_path)
+    rows = {value.name: value for value in incident.inside}
+    assert list(rows) == ["x", "read", "sized", "final", "self.alpha", "scaled: values", "scaled: by", "scaled: size"]
+    assert rows["sized"].nan == 4 and rows["read"].nan == 0 and rows["final"].nan == 4
+    assert rows["self.alpha"].shape == (2,) and rows["scaled: size"].zeros == 1
+    text = markdown.render(read_run(tmp_path))
+    assert "Values inside" in text and "| sized | f32[8, 4] | 4 | 0 |" in text
+    assert "Values inside" not in markdown.render(read_run(tmp_path), Contents(values=False))
+    assert "| sized |" not in markdown.render(read_run(tmp_path), Contents(source=False))
+
+
+def test_terms_and_values_are_read_back_from_json() -> None:
+    """What is written to incidents.jsonl is what a report gets."""
+
+    def make(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return model(x).square().mean() + (x.sum() * 0 + model(x).sum() / x.norm(dim=1)).mean()
+
+    incident = broken(make, Gated())
+    again = incident_of(incident.to_json())
+    assert (again.terms, again.inside) == (incident.terms, incident.inside)
+
+
+def test_the_step_a_run_was_stopped_in_is_counted(capfd: Any) -> None:
+    """Steps 0 to 4 were begun: five, not four."""
+    torch.manual_seed(0)
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    try:
+        with whynan.watch(model, optimizer, files=False, policy="skip:1") as guard:
+            for step in range(9):
+                loss = model(torch.rand(4, 2)).sum() / (step < 3)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+    except whynan.TrainingStopped:
+        pass
+    assert guard.incidents[-1].action.taken == "stopped"
+    assert "2 incidents in 5 steps, at 3, 4" in capfd.readouterr().err
+
+
+class Heads(nn.Module):
+    """Eight heads over one trunk."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Linear(4, 4)
+        self.heads = nn.ModuleList(nn.Linear(4, 1) for _ in range(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """One column a head, without the trunk's gradient."""
+        return torch.cat([head(self.trunk(x).detach()) for head in self.heads], 1)
+
+
+def test_heads_with_a_bad_gradient_are_named_and_counted() -> None:
+    """Two of eight heads meet an infinite slope: both are named, in the symptom and in a note."""
+
+    def make(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        out = model(x)
+        weights = torch.ones(8)
+        weights[[2, 5]] = float(x[2].sum() > 0)
+        return (out * weights).square().sum(0).add(1e-30).sqrt().sum() if x[2].sum() > 0 else (out * weights).square().sum(0).sqrt().sum()
+
+    incident = broken(make, Heads())
+    assert incident.symptom.detail == "4 tensors: heads.2, heads.5 (2 of 8)"
+    assert "not finite: the gradients of heads.2, heads.5 (2 of 8)" in incident.cause.evidence
+
+
+@pytest.mark.parametrize(
+    ("bad", "text"), [(3, "in 1 of 6 batches since step 1"), (20, "in 1 of 5 batches since step 20, and in 0 of 2 in steps 7, 8 before it")]
+)
+def test_a_condition_is_counted_in_the_steps_before_it_too(bad: int, text: str, capfd: Any) -> None:
+    """The kept healthy steps are looked through: joined to the incident, or told beside it."""
+    torch.manual_seed(0)
+    model = nn.Embedding(9, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with whynan.watch(model, optimizer, files=False):
+        for step in range(bad + (4 if bad == 3 else 5)):
+            ids = torch.randint(0, 9, (12,)) if step != bad else torch.full((12,), 5)
+            y = model(ids)
+            loss = y.square().sum() / (y - y.mean(0)).square().sum()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    assert f"input of Embedding held one value only {text}" in capfd.readouterr().err
