@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from whynan.causes.arguments import from_spans
 from whynan.causes.catalogue import Finding, Scene, rule
-from whynan.causes.domain import from_spans, log_fixes
 from whynan.causes.facts import SELECTS, as_view, biggest, consumers, rows, share
 from whynan.causes.fixes import BRAIN, Fix, guarded
+from whynan.causes.logarithms import log_fixes
 from whynan.causes.ranges import overflowed
 from whynan.records import Phase, number
 

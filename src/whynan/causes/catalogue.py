@@ -24,7 +24,22 @@ if TYPE_CHECKING:
     from whynan.trace.locate import Targets
     from whynan.tripwire.stillness import Still
 
-FAMILIES = ("standing", "data", "state", "machine", "reductions", "ranges", "indeterminate", "backward", "domain", "absurd", "limits")
+FAMILIES = (
+    "standing",
+    "data",
+    "state",
+    "machine",
+    "reductions",
+    "means",
+    "ranges",
+    "indeterminate",
+    "backward",
+    "logarithms",
+    "quotients",
+    "domain",
+    "absurd",
+    "limits",
+)
 OF_SPIKES = ("WN404", "WN205")  # rules that are asked about a finite step
 
 

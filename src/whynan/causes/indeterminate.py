@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from whynan.causes.arguments import forward_view, written_spans
 from whynan.causes.catalogue import Finding, Scene, rule
 from whynan.causes.facts import skip_views
 from whynan.causes.fixes import BY_HAND, Fix, guarded
-from whynan.causes.reductions import _forward_view, written_spans
 from whynan.records import Phase
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def inf_minus_inf(scene: Scene) -> Finding | None:
     A whole row of -inf goes into softmax or logsumexp (WN401), or the infinity is an overflow
     that reaches the loss by itself (WN201, WN203).
     """
-    view = _forward_view(scene)
+    view = forward_view(scene)
     birth = scene.birth
     if view is None or birth is None or birth.derivative:
         return None
@@ -146,7 +146,7 @@ def zero_times_inf(scene: Scene) -> Finding | None:
     Only the gradient is NaN (WN502), the log of 0 or the overflow is on a line of its own
     (WN101, WN201), or the infinity meets another (WN301, WN303).
     """
-    view = _forward_view(scene)
+    view = forward_view(scene)
     birth = scene.birth
     if view is not None and birth is not None and not birth.derivative and view.name in ("log", "log2", "log10", "exp"):
         return _masked_on_the_same_line(scene)
@@ -231,7 +231,7 @@ def inf_over_inf(scene: Scene) -> Finding | None:
     The overflow is on a line before the division or only one side has it (WN201, WN202, WN203),
     or a row was masked entirely (WN401).
     """
-    view = _forward_view(scene)
+    view = forward_view(scene)
     birth = scene.birth
     if view is None or birth is None or birth.derivative:
         return None

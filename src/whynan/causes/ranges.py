@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from whynan.causes.arguments import forward_view
 from whynan.causes.catalogue import Finding, Scene, rule
 from whynan.causes.facts import LIMITS, biggest, lineage
 from whynan.causes.fixes import BRAIN, Fix, guarded
-from whynan.causes.reductions import _forward_view
 from whynan.records import number
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def epsilon_lost(scene: Scene) -> Finding | None:
     Not this when
     There is no guard (WN101, WN104, WN106), or the eps is the optimizer's (WN604).
     """
-    view = _forward_view(scene)
+    view = forward_view(scene)
     if view is None or (view.name not in _GUARDED and "norm" not in view.name):
         return None
     for made in [view, *lineage(view, depth=6)]:
@@ -229,7 +229,7 @@ def exp_overflow(scene: Scene) -> Finding | None:
     The infinities meet in the same expression, as inf / inf (WN303) or 0 * inf (WN302), or the
     loss grew step by step until here (WN605).
     """
-    view = _forward_view(scene)
+    view = forward_view(scene)
     birth = scene.birth
     if view is None or birth is None or birth.derivative or view.name not in _EXPONENTIALS:
         return None
@@ -335,7 +335,7 @@ def half_overflow(scene: Scene) -> Finding | None:
     The function is an exponential (WN201), the dtype is float32 or bfloat16 (WN203), the
     gradient and not the value overflowed (WN503), or the scaler never finds a scale (WN606).
     """
-    view = _forward_view(scene)
+    view = forward_view(scene)
     birth = scene.birth
     if birth is not None and birth.error is not None and "without overflow" in str(birth.error) and view is not None:
         return _refused(view)
@@ -429,7 +429,7 @@ def float_overflow(scene: Scene) -> Finding | None:
     The loss or the gradient norm grew over the last steps (WN605), the dtype is float16
     (WN202), or the operation is an exponential (WN201).
     """
-    view = _forward_view(scene)
+    view = forward_view(scene)
     birth = scene.birth
     if view is None or birth is None or birth.derivative or view.op.dtype not in ("float32", "bfloat16", "float64"):
         return None

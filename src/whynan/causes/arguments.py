@@ -1,0 +1,74 @@
+"""What a rule asks of the operation at the place of birth: its forward side, its argument, and where that came from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from whynan.causes.catalogue import Scene
+from whynan.causes.facts import as_view, lineage, skip_views
+from whynan.records import Phase, Span
+
+if TYPE_CHECKING:
+    from whynan.trace.birth import Birth, View
+
+
+def forward_view(scene: Scene) -> View | None:
+    """The operation of a forward birth, or the forward side of a backward one."""
+    birth = scene.birth
+    if birth is None or birth.op is None or (birth.phase is Phase.OPTIMIZER and any(e.kind == "optimizer" for e in scene.program.entries)):
+        return None
+    return birth.forward
+
+
+def written_spans(birth: Birth, label: str) -> list[Span]:
+    """Return where the deliberate infinities were written."""
+    from whynan.capsule.sites import resolve
+
+    spans: list[Span] = []
+    for writer in birth.slice.written_by[:2]:
+        site = getattr(writer, "site", None) or getattr(writer, "used_at", None)
+        span = resolve(site, label)
+        if span.known and all((span.file, span.line) != (s.file, s.line) for s in spans):
+            spans.append(span)
+    return spans
+
+
+def computed_forward(scene: Scene) -> View | None:
+    """Return the operation of a birth in the forward pass; nothing for a slope."""
+    birth = scene.birth
+    if birth is None or birth.derivative:
+        return None
+    return forward_view(scene)
+
+
+def from_spans(view: View, index: int = 0) -> list[Span]:
+    """Return the place where an argument was computed, if it is another line."""
+    from whynan.capsule.sites import positions, resolve
+
+    made = as_view(skip_views(view.maker(index)))
+    if made is None or made.site is None or made.op.backward:
+        return []
+    here = view.site
+    if here is not None and here.code is made.site.code and positions(here)[0] == positions(made.site)[0]:
+        return []
+    return [resolve(made.site, f"the argument was made here by {made.name.strip('_')}")]
+
+
+def rounded_from(view: View) -> str:
+    """Say where an exact 0 came from: a softmax or sigmoid that rounded, a mask, the data."""
+    for made in lineage(view, depth=5):
+        if made.name in ("_softmax", "softmax"):
+            return "a softmax that rounded to 0"
+        if made.name == "sigmoid":
+            return "a sigmoid that rounded to 0 or 1"
+        if made.name == "tanh":
+            return "a tanh that rounded to 1"
+        if made.name in ("relu", "threshold"):
+            return "a relu"
+    return ""
+
+
+def argument_of(view: View) -> tuple[Any, int]:
+    """Return the argument that a logarithm is taken of, and which operand it is."""
+    index = 1 if view.name in ("xlogy", "special_xlogy", "special_xlog1py") else 0
+    return view.input(index), index

@@ -1,0 +1,235 @@
+"""Family 4, means and variances: of nothing, of one thing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from whynan.causes.arguments import forward_view
+from whynan.causes.catalogue import Finding, Scene, rule
+from whynan.causes.facts import as_view, lineage, skip_views
+from whynan.causes.fixes import Fix
+
+if TYPE_CHECKING:
+    from whynan.trace.birth import View
+
+
+_MEANS = ("mean", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "kl_div", "nll_loss_forward", "nll_loss2d_forward",
+          "binary_cross_entropy_with_logits", "soft_margin_loss", "median", "nanmedian", "nanmean")  # fmt: skip
+
+
+@rule("WN402", "mean-of-nothing", "mean of nothing", rank=33)
+def mean_of_nothing(scene: Scene) -> Finding | None:
+    """A mean was taken over nothing and gave NaN.
+
+    What happened
+    The tensor was empty, every target had the ignored index, the weights of all classes in the
+    batch were 0, or a mask summed to 0 below a fraction line.
+
+    Why the result is non-finite
+    A mean is a sum over a count. Here both are 0, and 0 / 0 is NaN.
+
+    Example
+        >>> x = torch.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
+        >>> mask = torch.tensor([[0.0, 0.0], [1.0, 1.0]])
+        >>> ((x * mask).sum(1) / mask.sum(1)).detach()
+        tensor([   nan, 3.5000])
+        >>> F.cross_entropy(x, torch.tensor([-100, -100])).item()
+        nan
+
+    Instead
+    Count at least 1: a group without members then counts 0, all others are unchanged.
+        >>> mean = (x * mask).sum(1) / mask.sum(1).clamp_min(1)
+        >>> mean.sum().backward()
+        >>> mean.detach(), x.grad
+        (tensor([0.0000, 3.5000]), tensor([[0.0000, 0.0000],
+                [0.5000, 0.5000]]))
+        >>> target = torch.tensor([-100, -100])
+        >>> total = F.cross_entropy(x, target, reduction="sum")
+        >>> (total / (target != -100).sum().clamp_min(1)).item()
+        0.0
+
+    A batch without targets has the gradient 0, as it should: there is nothing to learn from it.
+    Replacing the loss by a fresh 0 cuts the graph instead, and backward raises.
+
+    How sure
+    whynan looks at the number of elements, the targets against ignore_index, the class weights,
+    and whether the divisor is a sum over a mask. Proven when the replay with the change is
+    finite; a gradient of 0 is accepted here and said, since the batch has nothing to teach.
+    Otherwise suspected.
+
+    Not this when
+    The divisor is no count (WN103, WN104), it is a spread (WN404), or n - 1 is 0 (WN403).
+    """
+    view = forward_view(scene)
+    birth = scene.birth
+    if view is None or birth is None or birth.derivative:
+        return None
+    if view.name in _MEANS or view.name.startswith("nll_loss"):
+        return _empty_mean(view)
+    if view.name == "div":
+        return _empty_mask(view)
+    return None
+
+
+def _empty_mean(view: View) -> Finding | None:
+    values = view.input("self")
+    if view.name.startswith("nll_loss"):
+        target, weight = view.input("target"), view.input("weight")
+        ignore = view.scalar("ignore_index")
+        ignore = -100 if not isinstance(ignore, int) else ignore
+        if target is None:
+            return None
+        used = target != ignore
+        if int(used.sum()) == 0:
+            fix = Fix("let a batch without targets count as 0", "'sum'", keyword="reduction")
+            return Finding(
+                f"all {target.numel()} targets are ignored: the mean is 0/0",
+                [f"all {target.numel()} targets equal ignore_index {ignore}"],
+                [_sum_over_count(view, ignore), fix],
+                empty=True,
+            )
+        if weight is not None and float(weight[target[used]].sum()) == 0:
+            return Finding(
+                "every class in this batch has weight 0: the weighted mean is 0/0",
+                [f"the weights of the {int(used.sum())} targets sum to 0"],
+                [Fix("give every class a weight above 0", "{x}.clamp_min(1e-6)", keyword="weight")],
+            )
+        return None
+    if values is None or values.numel():
+        return None
+    if "mean" in view.name:
+        fix = Fix("sum and divide by the count, at least 1", "{0}.sum() / max({0}.numel(), 1)")
+    else:
+        fix = Fix("sum and divide by the count, at least 1", f"torch.nn.functional.{view.name}({{0}}{{rest}}, reduction='sum') / max({{0}}.numel(), 1)")
+    return Finding("there is nothing here to average: 0/0", [f"the tensor has shape {list(values.shape)}: no elements"], [fix], empty=True)
+
+
+def _sum_over_count(view: View, ignore: int) -> Fix:
+    name = "cross_entropy" if "cross_entropy" in view.call else "nll_loss"
+    return Fix(
+        "divide the sum by the number of targets that count, at least 1",
+        f"torch.nn.functional.{name}({{0}}{{rest}}, reduction='sum') / ({{1}} != {ignore}).sum().clamp_min(1)",
+    )
+
+
+def _empty_mask(view: View) -> Finding | None:
+    below = view.input("other")
+    if below is None or not int((below == 0).sum()):
+        return None
+    made = as_view(skip_views(view.maker("other")))
+    for step in [made, *lineage(made, depth=4)] if made is not None else []:
+        if step.name in ("sum", "count_nonzero", "numel", "index_add", "scatter_add", "bincount", "index_put", "cumsum"):
+            values = step.input(0) if step.name in ("sum", "count_nonzero", "bincount", "cumsum") else step.output()
+            if values is not None and _is_mask(values, step):
+                zero = int((below == 0).sum())
+                what = "the mask selects nothing" if below.numel() == 1 else f"{zero} of {below.numel()} groups select nothing"
+                clamp = Fix("count at least 1", "{x}.clamp_min(1)", 1)
+                return Finding(f"{what}: the count is 0", [f"{what}", f"the divisor is a sum over a mask of shape {list(values.shape)}"], [clamp], empty=True)
+            return _masked_weights(step, below) if step.name == "sum" else None
+    return None
+
+
+def _masked_weights(total: View, below: Any) -> Finding | None:
+    """Weights that are multiplied by a mask and then divided by their sum: where the mask is empty the sum is 0."""
+    product = as_view(skip_views(total.maker(0)))
+    if product is None or product.name != "mul" or below.dim() == 0:
+        return None
+    masks = [t for t in product.inputs().values() if t.dim() and bool(((t == 0) | (t == 1)).all()) and bool((t == 0).any())]
+    empty = [m for m in masks if bool((m == 0).flatten(1).all(1).any())] if masks and masks[0].dim() > 1 else []
+    if not empty:
+        return None
+    what = f"{int((below == 0).sum())} of {below.numel()} groups select nothing"
+    fixes = [Fix("keep the sum of the weights away from 0", "{x}.clamp_min(1e-6)", 1)]
+    return Finding(f"{what}: the weights sum to 0", [what, f"the weights were multiplied by a mask of shape {list(empty[0].shape)}"], fixes, empty=True)
+
+
+def _is_mask(values: Any, step: View) -> bool:
+    """Whether values are a mask or a count, by themselves or by what made them."""
+    if not values.is_floating_point():
+        return True
+    if not bool(((values == 0) | (values == 1)).all()):
+        return False
+    maker = skip_views(step.maker(0))
+    if maker is None:
+        return True
+    made = as_view(maker)
+    if made is None:
+        return getattr(maker, "role", "") != "parameter"
+    source = made.op.sources[0] if made.op.sources else None
+    return made.op.node < 0 or source is None
+
+
+@rule("WN403", "variance-of-one", "variance of a single element", rank=34)
+def variance_of_one(scene: Scene) -> Finding | None:
+    """The unbiased variance or standard deviation of a single element was taken and gave NaN.
+
+    What happened
+    var, std, var_mean or std_mean with its default correction ran over one element: the last,
+    smaller batch of an epoch, a group with one member, a dimension of size 1. BatchNorm raises
+    "Expected more than 1 value per channel" for the same reason.
+
+    Why the result is non-finite
+    The unbiased variance divides by n - 1. With n = 1 that is 0 / 0.
+
+    Example
+        >>> x = torch.tensor([[3.0, 1.0, 2.0]], requires_grad=True)
+        >>> x.std(0).detach()
+        tensor([nan, nan, nan])
+
+    Instead
+    With correction=0 the spread of one element is 0: finite, but without any gradient.
+        >>> spread = x.std(0, correction=0)
+        >>> spread.sum().backward()
+        >>> spread.detach(), x.grad
+        (tensor([0., 0., 0.]), tensor([[0., 0., 0.]]))
+
+    To normalise, use statistics that do not need a batch (layer, group or RMS norm), or leave
+    the last batch out with DataLoader(..., drop_last=True).
+        >>> x.grad = None
+        >>> out = F.layer_norm(x, (3,))
+        >>> out[0, 0].backward()
+        >>> out.detach(), x.grad.abs().sum() > 0
+        (tensor([[ 1.2247, -1.2247,  0.0000]]), tensor(True))
+
+    How sure
+    whynan counts the elements along the reduced dimensions and compares them with the
+    correction. It is proven when BatchNorm raised, or when the step, replayed with
+    correction=0, is finite; a gradient of 0 is accepted here and said. Otherwise suspected.
+
+    Not this when
+    There are several elements and they are all equal (WN404), or none (WN402).
+    """
+    view = forward_view(scene)
+    birth = scene.birth
+    if birth is not None and birth.error is not None and "more than 1 value per channel" in str(birth.error):
+        return Finding(
+            "batch normalisation of a single value per channel",
+            ["one value per channel has no variance"],
+            [Fix("use drop_last=True, or a normalisation that needs no batch")],
+            proven=True,
+        )
+    if view is None or view.name not in ("var", "std", "var_mean", "std_mean"):
+        return None
+    values, output = view.input("self"), view.output()
+    if values is None:
+        return None
+    dim = view.scalar("dim")
+    axes = list(dim) if isinstance(dim, list | tuple) else [dim] if isinstance(dim, int) else []
+    size = 1
+    for axis in axes or range(values.dim()):
+        size *= int(values.shape[axis])
+    correction = view.scalar("correction")
+    taken = 1 if correction is None else correction
+    if not isinstance(taken, int | float) or size > taken or output is None:
+        return None
+    title = "divide by n instead of n - 1 where there is one element"
+    several = f"{{0}}.shape[{axes[0]}] > 1" if len(axes) == 1 else "{0}.numel() > 1"
+    keyword = "unbiased" if view.scalar("unbiased") is not None else "correction"
+    return Finding(
+        f"one element has no unbiased spread: n - 1 is {size - 1}",
+        [f"{view.name} over {size} element{'s' if size != 1 else ''} of a tensor of shape {list(values.shape)}"],
+        [Fix(title, f"int({several})", keyword="correction"), Fix(title, several, keyword="unbiased")]
+        if keyword == "correction"
+        else [Fix(title, several, keyword="unbiased")],
+        empty=True,
+    )
