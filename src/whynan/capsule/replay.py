@@ -165,8 +165,16 @@ class Program:
             result = None if self.skip_backward and entry.kind == "backward" else call_entry(entry, args, kwargs)
         if entry.kind == "write" and result is None:
             result = args[0]
+        if entry.kind == "grad" and result is None and entry.outputs:
+            result = _left_over(args[0])
         for index, tensor in enumerate(tensors_of(result)):
             run.made[Slot(entry.number, index)] = tensor
+
+
+def _left_over(leaf: torch.Tensor) -> torch.Tensor:
+    """Stand in for the gradient of an earlier step that the program looked at, mostly to zero it: a replay starts without gradients."""
+    leaf.grad = torch.zeros_like(leaf)
+    return leaf.grad
 
 
 def _value(run: Run, kept: Any) -> Any:

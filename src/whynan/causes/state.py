@@ -444,10 +444,10 @@ def update_not_finite(scene: Scene) -> Finding | None:
             fixes.append(
                 Fix(f"give the optimizer eps={'1e-4' if dtype == 'float16' else '1e-8'}" + (", or keep float32 master weights" if dtype == "float16" else ""))
             )
-    kept = view.inputs()
-    zero = [n for n, t in kept.items() if int((t == 0).sum())]
-    if not fixes and view.name in ("div", "addcdiv", "reciprocal", "rsqrt") and zero:
-        label = f"the update divides by 0: {zero[-1]} has {int((kept[zero[-1]] == 0).sum())} zeros"
+    kept = list(view.inputs().values())
+    zeros = int((kept[-1] == 0).sum()) if kept else 0  # the last argument of all of these is the divisor
+    if not fixes and view.name in ("div", "addcdiv", "reciprocal", "rsqrt") and zeros:
+        label = f"the update divides by 0: {zeros} of {kept[-1].numel()} divisors are 0"
         fixes.append(Fix("add a small eps to the denominator of the update"))
     if not fixes and dtype in ("float16", "bfloat16"):
         limit = LIMITS[dtype]
