@@ -608,19 +608,28 @@ def divergence(scene: Scene) -> Finding | None:
     grown = _growth([h.get("loss") for h in scene.history])
     if grown is None and not birth.op.backward:
         grown = _growth([h.get("grad_norm") for h in scene.history])
-    if grown is None or (len(grown[0]) < 10 and view.name in ("exp", "sinh", "cosh", "pow", "prod", "cumprod")):
+    if grown is None or (len(grown[0]) < 10 and _steep(view)):
         return None
     series, factor = grown
     lr = next((h["lr"] for h in reversed(scene.history) if h.get("lr") is not None), None)
     shown = " → ".join(number(v) for v in series[-6:])
-    evidence = [f"over the last {len(series)} steps: {shown} → not finite", f"it grew {number(factor)} times"]
+    rows = {h.get("step") for h in scene.history[-len(series) :]}
+    unit = "evaluations" if len(rows) <= len(series) // 2 else "steps"  # several in one step of LBFGS
+    evidence = [f"over the last {len(series)} {unit}: {shown} → not finite", f"it grew {number(factor)} times"]
     if lr is not None:
         evidence.append(f"the learning rate is {number(lr)}")
     return Finding(
-        f"grew {number(factor)} times in {len(series)} steps, then past the range of {birth.op.dtype}",
+        f"grew {number(factor)} times in {len(series)} {unit}, then past the range of {birth.op.dtype}",
         evidence,
         [Fix("lower the learning rate, warm it up, or clip the gradient norm (torch.nn.utils.clip_grad_norm_)")],
     )
+
+
+def _steep(view: View) -> bool:
+    """Whether an operation makes overflows of ordinary numbers by itself, so that a short rise before it says little; a square does not."""
+    exponent = view.scalar("exponent")
+    squares = view.name == "pow" and isinstance(exponent, int | float) and abs(exponent) <= 2
+    return view.name in ("exp", "sinh", "cosh", "pow", "prod", "cumprod") and not squares
 
 
 def _large(view: View) -> bool:
