@@ -33,6 +33,7 @@ FAMILIES = [
     "WN402-mean-of-nothing/bad.py",
     "WN404-constant-batch/bad.py",
     "WN501-infinite-slope/bad.py",  # backward
+    "WN501-infinite-slope/bad_zeroed_by_hand.py",  # gradients of the step before
     "WN502-branch-not-taken/bad.py",
     "WN602-buffer-not-finite/bad.py",  # BatchNorm
     "WN603-optimizer-state-not-finite/bad.py",

@@ -106,6 +106,44 @@ for step in range(5):
     assert [(i["step"], i["cause"]["code"], i["origin"]["code"]) for i in incidents] == [(3, "WN105", "spread = torch.sqrt(scale)")]
 
 
+FACTORS = """
+import torch
+from torch import nn
+
+class NoFactor(Exception):
+    pass
+
+class Whiten(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(4, 3)
+
+    def forward(self, x):
+        h = self.body(x)
+        root, info = torch.linalg.cholesky_ex(h.t() @ h / len(h))
+        if info:
+            raise NoFactor("the covariance has no factor")
+        return torch.linalg.solve_triangular(root, h.t(), upper=False)
+
+torch.manual_seed(0)
+net = Whiten()
+opt = torch.optim.Adam(net.parameters())
+for step in range(5):
+    loss = net(torch.rand(8 if step < 3 else 1, 4)).square().mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+
+
+def test_a_factorisation_that_reports_its_failure(box: Sandbox) -> None:
+    """A program that reads `info` and raises an error of its own, inside a module: the factorisation is named."""
+    done = box.watched(FACTORS)
+    assert done.status == 1 and "internal error" not in done.err
+    wanted = (3, "WN108", "root, info = torch.linalg.cholesky_ex(h.t() @ h / len(h))")
+    assert [(i["step"], i["cause"]["code"], i["origin"]["code"]) for i in done.incidents] == [wanted]
+
+
 def test_the_remedy_of_a_refused_number_is_proven(box: Sandbox) -> None:
     """A mask of -1e9 in float16 is replaced by the dtype's own lowest number, and the replay no longer raises."""
     _, body = EXPLAINED["a mask that half cannot hold"]
@@ -123,6 +161,14 @@ SILENT = {
         '    except IndexError:\n        raise ValueError("vocabulary") from None\n    loss = net(x).mean()'
     ),
     "own check of a distribution": "    if step == 4:\n        Normal(torch.zeros(2), torch.tensor(-1.0))\n    loss = net(x).mean()",
+    "whole numbers beside it": (
+        "    def check(counts):\n        codes = counts + 1\n        if step == 4:\n            raise KeyError('no such code')\n"
+        "    check(torch.ones(3, dtype=torch.int32))\n    loss = net(x).mean()"
+    ),
+    "a factor that is caught": (
+        "    root, info = torch.linalg.cholesky_ex(-torch.eye(2))\n    def save():\n        if step == 4:\n"
+        "            raise OSError('disk full')\n    save()\n    loss = net(x).mean()"
+    ),
     "no numbers at all": "    loss = net(x).mean()\n    if step == 4:\n        raise RuntimeError('out of disk')",
 }
 

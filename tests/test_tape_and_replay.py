@@ -277,6 +277,57 @@ def test_tensor_changed_behind_the_tape_is_said() -> None:
     assert incident.origin.exact is False or (incident.cause.code == "WN101" and "torch.log" in incident.origin.span.code)
 
 
+ZEROING: dict[str, Callable[[torch.nn.Parameter], object]] = {
+    "zeros in its place": lambda p: setattr(p, "grad", torch.zeros_like(p.grad)),  # type: ignore[arg-type]
+    "in place": lambda p: p.grad.zero_(),  # type: ignore[union-attr]
+    "past autograd": lambda p: p.grad.data.zero_(),  # type: ignore[union-attr]
+    "detached first": lambda p: p.grad.detach_().zero_(),  # type: ignore[union-attr]
+    "all at once": lambda p: torch._foreach_zero_([p.grad]),
+}
+
+
+def train_with_left_over(before: Callable[[torch.nn.Parameter], object], after: Callable[[torch.nn.Parameter], object] = id) -> Guard:
+    """Train three steps whose loop touches the gradient of the step before; the last has the slope of a root at 0."""
+    weight = torch.nn.Parameter(torch.ones(3))
+    with whynan.watch(files=False) as guard:
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        for step in range(3):
+            if weight.grad is not None:
+                before(weight)
+            target = weight.detach().clone() if step == 2 else torch.zeros(3)
+            loss = (weight - target).square().sum().sqrt()
+            loss.backward()
+            after(weight)
+            optimizer.step()
+    return guard
+
+
+@pytest.mark.parametrize("how", ZEROING)
+def test_gradients_zeroed_by_hand(how: str) -> None:
+    """A loop that zeroes the gradients of the step before by itself is replayed: the birth is found, and the answer is exact."""
+    (incident,) = train_with_left_over(ZEROING[how]).incidents
+    assert (incident.cause.code, incident.origin.exact) == ("WN501", True)
+    assert "sqrt()" in incident.origin.span.code
+
+
+def test_gradients_of_the_step_before_that_are_computed_with() -> None:
+    """Gradients of the step before that go into this one are not there in a replay: the answer says that it is not exact."""
+    kept: list[torch.Tensor] = []
+
+    def keep(weight: torch.nn.Parameter) -> None:
+        assert weight.grad is not None
+        kept[:] = [weight.grad * 0.5]
+        weight.grad = None
+
+    def add(weight: torch.nn.Parameter) -> None:
+        assert weight.grad is not None
+        weight.grad.add_(kept[0] if kept else 0.0)
+
+    (incident,) = train_with_left_over(keep, add).incidents
+    assert (incident.cause.code, incident.origin.exact) == ("WN501", False)
+    assert "gradients of the step before" in incident.origin.note
+
+
 # -- no trace -----------------------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from dataclasses import replace
 from types import FrameType
 
 import torch
@@ -26,6 +27,18 @@ def entry_behind(error: BaseException, recorder: Recorder) -> Entry | None:
             found = _failed(seen, recorder) or _made_blamed(seen, recorder)
             if found is not None:
                 return found
+    return _unsolved_entry(error, recorder)
+
+
+def _unsolved_entry(error: BaseException, recorder: Recorder) -> Entry | None:
+    """Return the factorisation whose report of failure made the program raise, as a call that raises by itself."""
+    for info in unsolved(error):
+        slot = recorder.tape.slot_of(info)
+        if slot is None:
+            return _failed(error, recorder)
+        entry = recorder.tape.entries[slot.entry]
+        if getattr(entry.fn, "__name__", "").endswith("_ex"):
+            return replace(entry, kwargs={**entry.kwargs, "check_errors": True})
     return None
 
 
@@ -47,6 +60,16 @@ def blamed(error: BaseException) -> list[torch.Tensor]:
             break
         found += [v for v in frame.f_locals.values() if isinstance(v, torch.Tensor) and damage_of(v.detach()).nan]
     return found
+
+
+def unsolved(error: BaseException) -> list[torch.Tensor]:
+    """Return the reports (`info` of `cholesky_ex`, `inv_ex` …) that were not 0 where a program raised an exception of its own."""
+    frames = _frames(error)
+    if not frames or is_torch(frames[-1].f_code):
+        return []
+    held = frames[-1].f_locals.values()
+    with torch._C.DisableTorchFunction():  # looked at by us, not called by the program
+        return [v for v in held if isinstance(v, torch.Tensor) and v.dtype is torch.int32 and not v.is_meta and bool(v.any())]
 
 
 def _frames(error: BaseException) -> list[FrameType]:

@@ -24,6 +24,8 @@ from whynan.capsule.state import Stasis, put_rng
 from whynan.capsule.tape import Entry, Inner, Outside, Rebuild, Slot, tensors_of
 
 _node_number = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
+_SAME = frozenset({"__get__", "detach", "detach_"})  # of a gradient: the gradient itself
+_ZEROING = frozenset({"zero_", "zeros_like", "_foreach_zero_", "__set__"})
 
 
 class Listener(Protocol):
@@ -101,7 +103,7 @@ class Program:
                         return f"a tensor of shape {list(leaf.tensor.shape)} that the step read was changed in place since"
                     if leaf.tensor.grad_fn is not None and leaf.tensor.requires_grad:
                         return f"a tensor made by {type(leaf.tensor.grad_fn).__name__} came from code the tape does not see"
-        return ""
+        return "the step computes with gradients of the step before, which a replay does not have" if _computes_with_left_over(self.entries) else ""
 
     @contextmanager
     def still(self) -> Iterator[None]:
@@ -165,8 +167,31 @@ class Program:
             result = None if self.skip_backward and entry.kind == "backward" else call_entry(entry, args, kwargs)
         if entry.kind == "write" and result is None:
             result = args[0]
+        if entry.kind == "grad" and result is None and entry.outputs:
+            result = _left_over(args[0])
         for index, tensor in enumerate(tensors_of(result)):
             run.made[Slot(entry.number, index)] = tensor
+
+
+def _computes_with_left_over(entries: list[Entry]) -> bool:
+    """Whether gradients of an earlier step go into this one; to look at them and to zero them is no computing."""
+    left: set[int] = set()
+    fresh = True  # nothing has filled or zeroed the gradients yet
+    for entry in entries:
+        fresh = fresh and entry.kind not in ("backward", "zero", "function")
+        name = getattr(entry.fn, "__name__", "")
+        reads = any(isinstance(read, Slot) and read.entry in left for read in entry.reads)
+        if reads and name not in _SAME and name not in _ZEROING:
+            return True
+        if (fresh and entry.kind == "grad" and entry.outputs) or (reads and name in _SAME):
+            left.add(entry.number)
+    return False
+
+
+def _left_over(leaf: torch.Tensor) -> torch.Tensor:
+    """Stand in for the gradient of an earlier step that the program looked at, mostly to zero it: a replay starts without gradients."""
+    leaf.grad = torch.zeros_like(leaf)
+    return leaf.grad
 
 
 def _value(run: Run, kept: Any) -> Any:

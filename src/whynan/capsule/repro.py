@@ -93,6 +93,8 @@ class _Writer:
 
     def _callee(self, entry: dict[str, Any]) -> str:
         fn = entry["fn"]
+        if entry["kind"] == "grad" and entry["outputs"]:
+            return "step.gradient"
         if "torch" in fn and not fn["torch"].startswith("aten::"):
             return str(fn["torch"])
         if "$" in fn and self.nodes[fn["$"]].get("is") == "object":

@@ -54,6 +54,12 @@ class Step:
         """Return what a call calls."""
         return self.decoder.decode(self.calls[number]["fn"])
 
+    def gradient(self, leaf: torch.Tensor) -> torch.Tensor:
+        """Return the gradient of a tensor; one left over from an earlier step is not here, and counts as 0."""
+        if leaf.grad is None:
+            leaf.grad = torch.zeros_like(leaf)
+        return leaf.grad
+
     @contextmanager
     def mode(self, number: int) -> Iterator[None]:
         """Set random state, gradient mode and autocast as they were at a call."""

@@ -354,6 +354,12 @@ def _alive(name: str, dtype: str) -> list[Fix]:
     return []
 
 
+def _gave_nan(birth: Birth) -> bool:
+    """Whether the slope itself came out as nan, not as an infinity that met a 0 later."""
+    made = birth.view.output() if birth.view is not None else None
+    return made is not None and bool(made.isnan().any()) and not bool(made.isinf().any())
+
+
 @rule("WN501", "infinite-slope", "infinite slope", rank=55)
 def infinite_slope(scene: Scene) -> Finding | None:
     """The slope of a function was infinite at the edge of its domain, where its value is finite.
@@ -406,7 +412,7 @@ def infinite_slope(scene: Scene) -> Finding | None:
     power = float(exponent) if isinstance(exponent, int | float) else None
     evidence = []
     empty = False
-    label = f"the slope of {name} is infinite here"
+    label = f"the slope of {name} is {'not a number' if _gave_nan(birth) else 'infinite'} here"
     edge = 1.0 if forward.name in ("acos", "asin", "atanh") else _EDGES.get(forward.name)
     if argument is not None and edge is not None:
         at = (argument.abs() >= edge) if forward.name in ("acos", "asin", "atanh") else (argument <= edge)

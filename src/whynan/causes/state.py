@@ -444,10 +444,10 @@ def update_not_finite(scene: Scene) -> Finding | None:
             fixes.append(
                 Fix(f"give the optimizer eps={'1e-4' if dtype == 'float16' else '1e-8'}" + (", or keep float32 master weights" if dtype == "float16" else ""))
             )
-    kept = view.inputs()
-    zero = [n for n, t in kept.items() if int((t == 0).sum())]
-    if not fixes and view.name in ("div", "addcdiv", "reciprocal", "rsqrt") and zero:
-        label = f"the update divides by 0: {zero[-1]} has {int((kept[zero[-1]] == 0).sum())} zeros"
+    kept = list(view.inputs().values())
+    zeros = int((kept[-1] == 0).sum()) if kept else 0  # the last argument of all of these is the divisor
+    if not fixes and view.name in ("div", "addcdiv", "reciprocal", "rsqrt") and zeros:
+        label = f"the update divides by 0: {zeros} of {kept[-1].numel()} divisors are 0"
         fixes.append(Fix("add a small eps to the denominator of the update", "({x} + 1e-8)", {"div": 1, "addcdiv": 2}.get(view.name, 0)))
     if not fixes and dtype in ("float16", "bfloat16"):
         limit = LIMITS[dtype]
@@ -608,19 +608,28 @@ def divergence(scene: Scene) -> Finding | None:
     grown = _growth([h.get("loss") for h in scene.history])
     if grown is None and not birth.op.backward:
         grown = _growth([h.get("grad_norm") for h in scene.history])
-    if grown is None or (len(grown[0]) < 10 and view.name in ("exp", "sinh", "cosh", "pow", "prod", "cumprod")):
+    if grown is None or (len(grown[0]) < 10 and _steep(view)):
         return None
     series, factor = grown
     lr = next((h["lr"] for h in reversed(scene.history) if h.get("lr") is not None), None)
     shown = " → ".join(number(v) for v in series[-6:])
-    evidence = [f"over the last {len(series)} steps: {shown} → not finite", f"it grew {number(factor)} times"]
+    rows = {h.get("step") for h in scene.history[-len(series) :]}
+    unit = "evaluations" if len(rows) <= len(series) // 2 else "steps"  # several in one step of LBFGS
+    evidence = [f"over the last {len(series)} {unit}: {shown} → not finite", f"it grew {number(factor)} times"]
     if lr is not None:
         evidence.append(f"the learning rate is {number(lr)}")
     return Finding(
-        f"grew {number(factor)} times in {len(series)} steps, then past the range of {birth.op.dtype}",
+        f"grew {number(factor)} times in {len(series)} {unit}, then past the range of {birth.op.dtype}",
         evidence,
         [Fix("lower the learning rate, warm it up, or clip the gradient norm (torch.nn.utils.clip_grad_norm_)")],
     )
+
+
+def _steep(view: View) -> bool:
+    """Whether an operation makes overflows of ordinary numbers by itself, so that a short rise before it says little; a square does not."""
+    exponent = view.scalar("exponent")
+    squares = view.name == "pow" and isinstance(exponent, int | float) and abs(exponent) <= 2
+    return view.name in ("exp", "sinh", "cosh", "pow", "prod", "cumprod") and not squares
 
 
 def _large(view: View) -> bool:

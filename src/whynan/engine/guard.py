@@ -559,6 +559,7 @@ class Guard:
             last[0] = recorder.resumed(closure)
             if not recorder.resumed(self._allowed, optimizer, True):
                 raise _SkipStep
+            self.session.guarded(lambda: self._remember_evaluation(optimizer))
             return last[0]
 
         rest = args[1:] if args else ()
@@ -576,6 +577,13 @@ class Guard:
             raise
         self._after_update(optimizer, before)
         return result
+
+    def _remember_evaluation(self, optimizer: torch.optim.Optimizer) -> None:
+        """A closure is evaluated several times in a step: values can grow until they leave the range inside one."""
+        window = self.session.window
+        norm = float(window.norm) if isinstance(window.norm, torch.Tensor) and window.norm.is_cpu else window.norm
+        known = norm if isinstance(norm, float) else None
+        self.session.journal.evaluated(self.session.step_count, window.loss, known, float(optimizer.param_groups[0]["lr"]))
 
     def _state_allows(self, optimizer: torch.optim.Optimizer) -> bool:
         """Look at state that is copied anyway: in the midst of several evaluations its damage looks like that of a weight."""

@@ -111,6 +111,10 @@ class Journal:
         self._broken = True
         self.say(f"whynan: cannot write the run directory ({error.strerror or error}); going on without files")
 
+    def evaluated(self, step: int, loss: float | None, norm: float | None, lr: float | None) -> None:
+        """Remember one of several evaluations inside an optimizer's step: part of the history, not of the metrics."""
+        self._history.append((step, loss, norm, lr, None))
+
     def metrics(self, step: int, loss: float | None, norm: float | None, lr: float | None, scale: float | None) -> None:
         """Write one line of metrics; values that are not known are left out."""
         self._history.append((step, loss, norm, lr, scale))

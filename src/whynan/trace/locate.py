@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn.modules import module as module_hooks
 
-from whynan.capsule.raised import blamed
+from whynan.capsule.raised import blamed, unsolved
 from whynan.capsule.replay import Program, Run, call_entry
 from whynan.records import Phase, TensorStats
 from whynan.trace.birth import Birth, ancestors
@@ -51,7 +51,7 @@ def locate(program: Program, targets: Targets, roles: dict[int, tuple[str, str]]
     graph = first.tracer.graph
     starts = first.starts
     if not starts:
-        failing = first.tracer.failing(error)
+        failing = first.tracer.failing(error) or _unsolved(first.tracer, error)
         starts = _behind(first.tracer, failing, error)
         if not starts and failing is not None:
             birth = Birth(graph, Slice(births=[failing]), failing, None, _phase(graph, failing), error=error)
@@ -78,6 +78,15 @@ def _behind(tracer: Tracer, failing: Op | None, error: BaseException | None) -> 
         return []
     with tracer.blind():
         return list(dict.fromkeys(tracer.maker_of(t) for t in blamed(error)))
+
+
+def _unsolved(tracer: Tracer, error: BaseException | None) -> Op | None:
+    """Return the factorisation that reported a failure to a program which then raised."""
+    if error is None:
+        return None
+    with tracer.blind():
+        makers = [tracer.maker_of(info) for info in unsolved(error)]
+    return next((tracer.graph.ops[i] for i in makers if i >= 0 and "linalg" in tracer.graph.ops[i].name), None)
 
 
 def birth_in(graph: Graph, found: Slice) -> Birth:

@@ -21,7 +21,7 @@ def paths_of(roots: Iterable[torch.nn.Module]) -> dict[torch.nn.Module, str]:
     names: dict[torch.nn.Module, str] = {}
     for root in sorted(roots, key=lambda r: -sum(1 for _ in r.modules())):
         for name, module in root.named_modules():
-            names.setdefault(module, name)
+            names.setdefault(module, ".".join(part for part in name.split(".") if part != "_orig_mod"))  # torch.compile's own wrapper
     return names
 
 

@@ -265,7 +265,7 @@ class Tracer(TorchDispatchMode):
 
     def _after(self, op: Op, args: Any, result: Any) -> None:
         outputs = [t for t in (result if isinstance(result, list | tuple) else [result]) if isinstance(t, torch.Tensor)]
-        if not outputs and args:  # in-place list operations return nothing
+        if result is None and args:  # in-place list operations return nothing; a number read out of a tensor writes nothing
             first = args[0]
             outputs = [t for t in (first if isinstance(first, list | tuple) else [first]) if isinstance(t, torch.Tensor)]
         name = op.name.removeprefix("aten.").split(".")[0]
