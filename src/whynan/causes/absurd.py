@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from whynan.causes.catalogue import Finding, Scene, rule
 from whynan.causes.facts import VIEWS, rows
 from whynan.causes.fixes import Fix
-from whynan.causes.usual import values_of
+from whynan.causes.usual import kept_above, values_of
 from whynan.records import number
 
 if TYPE_CHECKING:
@@ -100,10 +100,7 @@ def _rows(values: Any, usual_size: float) -> list[int]:
 
 def _away(scene: Scene, view: View, name: str) -> list[Fix]:
     """Keep an operand away from 0, just below the smallest that it was in healthy steps."""
-    seen = values_of(scene, name, _BELOW[name], view.site)
-    limit = float(f"{min(seen) / 10:.1g}") if seen else 0.0
-    title = f"keep it at or above {number(limit)}, a tenth of the smallest in the last healthy steps"
-    return [Fix(title, f"{{x}}.clamp_min({limit!r})", _BELOW[name])] if limit > 0 else []
+    return kept_above(values_of(scene, name, _BELOW[name], view.site), _BELOW[name])
 
 
 def _outlier(scene: Scene, tensor: Any) -> Finding:

@@ -8,6 +8,7 @@ from whynan.causes.arguments import computed_forward, from_spans
 from whynan.causes.catalogue import Finding, Scene, rule
 from whynan.causes.facts import lineage, rows, share
 from whynan.causes.fixes import Fix, guarded
+from whynan.causes.usual import before, kept_above
 from whynan.records import Phase
 
 if TYPE_CHECKING:
@@ -159,6 +160,8 @@ def division_by_zero(scene: Scene) -> Finding | None:
     fixes = guarded("div", view.op.dtype)
     if view.name == "reciprocal":
         fixes = [fixes[0], Fix("keep the denominator away from 0", "torch.where({x} == 0, torch.full_like({x}, 1e-6), {x})", 1)]
+    elif view.name == "div" and view.site is not None and not bool((below < 0).any()):
+        fixes = [*fixes, *kept_above(before(scene, "div", 1, view.site), 1)]
     return Finding(f"division by 0: {share(count, below, 'denominators are 0')}", evidence, fixes, from_spans(view, len(view.op.sources) - 1))
 
 

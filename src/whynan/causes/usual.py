@@ -6,7 +6,8 @@ import math
 import statistics
 from typing import TYPE_CHECKING, Any
 
-from whynan.causes.fixes import plain_name
+from whynan.causes.fixes import Fix, plain_name
+from whynan.records import number
 
 if TYPE_CHECKING:
     from whynan.capsule.replay import Program
@@ -49,9 +50,23 @@ def _elsewhere(scene: Scene, name: str, operand: int, site: Site) -> list[float]
     tape, own = program.recorder.tape, {e.number for e in program.entries}
     ends = [e.number for e in tape if e.kind == "backward" and e.number not in own][-OTHERS:]
     others = [Program(program.recorder, tape.needed_for(set(ends)), program.leaves)] if ends else []
-    if scene.jump is not None:  # its healthy steps are known to compute the same
-        others += scene.healthy.values()
-    return [value for other in others for value in _seen(other, name, operand, site)]
+    found = [value for other in others for value in _seen(other, name, operand, site)]
+    return found + (before(scene, name, operand, site) if scene.jump is not None else [])  # its healthy steps are known to compute the same
+
+
+def before(scene: Scene, name: str, operand: int, site: Site) -> list[float]:
+    """Return an operand's positive values in the healthy steps that were kept.
+
+    Cost: a forward pass of each.
+    """
+    return [value for other in scene.healthy.values() for value in _seen(other, name, operand, site)]
+
+
+def kept_above(seen: list[float], operand: int) -> list[Fix]:
+    """Return the change that keeps an operand a little below the smallest that it was; nothing where that is not known."""
+    limit = float(f"{min(seen) / 10:.1g}") if seen else 0.0
+    title = f"keep it at or above {number(limit)}, a tenth of the smallest in the last healthy steps"
+    return [Fix(title, f"{{x}}.clamp_min({limit!r})", operand)] if limit > 0 else []
 
 
 def _seen(program: Program, name: str, operand: int, site: Site) -> list[float]:
