@@ -1,0 +1,238 @@
+"""Family 6, over many steps: values that grow, a loss scale that never settles, a rate that loaded state replaced."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from whynan.causes.catalogue import Finding, Scene, rule
+from whynan.causes.facts import biggest
+from whynan.causes.fixes import Fix
+from whynan.records import Phase, number
+
+if TYPE_CHECKING:
+    from whynan.trace.birth import View
+
+
+@rule("WN606", "loss-scale-collapse", "loss scale that never settles", rank=5)
+def loss_scale_collapse(scene: Scene) -> Finding | None:
+    """The gradient scaler kept shrinking the loss scale and no step was taken.
+
+    What happened
+    A scaler halves its scale after each overflow and skips the step. A few skips are ordinary.
+    Here a dozen steps in a row overflowed, whatever the scale: the model has not been training.
+
+    Why the result is non-finite
+    A scale helps only if the true gradient fits into float16. If it is past 65504 by itself, or
+    NaN at any scale, each scaled gradient is non-finite.
+
+    Example
+        >>> w = torch.nn.Parameter(torch.ones(1))
+        >>> opt, scaler = torch.optim.SGD([w], lr=0.1), torch.amp.GradScaler("cpu")
+        >>> def step(target):
+        ...     w.grad = None
+        ...     loss = (w.half().float() - target).square().sum()
+        ...     scaler.scale(loss).backward()
+        ...     scaler.step(opt)
+        ...     scaler.update()
+        >>> for _ in range(20): step(1e9)
+        >>> scaler.get_scale(), w.detach()
+        (0.0625, tensor([1.]))
+
+    Instead
+    Bring the loss to ordinary size (standardised targets, mean instead of sum), or use
+    bfloat16.
+        >>> scaler = torch.amp.GradScaler("cpu")
+        >>> for _ in range(20): step(3.0)
+        >>> scaler.get_scale(), w.detach()
+        (8192.0, tensor([2.9547]))
+
+    How sure
+    whynan counts the steps a scaler skips in a row: after 4 it looks for the place where the
+    gradient leaves the range, after 12 it reports this code and shows the scale. It is
+    suspected; the values at the place say whether the gradient is too large or undefined.
+
+    Not this when
+    Only a few steps were skipped (ordinary), or the place shows an infinite slope (WN501) or an
+    overflow in the forward pass (WN202): then repair that.
+    """
+    if scene.symptom.place != "scaler":
+        return None
+    scale = float(scene.scaler.get_scale()) if scene.scaler is not None else math.nan
+    scales = [h["scale"] for h in scene.history if h.get("scale")]
+    evidence = [scene.symptom.detail, f"the scale is {number(scale)}" + (f", it began at {number(scales[0])}" if scales else "")]
+    spans = []
+    if scene.birth is not None and scene.birth.site is not None:
+        from whynan.capsule.sites import resolve
+
+        spans.append(resolve(scene.birth.site, "the gradient leaves the range here"))
+    if scene.symptom.name == "scale":
+        return Finding(
+            f"{scene.symptom.detail}: no step can be taken",
+            [scene.symptom.detail, "a scaler multiplies its scale by the backoff factor; one that is not finite stays so"],
+            [Fix("give the scaler a finite scale again: load its state from before, or make a new one")],
+            proven=True,
+            site=scene.site,
+        )
+    return Finding(
+        f"{scene.symptom.detail}: no scale is small enough",
+        evidence,
+        [Fix("bring the loss down to ordinary size (normalise targets, use a mean instead of a sum), or train in bfloat16")],
+        spans,
+        site=scene.site,
+    )
+
+
+_OVERFLOWING = frozenset(
+    {"mul", "add", "sub", "pow", "mm", "bmm", "addmm", "matmul", "sum", "mean", "mse_loss", "square", "prod", "exp", "dot", "mv", "linear", "convolution",
+     "cumprod", "linalg_vector_norm", "norm", "var", "std", "einsum", "baddbmm", "smooth_l1_loss", "sinh", "cosh", "_softmax", "_log_softmax",
+     "nll_loss_forward", "huber_loss", "logsumexp", "div", "native_batch_norm", "native_layer_norm", "addcmul", "silu_backward", "threshold_backward",
+     "_to_copy", "cumsum", "var_mean"}
+)  # fmt: skip
+
+
+@rule("WN605", "divergence", "values that grew until they left the range", rank=28)
+def divergence(scene: Scene) -> Finding | None:
+    """Loss, gradients and weights grew step by step until a number no longer fitted its dtype.
+
+    What happened
+    Each update overshot the last. The operation that overflowed is only where the growth ended;
+    the cause is a learning rate that is too high for this loss, no warm-up, or no clipping.
+
+    Why the result is non-finite
+    On a slope of curvature L, gradient descent with a rate above 2 / L multiplies the error by
+    more than 1 at every step. Exponential growth leaves any range.
+
+    Example
+        >>> def train(rate):
+        ...     w = torch.zeros(1, requires_grad=True)
+        ...     for step in range(60):
+        ...         w.grad = None
+        ...         loss = (10 * w - 1).square().mean()
+        ...         loss.backward()
+        ...         w.data -= rate * w.grad
+        ...     return loss.item()
+        >>> train(0.5)
+        nan
+
+    Instead
+    Lower the rate, warm it up, or clip the gradient norm before the step.
+        >>> round(train(0.0002), 3)  # it began at 1
+        0.008
+
+    A clamp of the loss does not stop it: above the bound the gradient is 0 and training stands
+    still. Going back to a good checkpoint without changing the rate repeats the run.
+
+    How sure
+    whynan looks at the losses or gradient norms of the steps before: at least four that rise
+    (single dips are allowed), by more than 10000 times in all, and a birth that can overflow.
+    It is suspected: no replay of one step can prove a history.
+
+    Not this when
+    The step before was ordinary (WN203, WN503), or the dtype is float16 (WN202). If the rate is
+    not the one that was configured, see WN607.
+    """
+    birth = scene.birth
+    if birth is None or birth.op is None or birth.phase is Phase.OPTIMIZER:
+        return None
+    view = birth.view
+    assert view is not None
+    if view.name not in _OVERFLOWING or birth.op.dtype == "float16" or not _large(view):
+        return None
+    grown = _growth([h.get("loss") for h in scene.history])
+    if grown is None and not birth.op.backward:
+        grown = _growth([h.get("grad_norm") for h in scene.history])
+    if grown is None or (len(grown[0]) < 10 and _steep(view)):
+        return None
+    series, factor = grown
+    lr = next((h["lr"] for h in reversed(scene.history) if h.get("lr") is not None), None)
+    shown = " → ".join(number(v) for v in series[-6:])
+    rows = {h.get("step") for h in scene.history[-len(series) :]}
+    unit = "evaluations" if len(rows) <= len(series) // 2 else "steps"  # several in one step of LBFGS
+    evidence = [f"over the last {len(series)} {unit}: {shown} → not finite", f"it grew {number(factor)} times"]
+    if lr is not None:
+        evidence.append(f"the learning rate is {number(lr)}")
+    return Finding(
+        f"grew {number(factor)} times in {len(series)} {unit}, then past the range of {birth.op.dtype}",
+        evidence,
+        [Fix("lower the learning rate, warm it up, or clip the gradient norm (torch.nn.utils.clip_grad_norm_)")],
+    )
+
+
+def _steep(view: View) -> bool:
+    """Whether an operation makes overflows of ordinary numbers by itself, so that a short rise before it says little; a square does not."""
+    exponent = view.scalar("exponent")
+    squares = view.name == "pow" and isinstance(exponent, int | float) and abs(exponent) <= 2
+    return view.name in ("exp", "sinh", "cosh", "pow", "prod", "cumprod") and not squares
+
+
+def _large(view: View) -> bool:
+    """Whether an argument is so large that the result can leave the range: 0 / 0 after a rising loss is no divergence."""
+    needed = {"exp": 50.0, "sinh": 50.0, "cosh": 50.0, "pow": 1e3, "prod": 10.0, "cumprod": 10.0}.get(view.name, 1e8)
+    kept = [t for t in view.inputs().values() if t.is_floating_point() or t.is_complex()]
+    return not kept or any(biggest(t) >= needed for t in kept)
+
+
+def _growth(values: list[float | None]) -> tuple[list[float], float] | None:
+    """Return the run of rising values at the end and by how much they rose, if that is divergence."""
+    finite = [abs(v) for v in values if v is not None and math.isfinite(v)]
+    if len(finite) < 4:
+        return None
+    run = [finite[-1]]
+    misses = 0
+    for value in reversed(finite[:-1]):
+        if value > run[-1] * 1.0:
+            misses += 1
+            if misses > max(2, len(run) // 4):
+                break
+        run.append(value)
+    run.reverse()
+    low = max(min(run[: max(1, len(run) // 2)]), 1e-12)
+    factor = max(run[-3:]) / low
+    return (run, factor) if len(run) >= 4 and factor > 1e4 else None
+
+
+@rule("WN607", "learning-rate-overridden", "learning rate replaced by loaded state", rank=90)
+def learning_rate_overridden(scene: Scene) -> Finding | None:
+    """The learning rate in effect was not the configured one: loaded state replaced it.
+
+    What happened
+    optimizer.load_state_dict brings back the parameter groups of the checkpoint, with their
+    rate; a scheduler's state brings back its base rates and position. The rate in the script is
+    then only the one that was replaced.
+
+    Why the result is non-finite
+    A rate that is several times higher than intended, on a model that was tuned for less, makes
+    values grow until they leave the range (WN605).
+
+    Example
+        >>> w = torch.nn.Parameter(torch.ones(1))
+        >>> saved = torch.optim.SGD([w], lr=0.5).state_dict()
+        >>> opt = torch.optim.SGD([w], lr=1e-4)
+        >>> opt.load_state_dict(saved)
+        >>> opt.param_groups[0]["lr"]
+        0.5
+
+    Instead
+    Set the rate again after loading, or print it and make sure that the loaded one is meant.
+        >>> for group in opt.param_groups: group["lr"] = 1e-4
+        >>> w.grad = torch.ones(1)
+        >>> opt.step()
+        >>> opt.param_groups[0]["lr"], w.item() < 1
+        (0.0001, True)
+
+    Schedulers such as LambdaLR compute it anew from their own base_lrs at the next step: set
+    those as well.
+
+    How sure
+    Proven: whynan reads the base rates before and after a load, and reports the two numbers at
+    the first step that still uses the loaded one. That this rate also causes damage is not
+    said: resuming with the saved rate is often right.
+
+    Not this when
+    The same base rate comes back with a decayed current one (a normal resume), or a lower rate
+    without a base rate beside it (taken for a decayed one), or the script sets the rate again
+    before the first step. The rate is the configured one and too high all the same (WN605), or
+    the loaded moments are bad (WN603).
+    """
+    return None  # no step fails by it: `rates` watches the loads and makes the incident

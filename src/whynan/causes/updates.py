@@ -1,0 +1,132 @@
+"""Family 6, the update: the optimizer's own arithmetic made a bad value."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from whynan.causes.catalogue import Finding, Scene, rule
+from whynan.causes.facts import LIMITS
+from whynan.causes.fixes import Fix
+from whynan.records import Remedy, number
+
+if TYPE_CHECKING:
+    pass
+
+
+@rule("WN604", "update-not-finite", "update that is not finite", rank=18)
+def update_not_finite(scene: Scene) -> Finding | None:
+    """The optimizer's arithmetic made a bad value of finite weights and finite gradients.
+
+    What happened
+    The update divided by 0 or left its range: Adam with eps=0, an eps of 1e-8 that is 0 in
+    float16, an own optimizer without eps, momentum of scaled gradients in float16.
+
+    Why the result is non-finite
+    Adam divides by sqrt(v) + eps. For a weight whose gradient has been exactly 0, v is 0; if
+    eps is 0 as well, the update is 0 / 0. In float16 the square of a gradient below 1.7e-4 is 0
+    too.
+
+    Example
+        >>> w = torch.nn.Parameter(torch.ones(2))
+        >>> opt = torch.optim.Adam([w], lr=0.1, eps=0.0)
+        >>> (w * torch.tensor([1.0, 0.0])).sum().backward()
+        >>> opt.step()
+        >>> w.detach()
+        tensor([0.9000,    nan])
+
+    Instead
+    Use an eps that exists in the dtype (1e-8 in float32, 1e-4 in float16), or float32 weights.
+        >>> w = torch.nn.Parameter(torch.ones(2))
+        >>> opt = torch.optim.Adam([w], lr=0.1, eps=1e-8)
+        >>> (w * torch.tensor([1.0, 0.0])).sum().backward()
+        >>> opt.step()
+        >>> w.detach()
+        tensor([0.9000, 1.0000])
+
+    Zeroing bad gradients and stepping is no remedy: momentum and weight decay still move the
+    weights.
+
+    How sure
+    whynan repeats the update from a copy of weights and state taken before it, finds the first
+    bad operation, and reads eps in its dtype. Proven when the update repeated with a larger eps,
+    or with one in the denominator of your own optimizer, is finite; otherwise suspected.
+
+    Not this when
+    The gradient was bad (family WN5xx), the state was (WN603), or the weights grew over many
+    steps (WN605).
+    """
+    birth = scene.birth
+    if birth is None or not any(e.kind == "optimizer" for e in scene.program.entries):
+        return None
+    if birth.leaf is not None:
+        return None
+    view = birth.view
+    assert view is not None
+    evidence = ["weights, gradients and optimizer state are finite before the update"]
+    label = f"{view.name} inside the optimizer made the first non-finite value"
+    fixes: list[Fix] = []
+    group = scene.optimizer.param_groups[0] if scene.optimizer is not None else {}
+    eps = group.get("eps")
+    dtype = view.op.dtype
+    if eps is not None and view.name in ("div", "addcdiv", "_foreach_addcdiv", "_foreach_div", "reciprocal", "rsqrt", "_fused_adam", "_fused_adamw"):
+        lost = _rounds_to_zero(float(eps), dtype)
+        if float(eps) == 0 or lost:
+            label = f"eps is {'0' if float(eps) == 0 else f'{eps}, which is 0 in {dtype}'}: the update divides by the root of a second moment of 0"
+            evidence.append(f"eps {eps} in {dtype} is {0 if lost or not eps else eps}; where the second moment is 0 the update is 0/0 or x/0")
+            fixes.append(
+                Fix(f"give the optimizer eps={'1e-4' if dtype == 'float16' else '1e-8'}" + (", or keep float32 master weights" if dtype == "float16" else ""))
+            )
+    kept = list(view.inputs().values())
+    zeros = int((kept[-1] == 0).sum()) if kept else 0  # the last argument of all of these is the divisor
+    if not fixes and view.name in ("div", "addcdiv", "reciprocal", "rsqrt") and zeros:
+        label = f"the update divides by 0: {zeros} of {kept[-1].numel()} divisors are 0"
+        fixes.append(Fix("add a small eps to the denominator of the update", "({x} + 1e-8)", {"div": 1, "addcdiv": 2}.get(view.name, 0)))
+    if not fixes and dtype in ("float16", "bfloat16"):
+        limit = LIMITS[dtype]
+        label = f"the update leaves the range of {dtype} ({number(limit)})"
+        fixes.append(Fix("keep float32 master weights or lower the learning rate"))
+    remedies = _try_eps(scene, eps, "1e-4" if dtype == "float16" else "1e-8") if eps is not None and fixes else []
+    return Finding(
+        label, evidence, [] if remedies else fixes or [Fix("keep the optimizer's denominator away from 0 and its values in range")], remedies=remedies
+    )
+
+
+def _try_eps(scene: Scene, eps: Any, better: str) -> list[Remedy]:
+    """Replay the update with another eps; the diff is at the optimizer's construction."""
+    from whynan.capsule.sites import resolve
+    from whynan.causes.source import expression_at
+
+    lab, groups = scene.lab, scene.optimizer.param_groups
+    assert lab is not None
+    if float(eps) >= float(better):
+        return []
+
+    class Changed:
+        def __enter__(self) -> None:
+            for group in groups:
+                group["eps"] = float(better)
+
+        def __exit__(self, *_: object) -> None:
+            for group in groups:
+                group["eps"] = eps
+
+    outcome = lab.run(around=Changed())
+    fix = Fix(f"give the optimizer eps={better}", better, keyword="eps")
+    scene.tried(fix.title, "the update is finite" if outcome.finite else "still not finite")
+    expression = expression_at(scene.made_at, resolve(scene.made_at).file) if scene.made_at is not None else None
+    change = fix.text(expression) if expression is not None else None
+    diff = expression.diff(*change) if expression is not None and change is not None else ""
+    return [
+        Remedy(
+            fix.title,
+            diff,
+            False,
+            "proven" if outcome.finite else "failed",
+            f"with eps={better}: the update is finite" if outcome.finite else "still not finite",
+        )
+    ]
+
+
+def _rounds_to_zero(value: float, dtype: str) -> bool:
+    smallest = {"float16": 2.98e-8, "bfloat16": 4.6e-41, "float32": 7.0e-46}.get(dtype, 0.0)
+    return 0 < value < smallest
