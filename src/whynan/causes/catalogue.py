@@ -24,22 +24,8 @@ if TYPE_CHECKING:
     from whynan.trace.locate import Targets
     from whynan.tripwire.stillness import Still
 
-FAMILIES = (
-    "standing",
-    "data",
-    "state",
-    "machine",
-    "reductions",
-    "means",
-    "ranges",
-    "indeterminate",
-    "backward",
-    "logarithms",
-    "quotients",
-    "domain",
-    "absurd",
-    "limits",
-)
+FAMILIES = ("standing", "data", "state", "updates", "progress", "machine", "reductions", "means", "ranges",
+            "indeterminate", "backward", "logarithms", "quotients", "domain", "absurd", "limits")  # fmt: skip
 OF_SPIKES = ("WN404", "WN205")  # rules that are asked about a finite step
 
 
