@@ -435,6 +435,21 @@ def test_follow_shows_curves_and_incidents(tmp_path: Path, box: Sandbox) -> None
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_follow_shows_a_log_that_the_program_writes(tmp_path: Path, box: Sandbox) -> None:
+    """Any training log is drawn, its losses first; the first value that is not finite is named; what is no log is one line."""
+    log = tmp_path / "training_log.jsonl"
+    rows = [{"step": n, "lr": 1e-3, "text_loss": 2.0, "grad_norm": 1.0 if n < 40 else float("inf")} for n in range(50)]
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = box.forked("report", "--follow", "--once", str(log))
+    assert done.status == 0, done.err
+    lines = done.out.splitlines()
+    assert lines[0] == "training_log.jsonl  step 49"
+    assert [line.split()[0] for line in lines[1:4]] == ["text_loss", "grad_norm", "lr"]
+    assert lines[4] == "not finite: grad_norm inf at step 40 (whynan check training_log.jsonl)"
+    log.write_text("import torch\n")
+    assert box.forked("report", "--follow", "--once", str(log)).status == 2
+
+
 def test_follow_in_a_terminal_ends_with_the_run(tmp_path: Path) -> None:
     """In a terminal it redraws until the run ends; Ctrl-C ends it as well, with status 0 and no traceback."""
     run = write_run(tmp_path / "run", [], metrics(5), {"pid": os.getpid(), "host": __import__("socket").gethostname()})

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.option("--no-source", is_flag=True, help="Leave source lines and changes to them out.")
 @click.option("--no-values", is_flag=True, help="Leave all values of the run out: curves, statistics, samples, numbers in sentences.")
 @click.option("--output", "-o", type=click.Path(path_type=Path, dir_okay=False), help="Where to write the page; default report.html in the run directory.")
-@click.option("--follow", "-f", is_flag=True, help="Show the run in the terminal while it goes on, until it ends or Ctrl-C.")
+@click.option("--follow", "-f", is_flag=True, help="Show the run, or a log of yours, in the terminal while it goes on.")
 @click.option("--once", is_flag=True, help="With --follow: show it once.")
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN_DIR...")
 def report(runs: tuple[Path, ...], show: bool, no_source: bool, no_values: bool, output: Path | None, follow: bool, once: bool) -> int:
@@ -31,7 +31,7 @@ def report(runs: tuple[Path, ...], show: bool, no_source: bool, no_values: bool,
 
     if follow or once:
         if len(runs) != 1:
-            raise UsageError("--follow takes one run directory")
+            raise UsageError("--follow takes one run directory or log")
         from whynan.report.following import follow as watch
 
         return watch(runs[0], once)

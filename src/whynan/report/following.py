@@ -1,4 +1,4 @@
-"""A run in the terminal while it goes on: curves as small lines, the newest incidents. Reads its files, touches nothing.
+"""A run, or any training log, in the terminal while it goes on: curves as small lines, the newest incidents. Touches nothing.
 
 >>> spark([1.0, 2.0, 4.0, 8.0], 4)
 '▁▃▆█'
@@ -26,29 +26,65 @@ EVERY = 1.0  # seconds between two looks
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _NAMES = (("loss", "loss"), ("grad_norm", "norm"), ("lr", "lr"), ("scale", "scale"))
 _INCIDENTS = 6
+_SERIES = 8  # curves of a log that are shown
 CROSS = "\u00d7"  # a value that was not finite
 
 
-def follow(folder: Path, once: bool = False) -> int:
-    """Show the run until it ends or Ctrl-C; in a pipe, and with `once`, show it a single time."""
+def follow(path: Path, once: bool = False) -> int:
+    """Show a run directory until the run ends, or a log until Ctrl-C; in a pipe, and with `once`, show it a single time."""
     from rich.console import Console
     from rich.live import Live
 
     console = Console(highlight=False)
     if once or not console.is_terminal:
-        console.print(frame(_read(folder, once), console.width), soft_wrap=True)
+        console.print(_look(path, once, console.width)[0], soft_wrap=True)
         return 0
     try:
         with Live(console=console, auto_refresh=False) as live:
             while True:
-                run = _read(folder, False)
-                live.update(frame(run, console.width), refresh=True)
-                if run is not None and not about.running(run.facts):
+                text, ended = _look(path, False, console.width)
+                live.update(text, refresh=True)
+                if ended:
                     return 0
                 time.sleep(EVERY)
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 0
+
+
+def _look(path: Path, must: bool, width: int) -> tuple[Text, bool]:
+    """Return a picture of a run directory or a log, and whether nothing more will come."""
+    if path.is_file():
+        return log_frame(path, width), False
+    run = _read(path, must)
+    return frame(run, width), run is not None and not about.running(run.facts)
+
+
+def log_frame(path: Path, width: int = 80) -> Text:
+    """Return one picture of a log that the program itself writes: its losses first, then what else it has."""
+    from rich.text import Text
+
+    from whynan.forensics.addresses import Place, Unreadable
+    from whynan.forensics.logs import entries_of
+    from whynan.forensics.logs.names import Role, naming
+
+    curves: dict[str, list[float]] = {}
+    step, bad = 0, ""
+    try:
+        for entry in filter(None, entries_of(Place.of(path))):
+            step = entry.step if entry.step is not None else step + 1
+            for name, value in entry.values.items():
+                curves.setdefault(name, []).append(value)
+                if not bad and not math.isfinite(value) and naming(name).role is not Role.OTHER:
+                    bad = f"{name} {number(value)} at step {count(step)}"
+    except Unreadable as error:
+        raise UsageError(f"{path}: {error}") from None
+    text = Text.assemble((printable(path.name), "bold"), (f"  step {count(step)}\n", "dim"))
+    for name in sorted(curves, key=lambda name: list(Role).index(naming(name).role))[:_SERIES]:
+        text.append(f"{printable(name)[:14]:<14} ")
+        _line(text, number(curves[name][-1]), math.isfinite(curves[name][-1]), curves[name], max(width - 33, 10))
+    text.append(f"not finite: {bad} (whynan check {printable(path.name)})" if bad else "all finite", style="bold red" if bad else "green")
+    return text
 
 
 def _read(folder: Path, must: bool) -> Run | None:
@@ -84,6 +120,10 @@ def _curve(text: Text, curves: Curves, key: str, width: int) -> None:
     finite = last is not None and curves.kinds[key][last] == FINITE
     value = "" if last is None else number(curves.values[key][last])
     values = [_value(curves, key, i) for i in range(len(curves)) if curves.kinds[key][i] != MISSING]
+    _line(text, value, finite, values, width)
+
+
+def _line(text: Text, value: str, finite: bool, values: Sequence[float], width: int) -> None:
     text.append(f"{value:>11}  ", style="" if finite else "bold red")
     for sign in spark(values, width):
         text.append(sign, style="red" if sign == CROSS else "cyan")
