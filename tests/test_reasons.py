@@ -108,3 +108,57 @@ def test_trial_of_the_update_leaves_the_run_as_it_was(box: Sandbox) -> None:
     watched = box.watched(source, "--policy", "observe")
     plain = box.python(str(box.folder / "train.py"))
     assert watched.out == plain.out and watched.incidents
+
+
+LIBRARY = """
+import torch
+
+def pairwise(a, b):
+    return (a - b).pow(2).sum(-1).sqrt()
+
+class Distance(torch.nn.Module):
+    def forward(self, a, b):
+        return pairwise(a, b).mean()
+"""
+
+USES = {
+    "in the loop": "loss = library.pairwise(z, z if step == 3 else z.flip(0)).mean()",
+    "a module of it": "loss = distance(z, z if step == 3 else z.flip(0))",
+    "inside a model": "loss = model(x, step == 3)",
+}
+
+
+@pytest.mark.parametrize("line", USES.values(), ids=list(USES))
+def test_the_line_that_called_a_library_is_named_beside_the_birth_in_it(box: Sandbox, line: str) -> None:
+    """The birth is in an installed library; the program's own line that called it is shown with it."""
+    packages = box.folder / "site-packages"
+    packages.mkdir()
+    (packages / "library.py").write_text(LIBRARY)
+    done = box.watched(f"""
+        import sys, torch
+        sys.path.insert(0, {str(packages)!r})
+        import library
+
+        class Model(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = torch.nn.Linear(4, 4)
+
+            def forward(self, x, same):
+                z = self.layer(x)
+                return library.pairwise(z, z if same else z.flip(0)).mean()
+
+        model, distance = Model(), library.Distance()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for step in range(5):
+            x = torch.randn(8, 4)
+            z = model.layer(x)
+            {line}
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    """)
+    (incident,) = done.incidents
+    assert incident["origin"]["file"].endswith("library.py")
+    called = "return library.pairwise(z, z if same else z.flip(0)).mean()" if "model(" in line else line
+    assert [(span["label"], span["code"]) for span in incident["origin"]["from"]] == [("called from here", called)]

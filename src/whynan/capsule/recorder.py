@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from whynan.capsule.collectives import Received
 from whynan.capsule.drawn import Draws
-from whynan.capsule.sites import take_site
+from whynan.capsule.sites import take_caller, take_site
 from whynan.capsule.state import ModuleState, PythonDraws, take_rng
 from whynan.capsule.tape import CONTAINERS, LEAVES, Entry, Inner, Outside, Rebuild, Slot, Tape, Within, tensors_of
 
@@ -242,18 +242,20 @@ class Recorder(TorchFunctionMode):
     def note(self, kind: str, fn: Callable[..., Any], args: Any = (), kwargs: dict[str, Any] | None = None) -> Entry:
         """Make an entry for a call that is about to be made; it is not on the tape yet."""
         self._reads = []
+        site = take_site(4)  # at least so many frames are ours
         return Entry(
             self.tape.number(),
             kind,
             fn,
             tuple([a if type(a) in _PLAIN else self._keep(a) for a in args]),
             {k: v if type(v) in _PLAIN else self._keep(v) for k, v in kwargs.items()} if kwargs else {},
-            take_site(4),  # at least so many frames are ours
+            site,
             _is_grad_enabled(),
             autocast_state() if _autocast_on() else (),
             self._reads,
             first_node=_node_number(),
             within=self.within,
+            caller=take_caller(site),
         )
 
     def _keep(self, value: Any) -> Any:

@@ -44,6 +44,11 @@ def is_internal(code: CodeType) -> bool:
     return known
 
 
+def is_installed(code: CodeType) -> bool:
+    """Whether a code object belongs to an installed library."""
+    return "-packages" in code.co_filename
+
+
 def is_torch(code: CodeType) -> bool:
     """Whether a code object belongs to torch itself."""
     return code.co_filename.startswith(_TORCH_ROOT)
@@ -77,6 +82,24 @@ def live_frame(stop: CodeType, depth: int = 1) -> FrameType | None:
     while frame is not None and frame.f_code is not stop and frame.f_code is not _ENGINE:
         if not is_internal(frame.f_code):
             return frame
+        frame = frame.f_back
+    return None
+
+
+def caller_of(frame: FrameType | None, stop: CodeType) -> Site | None:
+    """Return where the user's own code called the library that a frame runs in; nothing where it is no library's."""
+    return _own(frame.f_back, stop) if frame is not None and is_installed(frame.f_code) else None
+
+
+def take_caller(site: Site | None) -> Site | None:
+    """Return the same for a call that is recorded now."""
+    return _own(sys._getframe(1)) if site is not None and is_installed(site.code) else None
+
+
+def _own(frame: FrameType | None, stop: CodeType | None = None) -> Site | None:
+    while frame is not None and frame.f_code is not stop and frame.f_code is not _ENGINE:
+        if not is_internal(frame.f_code) and not is_installed(frame.f_code):
+            return Site(frame.f_code, frame.f_lasti)
         frame = frame.f_back
     return None
 

@@ -87,6 +87,7 @@ class Entry:
     wanted: set[tuple[int, int]] | frozenset[tuple[int, int]] = frozenset()  # of the tensors born inside, those that are picked up elsewhere
     error: str = ""
     within: Within | None = None  # made by a hook of a module, inside another call
+    caller: Site | None = None  # the line of the program that called the library which made this call
 
 
 @dataclass(frozen=True, slots=True)

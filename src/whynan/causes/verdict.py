@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from whynan.capsule.sites import resolve
+from whynan.capsule.sites import Site, is_installed, resolve
 from whynan.capsule.tape import Outside
 from whynan.causes.catalogue import Finding, Rule, Scene, first_match
 from whynan.causes.fixes import source_name
@@ -14,7 +14,7 @@ from whynan.causes.several import Verdict, decide
 from whynan.causes.source import Expression, expression_at
 from whynan.causes.terms import named_terms, term_words
 from whynan.causes.trying import remedies_of, tempting
-from whynan.records import NOWHERE, Cause, Confidence, Experiment, Origin, Phase, Remedy, TensorStats
+from whynan.records import NOWHERE, Cause, Confidence, Experiment, Origin, Phase, Remedy, Span, TensorStats
 from whynan.trace.birth import View
 from whynan.tripwire.values import bad_rows, stats
 
@@ -79,7 +79,20 @@ def _origin(scene: Scene, chosen: Rule, finding: Finding, expression: Expression
     if op is not None:
         forward = birth.forward
         module = forward.op.module if forward is not None else op.module
-    return Origin(phase, span, module, op.name if op is not None else "", birth.exact, birth.note, tuple(inputs), output, tuple(samples), tuple(finding.spans))
+    spans = (*finding.spans, *_called_from(scene, site))
+    return Origin(phase, span, module, op.name if op is not None else "", birth.exact, birth.note, tuple(inputs), output, tuple(samples), spans)
+
+
+def _called_from(scene: Scene, site: Site | None) -> list[Span]:
+    """Return the line of the program that called the library a birth happened in."""
+    birth = scene.birth
+    if site is None or birth is None or not is_installed(site.code):
+        return []
+    forward = birth.forward
+    entry = next((e for e in scene.program.entries if forward is not None and e.number == forward.op.entry), None)
+    recorded = None if entry is None else entry.caller or (entry.site if entry.site is not None and not is_installed(entry.site.code) else None)
+    caller = birth.caller or recorded
+    return [resolve(caller, "called from here")] if caller is not None else []
 
 
 def _values(scene: Scene, expression: Expression | None) -> tuple[list[TensorStats], TensorStats | None]:

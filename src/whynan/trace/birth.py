@@ -94,6 +94,7 @@ class Birth:
     error: BaseException | None = None
     inside: list[TensorStats] = field(default_factory=list)  # the named values of the function it happened in
     terms: Term | None = None  # what the loss is the sum of
+    caller: Site | None = None  # where the user's own code called the library that it happened in
 
     @property
     def derivative(self) -> bool:

@@ -153,7 +153,7 @@ def observe(program: Program, targets: Targets, roles: dict[int, tuple[str, str]
     if not wanted:
         return birth
     second = _trace(program, targets, roles, wanted, hold)
-    birth.inside = second.inside
+    birth.inside, birth.caller = second.inside, second.tracer.caller
     if second.tracer.count != len(birth.graph.ops):
         birth.exact, birth.note = False, birth.note or "two replays of this step did not make the same calls"
     birth.inputs, birth.outputs = second.tracer.kept_inputs, second.tracer.kept_output

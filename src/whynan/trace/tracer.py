@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from whynan.capsule.replay import call_entry
-from whynan.capsule.sites import Site, live_frame, live_site
+from whynan.capsule.sites import Site, caller_of, live_frame, live_site
 from whynan.capsule.tape import Entry, Outside, leaves
 from whynan.trace.graph import Colour, Graph, Leaf, Op, Source
 from whynan.tripwire.values import damage_of, is_mask_like, parts, plain
@@ -67,6 +67,7 @@ class Tracer(TorchDispatchMode):
         self.calls = CallTracker(self)
         self.hold = -1  # the operation in whose function the values are to be named
         self.frame: FrameType | None = None
+        self.caller: Site | None = None  # of the library that it runs in
         self.entry: Entry | None = None
         self.modules: list[str] = []
         self.broken = ""
@@ -170,6 +171,7 @@ class Tracer(TorchDispatchMode):
         index, self.count = self.count, self.count + 1
         if index == self.hold:
             self.frame = live_frame(_FLOOR, 3)
+            self.caller = caller_of(self.frame, _FLOOR)
         if index not in self.keep:
             return func(*args, **kwargs)
         with torch._C.DisableTorchFunction():
