@@ -54,6 +54,15 @@ class Opened:
         self.context.close()
 
 
+def until(page: Any, truth: str) -> None:
+    """Wait until something holds on a page; asked from here, since the page's own policy forbids to evaluate text in it."""
+    for _ in range(200):
+        if page.evaluate(truth):
+            return
+        page.wait_for_timeout(50)
+    raise AssertionError(f"not so after 10 s: {truth}")
+
+
 def reloaded(page: Any, truth: str) -> bool:
     """Load a page again until something holds on it: what it kept may reach the next process of the browser a moment late."""
     for _ in range(20):
