@@ -200,6 +200,13 @@ def torch_is_left_alone() -> Iterator[None]:
     assert [name for name in before if after.get(name) is not before[name] and name not in by_compiling] == []
 
 
+@pytest.fixture(autouse=True)
+def only_tests_of_the_compiler_look_for_compiled_functions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once a test has compiled something, every guard after it would walk over all objects of the test process: most of the time of a short test."""
+    if request.path.stem not in ("test_compile", "test_docs", "test_capsules", "test_gpu"):
+        monkeypatch.setattr("whynan.capsule.compiled._has_compiled", lambda: False)
+
+
 _OWNERS: dict[str, Any] = {
     "Module": torch.nn.Module, "Optimizer": torch.optim.Optimizer, "SGD": torch.optim.SGD, "Adam": torch.optim.Adam,
     "AdamW": torch.optim.AdamW, "LBFGS": torch.optim.LBFGS, "autograd": torch.autograd, "Function": torch.autograd.Function,
