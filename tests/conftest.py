@@ -193,8 +193,9 @@ def shown(request: pytest.FixtureRequest) -> Shown:
 def torch_is_left_alone() -> Iterator[None]:
     """No test may leave torch watched: the next one would see it."""
     torch.distributions.Distribution.set_default_validate_args(__debug__)  # torch.compile turns it off for the whole process
-    before = torch_doors()
+    before, hook = torch_doors(), sys.excepthook
     yield
+    sys.excepthook = hook  # a process group writes its rank before every line of a traceback, also when it is gone
     after = torch_doors()
     by_compiling = ("Module.__init__", "Module.__setstate__")  # torch.compile replaces these itself; watching never touches them
     assert [name for name in before if after.get(name) is not before[name] and name not in by_compiling] == []
