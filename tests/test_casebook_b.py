@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from conftest import Shown
-from doc_blocks import compare, in_the_table
+from doc_blocks import ROOT, compare, in_the_table, steps_of
 
 from whynan.doctoring.project import recommend_settings
 
@@ -98,7 +98,7 @@ def test_the_failing_program_gives_the_true_line_the_code_and_the_remedy_that_he
         words = [word.replace("run/", f"{out}/") if word != "run" else str(out) for word in shlex.split(line)[2:]]
     run = Watched(name, words, tmp_path / "w")
     for output in told:
-        compare(output, run.done.stderr)
+        compare(output, run.done.stderr + (tmp_path / "w" / "report.md").read_text())
     incident = run[case["expected"]["code"]]
     assert incident["origin"]["file"].endswith(case["expected"]["file"])
     assert case["expected"]["text"] in incident["origin"]["code"]
@@ -225,11 +225,15 @@ def test_the_blank_image_is_named_and_the_silent_death_does_not_come(tmp_path: P
 def test_the_poisoned_plate_checkpoints_are_moved_aside_and_the_healthy_one_resumes(out: Path, tmp_path: Path, shown: Shown) -> None:
     """Unwatched, the weights stay finite, the running statistics die and are saved; quarantine leaves the last healthy one."""
     case, name = case_of("hyper_connections"), "hyper_connections"
-    lines, printed, checked, expected = shown(f"docs/casebook/{name}.md")
+    page = f"docs/casebook/{name}.md"
+    lines, printed, staged, checked, expected = shown(page)
     assert [shlex.split(line)[1:] for line in lines.splitlines()] == [arguments(case, key, Path("run")) for key in ("before", "failing")]
     done = command(*arguments(case, "failing", out), folder=CASES / name)
     assert "wrong nan" in done.stdout
     compare(printed, done.stdout)
+    (stages,) = [step.text for step in steps_of(ROOT / page) if step.name == "stages.toml"]
+    (tmp_path / "stages.toml").write_text(stages)
+    compare(staged, command("-m", "whynan", "check", "run/log.jsonl", "--expect", "stages.toml", folder=tmp_path).stdout)
     check = command("-m", "whynan", "check", "run", "--quarantine", "aside", folder=tmp_path)
     compare(checked, check.stdout + check.stderr)
     compare(expected, command("-m", "whynan", "check", "run/epoch-03.pt", "--expect", "lr=3e-3", folder=tmp_path).stdout)
