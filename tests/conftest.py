@@ -29,6 +29,7 @@ from torch.utils.data import dataloader
 
 import whynan.commands.run
 import whynan.engine.guard  # noqa: F401 (loaded here for all forked children)
+from whynan.capsule import compiled
 
 PYTHON = sys.executable
 ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith(("COV_", "PYTEST_"))} | {"NO_COLOR": "1", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -202,10 +203,13 @@ def torch_is_left_alone() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def only_tests_of_the_compiler_look_for_compiled_functions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def only_tests_of_the_compiler_look_for_compiled_functions(request: pytest.FixtureRequest) -> Iterator[None]:
     """Once a test has compiled something, every guard after it would walk over all objects of the test process: most of the time of a short test."""
+    real = compiled._has_compiled
     if request.path.stem not in ("test_compile", "test_docs", "test_capsules", "test_gpu"):
-        monkeypatch.setattr("whynan.capsule.compiled._has_compiled", lambda: False)
+        compiled._has_compiled = lambda: False
+    yield
+    compiled._has_compiled = real
 
 
 _OWNERS: dict[str, Any] = {
