@@ -55,11 +55,12 @@ def _elsewhere(scene: Scene, name: str, operand: int, site: Site) -> list[float]
 
 
 def before(scene: Scene, name: str, operand: int, site: Site) -> list[float]:
-    """Return an operand's positive values in the healthy steps that were kept.
+    """Return an operand's positive values in the healthy steps that were kept; not of step functions, which do more than compute.
 
     Cost: a forward pass of each.
     """
-    return [value for other in scene.healthy.values() for value in _seen(other, name, operand, site)]
+    computing = [p for p in scene.healthy.values() if all(e.kind != "function" for e in p.entries)]
+    return [value for other in computing for value in _seen(other, name, operand, site)]
 
 
 def kept_above(seen: list[float], operand: int) -> list[Fix]:
