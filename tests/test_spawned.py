@@ -92,3 +92,25 @@ def test_trainings_in_processes_of_their_own_keep_their_own_files(box: Sandbox, 
     assert sorted(p.name for p in box.run_dir.iterdir()) == ["process-1", "process-2"]
     assert not (box.run_dir / "process-1" / "incidents.jsonl").exists()
     assert "WN101" in (box.run_dir / "process-2" / "incidents.jsonl").read_text()
+
+
+def test_the_exit_status_of_a_worker_is_its_own_affair(box: Sandbox) -> None:
+    """A worker that ends with 3 by itself, and a process object that was closed, change nothing for the script."""
+    done = box.whynan(
+        str(
+            box.write("""
+                import multiprocessing, sys, torch
+
+                def work():
+                    sys.exit(3)
+
+                if __name__ == "__main__":
+                    worker = multiprocessing.get_context("fork").Process(target=work)
+                    worker.start()
+                    worker.join()
+                    print(worker.exitcode)
+                    worker.close()
+            """)
+        )
+    )
+    assert (done.out, done.status) == ("3\n", 0), done.err

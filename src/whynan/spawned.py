@@ -5,9 +5,12 @@ Does not import torch: a process that simulates or reads files must not pay for 
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -30,6 +33,7 @@ class Watched:
     options: Options
     directory: Path | None
     name: str  # of the files it writes, where no process group says which rank it is
+    notes: Path  # a folder for a word to the parent: an exit status alone could be the program's own
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if "torch" not in sys.modules:
@@ -44,23 +48,22 @@ class Watched:
             with introduce(Guard(self.options, Journal(self.directory, files=True, beside=self.name))):
                 return self.function(*args, **kwargs)
         except TrainingStopped:
+            with suppress(OSError):
+                (self.notes / str(os.getpid())).touch()
             sys.exit(STOPPED)
 
 
 class Children:
-    """The processes that were started and are watched."""
+    """The processes that a watched script starts."""
 
     def __init__(self, guard: Guard) -> None:
-        self._guard = guard
-        self._started: list[BaseProcess] = []
-
-    @property
-    def stopped(self) -> bool:
-        """Whether whynan stopped one of them."""
-        return any(process.exitcode == STOPPED for process in self._started)
+        self._guard, self._owner = guard, os.getpid()
+        self._started = 0
+        self._notes: Path | None = None
+        self.stopped = False  # whynan stopped one of them; known at the end
 
     @contextmanager
-    def watched(self) -> Iterator[Children]:
+    def watched(self) -> Iterator[None]:
         """Watch every process that is started from here on, until the end of the block."""
         start = BaseProcess.start
         children = self
@@ -71,21 +74,26 @@ class Children:
 
         BaseProcess.start = watched_start  # type: ignore[method-assign]
         try:
-            yield self
+            yield
         finally:
             BaseProcess.start = start  # type: ignore[method-assign]
+            if self._notes is not None and os.getpid() == self._owner:  # not in a fork of the script that comes to its end
+                self.stopped = any(self._notes.iterdir())
+                shutil.rmtree(self._notes, ignore_errors=True)
 
     def _wrap(self, process: Any) -> None:
         target, args = process._target, process._args
         module = getattr(target, "__module__", "") or ""
         if module == _SPAWN and args and callable(args[0]):
-            process._args = (self._around(process, args[0]), *args[1:])
+            process._args = (self._around(args[0]), *args[1:])
         elif callable(target) and not f"{module}.".startswith(_LEFT_ALONE) and not _is_installed(module):
-            process._target = self._around(process, target)
+            process._target = self._around(target)
 
-    def _around(self, process: BaseProcess, function: Callable[..., Any]) -> Watched:
-        self._started.append(process)
-        return Watched(function, self._guard.options, self._guard.journal.directory, f"process-{len(self._started)}")
+    def _around(self, function: Callable[..., Any]) -> Watched:
+        self._started += 1
+        if self._notes is None:
+            self._notes = Path(tempfile.mkdtemp(prefix="whynan-"))
+        return Watched(function, self._guard.options, self._guard.journal.directory, f"process-{self._started}", self._notes)
 
 
 def _is_installed(module: str) -> bool:
