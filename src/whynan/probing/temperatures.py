@@ -183,7 +183,7 @@ class _Moved(TorchFunctionMode):
 
     def __init__(self, scalars: list[Scalar], factor: float) -> None:
         super().__init__()
-        self._wanted = {(s.value, s.divides): place for s in scalars for place in [frozenset(s.places)]}
+        self._wanted = {(s.value, s.divides): frozenset(s.places) for s in scalars}
         self._factor = factor
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

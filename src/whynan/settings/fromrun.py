@@ -10,7 +10,7 @@ from whynan.forensics.logs.names import Role
 from whynan.records import number
 from whynan.settings.advice import Advice, Configured, nice_down, nice_up, quantile
 from whynan.settings.layout import Setting
-from whynan.settings.meaning import Meaning, words_of
+from whynan.settings.meaning import Meaning, meaning_of_name, words_of
 from whynan.settings.measured import Measured
 
 Series = list[tuple[int, float]]
@@ -147,8 +147,6 @@ def _no_clip(configured: Configured, facts: str, value: float) -> Iterator[Advic
 
 def _asked_for(configured: Configured, meaning: Meaning) -> str:
     """Return a name of this meaning under which the code asks for a setting, where the file does not have it."""
-    from whynan.settings.meaning import meaning_of_name
-
     return min((k for k in configured.keys if not k.endswith("_") and meaning_of_name(k) is meaning), key=len, default="")
 
 
