@@ -285,3 +285,24 @@ for step in range(4):
 """
     )
     assert [row["step"] for row in done.metrics] == [0, 1, 2, 3]
+
+
+def test_an_update_by_hand_after_bad_derivatives_is_left_out(box: Sandbox) -> None:
+    """Weights computed from something else (so that the tape knows them), `torch.autograd.grad`, an update in place."""
+    done = box.watched(
+        """
+import torch
+torch.manual_seed(0)
+weight = (0.1 * torch.randn(3)).requires_grad_()
+for step in range(4):
+    before = weight.detach().clone()
+    length = (weight - weight.detach()) if step == 2 else weight
+    loss = length.square().sum().sqrt()
+    (slope,) = torch.autograd.grad(loss, weight)
+    with torch.no_grad():
+        weight -= 0.01 * slope
+    print(step, torch.equal(before, weight), bool(weight.isfinite().all()))
+"""
+    )
+    assert done.out.splitlines() == ["0 False True", "1 False True", "2 True True", "3 False True"]
+    assert [(i["step"], i["cause"]["code"], i["action"]["taken"]) for i in done.incidents] == [(2, "WN501", "skipped")]

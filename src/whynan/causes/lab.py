@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from whynan.capsule.replay import Program, Run, call_entry
 from whynan.capsule.sites import Site, live_site
-from whynan.capsule.tape import Entry, Outside
+from whynan.capsule.tape import Entry, Outside, Slot
 from whynan.causes import made
 from whynan.causes.widening import BRAIN, LARGEST, SHORT, WIDE, converted, size_of
 from whynan.records import number
@@ -80,8 +80,7 @@ class Lab:
         if any(e.kind == "function" for e in program.entries):  # a step function does more than compute: played as seldom as can be
             self.small, healthy = False, {}
         self.healthy = dict(list((healthy or {}).items())[: 2 if self.quick else 1])
-        self._keys = [id(leaf) for leaf in program.leaves]
-        self.truth: dict[int, torch.Tensor] = {}  # by leaf: its gradient in float64
+        self.truth: dict[int, torch.Tensor] = {}  # the gradients in float64, by their place
         self.wide: Outcome | None = None
         self._usual: dict[int, Outcome] = {}  # by healthy step: as it is
         self.losses = [h["loss"] for h in history if math.isfinite(h.get("loss", math.nan))]
@@ -111,12 +110,12 @@ class Lab:
         failing = program is self.program
         with torch.no_grad():
             losses = [float(t.detach().float().sum()) for t in run.losses]
-            grads = [p.grad for p in program.leaves if p.grad is not None]
+            grads = list(_gradients(program, run).values())
             norm = total_norm([g.detach().to_dense() if g.is_sparse else g for g in grads]) if grads else None
             seen = {id(g) for g in grads} if norm is not None and math.isfinite(float(norm)) else set()  # a finite norm has no bad part
             suspects = [t for t in (self.targets(run) if failing else []) + grads if id(t) not in seen]
             finite = all(map(math.isfinite, losses)) and not any(damage_of(t.detach()) for t in suspects)
-            along = self._along(program) if failing and finite and self.truth else None
+            along = self._along(run) if failing and finite and self.truth else None
         scaled = program.entries[-1].kind == "backward" if program.entries else False  # else the scaler has divided already
         size = None if norm is None else float(norm) / (self.scale if scaled else 1.0)
         return Outcome(losses[-1] / self.scale if losses else None, size, finite, along=along)
@@ -134,11 +133,12 @@ class Lab:
 
     def _widen(self) -> Outcome:
         program = self.program
-        with program.still(), converted(program, WIDE) as stand:
+        with program.still(), converted(program, WIDE):
             before = _drawn()
-            outcome = self._outcome(program.play(), program)
+            run = program.play()
+            outcome = self._outcome(run, program)
             after = _drawn()
-            truth = {key: p.grad for key, p in stand.items() if p.grad is not None} if outcome.finite else {}
+            truth = _gradients(program, run) if outcome.finite else {}
         if before != after and not self._draws_like(before, after):
             return Outcome(None, None, False, "it draws other random numbers")
         self.truth = {} if self._beyond(outcome) else truth
@@ -156,15 +156,12 @@ class Lab:
             self.program.play()
             return _drawn() == after
 
-    def _along(self, program: Program) -> float | None:
+    def _along(self, run: Run) -> float | None:
         """Return the cosine between the gradient of this replay and the one in float64."""
-        dot = own = true = 0.0
-        for key, leaf in zip(self._keys, program.leaves, strict=True):  # in another type the leaves are stand-ins, in the same order
-            truth = self.truth.get(key)
-            grad = leaf.grad.detach().to_dense().double() if leaf.grad is not None else None
-            own += float(grad.square().sum()) if grad is not None else 0.0
-            true += float(truth.to_dense().square().sum()) if truth is not None else 0.0
-            dot += float((grad * truth.to_dense()).sum()) if grad is not None and truth is not None else 0.0
+        grads = {place: g.detach().to_dense().double() for place, g in _gradients(self.program, run).items()}
+        own = sum(float(g.square().sum()) for g in grads.values())
+        true = sum(float(t.to_dense().square().sum()) for t in self.truth.values())
+        dot = sum(float((g * self.truth[place].to_dense()).sum()) for place, g in grads.items() if place in self.truth)
         return dot / math.sqrt(own * true) if own and true else None
 
     # -- judgement ----------------------------------------------------------------------------------------------
@@ -243,6 +240,13 @@ class Lab:
     def _often_still(self) -> bool:
         """Whether steps without any gradient are ordinary in this run: then one more says nothing against a remedy."""
         return len(self.norms) > 2 and statistics.median(self.norms[-20:]) == 0
+
+
+def _gradients(program: Program, run: Run) -> dict[int, torch.Tensor]:
+    """Return the gradients of a replay by their place among the leaves, or what its last `torch.autograd.grad` gave where nothing went to leaves."""
+    kept = {place: leaf.grad for place, leaf in enumerate(program.leaves) if leaf.grad is not None}
+    last = max((e.number for e in program.entries if e.kind == "derivative"), default=None)
+    return kept or {slot.index: t for slot, t in run.made.items() if isinstance(slot, Slot) and slot.entry == last}
 
 
 def _drawn() -> bytes:

@@ -66,8 +66,8 @@ def _single(value: Any) -> Any:
 
 
 @contextlib.contextmanager
-def converted(program: Program, table: Table) -> Iterator[dict[int, torch.Tensor]]:
-    """Let a replay see weights, buffers and batch in other types; yield the stand-ins by the id of their weight.
+def converted(program: Program, table: Table) -> Iterator[None]:
+    """Let a replay see weights, buffers and batch in other types; `program.leaves` are the stand-ins meanwhile.
 
     The weights themselves are not touched: a change of their type would cut the hooks that data parallelism hangs on them.
     Enter it inside `program.still()`.
@@ -89,7 +89,7 @@ def converted(program: Program, table: Table) -> Iterator[dict[int, torch.Tensor
             home[name] = buffer.to(table[buffer.dtype])
         program.leaves = [stand.get(id(leaf), leaf) for leaf in leaves]
         with _autocast_to(table), Converted(table):
-            yield stand
+            yield
     finally:
         program.leaves = leaves
         for home, name, buffer in buffers:

@@ -25,7 +25,8 @@ class ByHand:
         session = self.session
         if not session.by_hand or not session.window.told or torch.is_grad_enabled() or session.budget.observes:
             return True
-        return self.session.recorder.tape.slot_of(target) is not None
+        trained = target.requires_grad and target.is_leaf  # whoever made it: `(0.1 * torch.randn(4)).requires_grad_()` is on the tape
+        return not trained and session.recorder.tape.slot_of(target) is not None
 
     def may_update(self) -> bool:
         """Whether an optimizer that is not torch's may make its update: not after a bad backward pass."""
