@@ -276,8 +276,10 @@ def test_time_from_trip_to_diagnosis(capsys: Any) -> None:
         print(f"\nfrom trip to diagnosis: {taken / usual:.1f} step times")
 
 
+@pytest.mark.parametrize("begin", [0, 4], ids=["watched from the first step", "watched when the graphs are there"])
+@pytest.mark.parametrize("hooked", [False, True], ids=["plain", "with hooks"])
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
-def test_watching_adds_no_graph_and_no_capture_to_compiled_steps(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watching_adds_no_graph_and_no_capture_to_compiled_steps(mode: str, hooked: bool, begin: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Model and loss compiled, CUDA graphs included: the same graphs with and without watching, and the bad batch is found."""
     counted: list[tuple[int, int, int, int]] = []
     recorded: list[object] = []
@@ -289,20 +291,25 @@ def test_watching_adds_no_graph_and_no_capture_to_compiled_steps(mode: str, monk
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
         model, optimizer = build()
+        if hooked:
+            list(model.children())[2].register_forward_hook(lambda module, inputs, out: out * 1.0)
+            model.register_forward_pre_hook(lambda module, inputs: inputs)
         compiled = torch.compile(model, mode=mode)
         loss_of = torch.compile(lambda y, x: y.square().mean() / x.var(0).sum(), mode=mode)
-        guard = whynan.watch(model, optimizer, files=False) if watching else None
-        made = batches()
+        guard = None
+        made = batches(count=10)
         if watching:
-            made[5] = torch.zeros_like(made[5])
-        for x in made:
+            made[7] = torch.zeros_like(made[7])
+        for number, x in enumerate(made):
+            if watching and number == begin:
+                guard = whynan.watch(model, optimizer, files=False)
             torch.compiler.cudagraph_mark_step_begin()
             optimizer.zero_grad(set_to_none=True)
             loss_of(compiled(x), x).backward()
             optimizer.step()
         if guard is not None:
             guard.close()
-            assert [i.step for i in guard.incidents] == [5]
+            assert [i.step for i in guard.incidents] == [7 - begin]
         found = torch._dynamo.utils.counters
         counted.append((found["stats"]["unique_graphs"], sum(found["graph_break"].values()), found["inductor"]["cudagraph_skips"], len(recorded)))
     assert counted[0] == counted[1]
