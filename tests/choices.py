@@ -137,6 +137,8 @@ class Case:
             return "torch takes capturable optimizers on an accelerator only"
         if self.optimizer == "SGD fused" and self.precision == "bf16 weights" and self.device == "cpu":
             return "torch's fused SGD on the CPU does not read its momentum in bfloat16 and gives another result every time"
+        if self.optimizer == "Adagrad fused" and self.device == "cuda":
+            return "torch's fused Adagrad is for the CPU"
         if self.optimizer == "Muon" and not hasattr(torch.optim, "Muon"):
             return "this torch has no Muon"
         if self.scales and self.optimizer.startswith("LBFGS"):

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 # kept above, or lent for one call by a gradient scaler
 _NOT_OWN = frozenset({"state", "param_groups", "defaults", "params", "found_inf", "grad_scale"})
+
+
+@dataclass(frozen=True, slots=True)
+class OnHost:
+    """A tensor of an optimizer's state, kept on the host, and the device it goes back to where nothing lives in its place any more."""
+
+    tensor: torch.Tensor
+    home: torch.device
 
 
 class Snapshot:
@@ -20,7 +29,7 @@ class Snapshot:
     def __init__(self, optimizer: torch.optim.Optimizer, on_host: bool = False) -> None:
         self.optimizer = optimizer
         self.parameters = [(p, copied(p, on_host)) for g in optimizer.param_groups for p in g["params"]]
-        self.state = {p: copied(s, on_host) for p, s in optimizer.state.items()}
+        self.state = {p: _kept(s, on_host) for p, s in optimizer.state.items()}
         self.own = [(held, _own(held, on_host)) for held in (vars(optimizer), *optimizer.param_groups)]
 
     @property
@@ -51,7 +60,7 @@ class Snapshot:
 
 def _own(held: dict[str, Any], on_host: bool) -> dict[str, Any]:
     """Copy the values of an optimizer or a group that an update may move: numbers, texts, tensors that are no weights."""
-    return {k: copied(v, on_host) for k, v in held.items() if k not in _NOT_OWN and (_is_plain(v) or _is_tensor(v))}
+    return {k: _kept(v, on_host) for k, v in held.items() if k not in _NOT_OWN and (_is_plain(v) or _is_tensor(v))}
 
 
 def _is_tensor(value: Any) -> bool:
@@ -82,34 +91,49 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
 
 def nbytes(tree: Any) -> int:
     """Return the memory of the tensors in nested lists and dicts."""
+    if isinstance(tree, OnHost):
+        return nbytes(tree.tensor)
     if isinstance(tree, torch.Tensor):
         return tree.numel() * tree.element_size()
     items = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()
     return sum(nbytes(item) for item in items)
 
 
-def copied(value: Any, on_host: bool = False) -> Any:
-    """Copy the tensors in nested lists and dicts, beside the originals or on the host."""
+def copied(tensor: torch.Tensor, on_host: bool = False) -> torch.Tensor:
+    """Copy a tensor, beside the original or on the host."""
+    own = local(tensor).detach()
+    return to_host(own) if on_host else own.clone()
+
+
+def _kept(value: Any, on_host: bool = False) -> Any:
+    """Copy the tensors in nested lists and dicts."""
     if isinstance(value, torch.Tensor):
-        own = local(value).detach()
-        return to_host(own) if on_host else own.clone()
+        return OnHost(copied(value, True), value.device) if on_host else copied(value)
     if isinstance(value, dict):
-        return {k: copied(v, on_host) for k, v in value.items()}
+        return {k: _kept(v, on_host) for k, v in value.items()}
     if isinstance(value, list):
-        return [copied(v, on_host) for v in value]
+        return [_kept(v, on_host) for v in value]
     return value
 
 
 def _merge(live: Any, saved: Any) -> Any:
     """Write saved tensors into the live ones, so that whoever holds a reference sees the old value again."""
-    if isinstance(saved, torch.Tensor) and isinstance(live, torch.Tensor) and local(live).shape == saved.shape and live.dtype == saved.dtype:
+    if isinstance(saved, OnHost):
+        put = _merge(live, saved.tensor)
+        return live if put is live else put.to(saved.home)
+    if isinstance(saved, torch.Tensor):
+        if not isinstance(live, torch.Tensor) or local(live).shape != saved.shape or live.dtype != saved.dtype:
+            return saved.clone()
         with torch.no_grad():
             local(live).copy_(saved)
         return live
-    if isinstance(saved, dict) and isinstance(live, dict):
+    if isinstance(saved, list):
+        return [_merge(None, item) for item in saved]
+    if isinstance(saved, dict):
+        live = live if isinstance(live, dict) else {}
         for key in [k for k in live if k not in saved]:
             del live[key]
         for key, value in saved.items():
             live[key] = _merge(live.get(key), value)
         return live
-    return copied(saved)
+    return saved

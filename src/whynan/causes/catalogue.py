@@ -119,7 +119,11 @@ def first_match(scene: Scene) -> tuple[Rule, Finding]:
     for candidate in sorted(rules().values(), key=lambda r: (r.rank, r.code)):
         if scene.jump is not None and candidate.code not in OF_SPIKES:
             continue
-        found = candidate.find(scene)
+        try:
+            found = candidate.find(scene)
+        except Exception as error:  # a fault of ours must not cost the incident: the others are asked
+            scene.tried(f"the rule for {candidate.code}", f"failed, please report it: {type(error).__name__}: {error}")
+            continue
         if found is not None:
             return candidate, found
     raise LookupError("the rule for unknown origins did not answer")

@@ -292,10 +292,11 @@ def _written_by_state(scene: Scene) -> Finding | None:
     """A weight that went bad while whynan watched, every gradient finite: its moments are bad in the same places."""
     birth = scene.birth
     leaf = birth.leaf if birth is not None else None
-    watched = scene.history and scene.symptom.place in ("loss", "gradient")  # a weight that was bad from the start is a symptom of its own
+    before = [h for h in scene.history if h["step"] < scene.step]  # a step that is read late is in the history itself
+    watched = before and scene.symptom.place in ("loss", "gradient")  # a weight that was bad from the start is a symptom of its own
     if leaf is None or leaf.role != "parameter" or not watched:
         return None
-    if any(not math.isfinite(h.get(key, 0.0)) for h in scene.history for key in ("loss", "grad_norm")):
+    if any(not math.isfinite(h.get(key, 0.0)) for h in before for key in ("loss", "grad_norm")):
         return None  # a bad gradient was let through
     damaged = ~leaf.tensor.detach().isfinite()
     for optimizer in scene.optimizers:
@@ -343,6 +344,7 @@ def _try_cleared(scene: Scene) -> list[Remedy]:
     from whynan.capsule.snapshot import Snapshot
 
     title = "clear the optimizer's state (optimizer.state.clear()) or load it from an earlier checkpoint"
+    anew = "make the optimizer anew or load its state from an earlier checkpoint"
     optimizer, recorder = scene.optimizer, scene.program.recorder
     if optimizer is None:
         return [Remedy(title)]
@@ -353,6 +355,8 @@ def _try_cleared(scene: Scene) -> list[Remedy]:
             recorder.suspended(step, optimizer)
         except TypeError:
             return [Remedy(title)]  # it wants a closure
+        except Exception:  # it makes its state when it is made itself, as the Adagrad of torch 2.11
+            return [Remedy(anew)]
         finite = all(bool(p.detach().isfinite().all()) for g in optimizer.param_groups for p in g["params"])
     scene.tried("the same update with an empty optimizer state", "finite" if finite else "still not finite")
     return [

@@ -383,9 +383,9 @@ class Guard:
         window.noted = False
         window.backwards += 1
         window.norm, window.clipped = None, frozenset()  # of the gradients before this pass
-        self.noticing.check_loss(entry)
         if session.step_count % 64 < 2:
             self._several = several()
+        self.noticing.check_loss(entry, wait=self.options.drop_alone and not self._several)
         window.several = self._several
         if window.several and window.symptom is None:  # before the gradients go out: they carry it to the other ranks
             self.noticing.look_at_state()

@@ -34,11 +34,11 @@ class Noticing:
         found = (tensors,) if type(tensors) is torch.Tensor else tensors_of(tensors)
         self.session.window.losses += [t.detach() for t in found]
 
-    def check_loss(self, entry: Entry | None) -> None:
-        """Look at the newest loss, where that needs no waiting."""
+    def check_loss(self, entry: Entry | None, wait: bool = False) -> None:
+        """Look at the newest loss; on another device only if told to wait for it."""
         window = self.session.window
         loss = window.losses[-1] if window.losses else None
-        if loss is None or not loss.is_cpu:
+        if loss is None or not (loss.is_cpu or wait):
             return  # looked at on the device, later
         if loss.numel() == 1 and not loss.is_complex():
             window.loss = float(loss.item())
@@ -137,7 +137,7 @@ class Noticing:
         """Look at weights and optimizer state that were made or loaded since the last look."""
         session = self.session
         todo, self.unchecked = [owner for ref in self.unchecked if (owner := ref()) is not None], []
-        if session.window.symptom is not None and session.window.symptom.place != "loss":
+        if not todo or (session.window.symptom is not None and session.window.symptom.place != "loss"):
             return
         trained = {id(p) for o in session.optimizers for p in parameters_of(o)}
         for root in session.recorder.current_roots():
