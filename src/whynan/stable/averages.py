@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from whynan.stable.applying import between, readable
+from whynan.stable.applying import readable
 
 
 class MovingAverage(nn.Module):
@@ -33,8 +34,8 @@ class MovingAverage(nn.Module):
     >>> prior.refused.item(), len(said)
     (1, 1)
 
-    Cost: inside a loss 1.05 to 1.2 times the time of the plain form. The update alone: 8 microseconds more on the CPU, which is 1.8 times for 64
-    entries, 1.3 for the mean of 512 x 512; more until the first values are in and after one is refused. No wait for the device.
+    Cost: inside a loss 1.0 to 1.15 times the time of the plain form. The update alone: 4 microseconds more on the CPU, which is 1.5 times for 64
+    entries, 1.2 for the mean of 512 x 512; more until the first values are in and after one is refused. No wait for the device.
     """
 
     average: Tensor
@@ -53,15 +54,19 @@ class MovingAverage(nn.Module):
         self._known_full: tuple[Tensor, int] | None = None
 
     def forward(self, value: Tensor) -> Tensor:
-        average = self.average
+        average = self._buffers["average"]
+        assert average is not None
         if not self.training:
             return average.clone()
-        value = value.detach().to(average.dtype)
+        value = value.detach()
         if value.shape != average.shape:
             raise ValueError(f"the average has shape {tuple(average.shape)}, the value {tuple(value.shape)}")
-        if readable(value) and between(value) and self._full():
-            return average.lerp_(value, 1 - self.momentum).clone()
-        return self._guarded(value)
+        if value.dtype is average.dtype and readable(value) and self._full():
+            moved = average.lerp(value, 1 - self.momentum)
+            if math.isfinite(moved.sum().item()):  # one number that is not would show in it; a sum that overflows is only slow
+                average.copy_(moved)
+                return moved
+        return self._guarded(value.to(average.dtype))
 
     @torch.no_grad()
     def _guarded(self, value: Tensor) -> Tensor:
@@ -81,10 +86,11 @@ class MovingAverage(nn.Module):
 
     def _full(self) -> bool:
         """Whether each entry has taken in 1 / (1 - momentum) values; looked up again only after `accepted` was written."""
-        accepted = self.accepted
+        accepted, known = self._buffers["accepted"], self._known_full
+        assert accepted is not None
         if accepted.is_inference():
             return False
-        if self._known_full is not None and self._known_full[0] is accepted and self._known_full[1] == accepted._version:
+        if known is not None and known[0] is accepted and known[1] == accepted._version:
             return True
         full = accepted.amin().item() * (1 - self.momentum) >= 1
         self._known_full = (accepted, accepted._version) if full else None
