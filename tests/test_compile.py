@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -390,3 +391,22 @@ def test_guards_of_two_threads_leave_in_any_order() -> None:
     assert found == ["WN101"]
     assert compiled.__code__ is code and compiled.__kwdefaults__ is named
     assert torch.nn.Module.__call__ is call
+
+
+def test_of_wrapped_and_nested_models_the_inner_one_is_saved_once(tmp_path: Path) -> None:
+    """A compiled model has the names of the plain one; a part that is called by itself is no second model; a loss has no state."""
+    encoder = nn.Linear(3, 4)
+    model = nn.Sequential(encoder, nn.ReLU(), nn.Linear(4, 1))
+    compiled = torch.compile(model, backend="eager")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    seen: list[nn.Module] = []
+    with whynan.watch(model, optimizer, run_dir=tmp_path, save_every=2, validate=lambda m: seen.append(m) or 0.0, validate_every=2):  # type: ignore[func-returns-value]
+        for _ in range(4):
+            x = torch.randn(8, 3)
+            loss = nn.MSELoss()(compiled(x), x[:, :1]) + 0.1 * encoder(x).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    saved = torch.load(tmp_path / "checkpoints" / "step-00000004.pt", weights_only=True)  # due at the end of the run
+    assert saved["model"].keys() == model.state_dict().keys()
+    assert [m is model for m in seen] == [True, True]

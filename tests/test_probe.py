@@ -140,7 +140,7 @@ def test_an_attack_outside_the_stated_bounds_is_only_a_note(folder: Path, capsys
 @pytest.mark.parametrize(
     ("address", "words"),
     [
-        ("made_for_probe", "write module:factory"),
+        ("made_for_probe", "write module:name"),
         ("no_such_module_here:factory", "no module named 'no_such_module_here'"),
         ("nowhere/else.py:factory", "no such file: nowhere/else.py"),
         ("made_for_probe:missing", "has no 'missing'"),

@@ -133,6 +133,9 @@ def watch(
     capsule_limit        bytes of the tensors in a capsule; 0 writes none (2 GB)
     rank_timeout         seconds to wait for the other ranks when a step is bad (600)
     track                named values with limits: {"*.alpha": {"below": 1.0}} warns when an alpha reaches 1.0
+    save_every           write a checkpoint of everything below the run directory, every so many updates (0: none)
+    validate             a function of the model, or file.py:function, that returns a number or numbers by name
+    validate_every       how often it is asked, in updates (0: never)
     expect               stages of health that the run is held to: a TOML file, or a mapping such as the file holds
 
     A training that is stopped raises `whynan.TrainingStopped`. Files go to `run_dir`, or `whynan-runs/<time>`; with `files=False`

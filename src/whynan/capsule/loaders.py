@@ -25,8 +25,8 @@ def watch_loaders(interception: Interception) -> None:
     def __next__(self: Any) -> Any:
         if recorder.here:
             try:
-                if recorder.before_draw is not None:
-                    recorder.suspended(recorder.before_draw)
+                if recorder.before_draw:
+                    recorder.suspended(recorder.draw)
                 loader: Any = owners.get(self)
                 position = doors.draw_again(loader) if loader is not None else None
                 if position is not None:

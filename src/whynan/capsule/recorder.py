@@ -112,7 +112,7 @@ class Recorder(TorchFunctionMode):
         self.seen_root: Callable[[torch.nn.Module], None] = lambda root: None
         self.faulty: Callable[[BaseException], None] = lambda error: None
         self.before_call: Callable[[], None] | None = None  # wanted before the next outermost module call
-        self.before_draw: Callable[[], None] | None = None  # wanted before the next batch is drawn, or that
+        self.before_draw: list[Callable[[], None]] = []  # wanted before the next batch is drawn, or that; each takes itself off
         self._sorts: dict[Any, Sort] = {}
         self._reads: list[Slot | Inner | Outside] = []
         self._partly: set[int] = set()
@@ -297,8 +297,8 @@ class Recorder(TorchFunctionMode):
             if kind == "module":
                 if self.before_call is not None:
                     self.before_call()
-                if self.before_draw is not None and _is_grad_enabled():  # not for a validation between update and scheduler
-                    self.before_draw()
+                if self.before_draw and _is_grad_enabled():  # not for a validation between update and scheduler
+                    self.draw()
                 self._begin_state(fn)  # type: ignore[arg-type]
             entry = self.note(kind, fn, args, kwargs)
             draws = self._draws(fn) if kind == "module" else None
@@ -317,6 +317,16 @@ class Recorder(TorchFunctionMode):
         except Exception as error:
             self.faulty(error)
         return result
+
+    def ask_before_draw(self, action: Callable[[], None]) -> None:
+        """Have something done before the next batch is drawn."""
+        if action not in self.before_draw:
+            self.before_draw.append(action)
+
+    def draw(self) -> None:
+        """A batch is about to be drawn."""
+        for action in list(self.before_draw):
+            action()
 
     def _draws(self, module: Any) -> PythonDraws | None:
         """Return what is known of a module's draws from Python's generator, if they are to be watched in this call."""

@@ -78,6 +78,9 @@ def _positional(args: list[str]) -> list[str]:
 )
 @click.option("--rank-timeout", type=float, default=600.0, show_default=True, help="Seconds to wait for the other ranks when a step is bad.")
 @click.option("--track", multiple=True, metavar="NAME<LIMIT", callback=_limits, help="Warn when a value reaches a limit: '*.alpha<1', 'scale>0'; repeatable.")
+@click.option("--save-every", type=click.IntRange(0), default=0, metavar="N", help="Write a checkpoint of everything every N updates, below the run directory.")
+@click.option("--validate", metavar="FILE:FUNCTION", help="A function of the model that returns a number, or numbers by name; with --validate-every.")
+@click.option("--validate-every", type=click.IntRange(0), default=0, metavar="N", help="Ask it every N updates, in eval mode, without a trace in the training.")
 @click.option("--expect", type=click.Path(path_type=Path), metavar="FILE", help="Stages of health (TOML) that the run is held to; see docs/recovery.md.")
 @click.option("--run-dir", type=click.Path(path_type=Path, file_okay=False), help="Where to write; default whynan-runs/<time>.")
 @click.option(

@@ -33,6 +33,7 @@ from whynan.engine.noticing import Noticing
 from whynan.engine.options import Options
 from whynan.engine.partial import TAKEN
 from whynan.engine.recovering import Recovering
+from whynan.engine.regular import Regular
 from whynan.engine.scaling import Scaling
 from whynan.engine.session import Session, parameters_of, symptom_of
 from whynan.engine.sharing import Sharing
@@ -94,6 +95,7 @@ class Guard:
         self.followers = Followers(self.options.wall_steps)
         self.noticing = Noticing(self.session)
         self.recovering = Recovering(self.session, self.options, self.followers)
+        self.regular = Regular(self.session, self.options, self.recovering.everything)
         self.together = Together(self.session, self.options.rank_timeout)
         self.together.stamp = self.recovering.stamp
         self.acting = Acting(self.session, self.followers, self.recovering, self.together, Shelf(self.options.capsule_limit))
@@ -179,6 +181,7 @@ class Guard:
             self._internal_error(error)
         if self.recorder.before_call is not None:
             self.session.guarded(self.recorder.before_call)
+        self.session.guarded(lambda: self.recorder.suspended(self.regular.settle))
         self.session.guarded(self.foreseeing.settle)
         self.session.guarded(self.foreseeing.standing.settle)
         self.session.guarded(lambda: self.foreseeing.state(wait=True))
@@ -690,6 +693,8 @@ class Guard:
             self.sharing.finished(optimizer, window.taken if dropped else "")
         if self.recovering.last is not None:
             self.recovering.finished(applied, window.taken == "rolled back")
+        if applied and self.regular.wanted:
+            self.regular.finished()
         self.foreseeing.state()
         session.tally.look()
         session.next_step()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from whynan.capsule.pack import LIMIT
 from whynan.errors import UsageError
@@ -35,13 +36,18 @@ class Options:
     rank_timeout: float = 600.0  # seconds to wait for the other ranks when a step is bad
     capsule_limit: int = LIMIT  # bytes of the tensors in a capsule; 0 writes none
     track: Mapping[str, Mapping[str, float]] | None = None  # named values with limits
+    save_every: int = 0  # in updates: a checkpoint of everything, below the run directory; 0 writes none
+    validate: str | Callable[..., Any] | None = None  # file.py:function or the function
+    validate_every: int = 0  # in updates
     expect: str | os.PathLike[str] | Mapping[str, object] | None = None  # stages of health: a file, or what it holds
 
     def __post_init__(self) -> None:
         for name in ("in_a_row", "in_total"):
             _whole(name, getattr(self, name), 0)
         _whole("snapshot_every", self.snapshot_every, 1)
-        _whole("capsule_limit", self.capsule_limit, 0)
+        for name in ("capsule_limit", "save_every", "validate_every"):
+            _whole(name, getattr(self, name), 0)
+        self._check_validation()
         if self.snapshots not in SNAPSHOTS:
             raise UsageError(f"snapshots is one of {', '.join(SNAPSHOTS)}, not {self.snapshots!r}")
         for name in ("lr_after_rollback", "clip_after_rollback", "rank_timeout"):
@@ -55,6 +61,15 @@ class Options:
         limits_of(self.track)
         stages_from(self.expect)
         self.budget()
+
+    def _check_validation(self) -> None:
+        if bool(self.validate_every) != (self.validate is not None):
+            raise UsageError("validate and validate_every belong together: which function, and every how many updates")
+        place = self.validate.rpartition(":")[0] if isinstance(self.validate, str) else ""
+        if isinstance(self.validate, str) and (not place or (place.endswith(".py") and not os.path.isfile(place))):
+            raise UsageError(f"validate is file.py:function or module:function, and {self.validate!r} is not there")
+        if self.validate is not None and not isinstance(self.validate, str) and not callable(self.validate):
+            raise UsageError(f"validate is a function, not {type(self.validate).__name__}")
 
     def budget(self) -> Budget:
         """Return a fresh budget."""

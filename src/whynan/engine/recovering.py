@@ -49,7 +49,7 @@ class Recovering:
     def renew(self) -> None:
         """Take a snapshot before the next batch."""
         if self._wanted:
-            self.session.recorder.before_draw = self._take
+            self.session.recorder.ask_before_draw(self._take)
 
     def met(self, thing: Any) -> None:
         """A module, scheduler or scaler is about to be used: if for the first time, the snapshot lacks it."""
@@ -74,10 +74,10 @@ class Recovering:
 
     def _take(self) -> None:
         session = self.session
-        state = self._everything()
+        state = self.everything()
         if not state.optimizers:
             return  # nothing trains yet: ask again
-        session.recorder.before_draw = None
+        session.recorder.before_draw.remove(self._take)
         if session.guarded(lambda: state.damaged(self.last)) is not False:
             return
         ahead = {step - self.last.since for step in self.last.bad if step >= self.last.since} if self.last is not None and self.redoing else set()
@@ -90,7 +90,8 @@ class Recovering:
                 f"whynan: the last good state is kept on the {self.options.snapshots}: {size}, renewed every {self.options.snapshot_every} updates"
             )
 
-    def _everything(self) -> Everything:
+    def everything(self) -> Everything:
+        """Return the objects that make up the state of the run."""
         modules = [*self.session.recorder.roots(), *self.followers.averages, *self.averages]
         return Everything(list(self.session.optimizers), modules, self.followers.schedulers, list(self.scalers), list(self.loaders))
 

@@ -2,70 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import os
-import sys
-from types import ModuleType
-from typing import Any
-
+from whynan.addresses import found_at, one_line
 from whynan.errors import UsageError
 from whynan.probing.subject import Subject, subject_of
 
 
 def load_subject(address: str) -> Subject:
     """Import the module, call the factory, and take what it returns. Raises `UsageError` with one line."""
-    place, sep, name = address.rpartition(":")
-    if not sep or not place or not name:
-        raise UsageError(f"{address!r}: write module:factory or path/to/file.py:factory")
-    factory: Any = _module(place)
-    for part in name.split("."):
-        factory = getattr(factory, part, None)
-    if factory is None:
-        raise UsageError(f"{place} has no {name!r}")
+    place, factory, name = found_at(address)
     if not callable(factory):
         return subject_of(factory, name)
     try:
         made = factory()
     except (Exception, SystemExit) as error:
-        raise UsageError(f"{name}() of {place} raised {_one_line(error)}") from error
+        raise UsageError(f"{name}() of {place} raised {one_line(error)}") from error
     return subject_of(made, f"{name}()")
-
-
-def _module(place: str) -> ModuleType:
-    try:
-        if place.endswith(".py") or os.sep in place:
-            return _file(place)
-        if os.getcwd() not in sys.path:
-            sys.path.insert(0, os.getcwd())
-        return importlib.import_module(place)
-    except UsageError:
-        raise
-    except ModuleNotFoundError as error:
-        if error.name and (place == error.name or place.startswith(error.name + ".")):
-            raise UsageError(f"no module named {place!r} here or on sys.path") from None
-        raise UsageError(f"{place} cannot be imported: {_one_line(error)}") from error
-    except (Exception, SystemExit) as error:  # whatever the user's module does when it is imported
-        raise UsageError(f"{place} cannot be imported: {_one_line(error)}") from error
-
-
-def _file(path: str) -> ModuleType:
-    if not os.path.isfile(path):
-        raise UsageError(f"no such file: {path}")
-    folder = os.path.dirname(os.path.abspath(path))
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    name = os.path.splitext(os.path.basename(path))[0]
-    if name in sys.modules and getattr(sys.modules[name], "__file__", None) != os.path.abspath(path):
-        name = f"probed_{name}"  # a file named like a module in use must not take its place
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise UsageError(f"{path} is not Python")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def _one_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]}"

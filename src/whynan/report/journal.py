@@ -136,6 +136,17 @@ class Journal:
         except OSError as error:
             self._give_up(error)
 
+    def validation(self, updates: int, values: Mapping[str, float]) -> None:
+        """Write what the user's validation gave."""
+        home = self.home()
+        if home is None:
+            return
+        try:
+            with (home / "validation.jsonl").open("a", encoding="utf-8") as file:
+                file.write(dumps({"updates": updates, **values}) + "\n")
+        except OSError as error:
+            self._give_up(error)
+
     def history(self) -> list[dict[str, float]]:
         """Return the metrics of the last steps."""
         return [_known(*values) for values in self._history]
