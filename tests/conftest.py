@@ -30,7 +30,9 @@ from torch.utils.data import dataloader
 import whynan.commands.run
 import whynan.engine.guard  # noqa: F401 (loaded here for all forked children)
 from whynan.capsule import compiled
+from whynan.causes import catalogue
 
+catalogue.forgiving = False
 PYTHON = sys.executable
 ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith(("COV_", "PYTEST_"))} | {"NO_COLOR": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 

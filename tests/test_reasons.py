@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from conftest import Sandbox
+
+import whynan
+from whynan.causes import catalogue
 
 HEAD = """
 import torch
@@ -162,3 +167,26 @@ def test_the_line_that_called_a_library_is_named_beside_the_birth_in_it(box: San
     assert incident["origin"]["file"].endswith("library.py")
     called = "return library.pairwise(z, z if same else z.flip(0)).mean()" if "model(" in line else line
     assert [(span["label"], span["code"]) for span in incident["origin"]["from"]] == [("called from here", called)]
+
+
+def test_a_rule_that_fails_does_not_cost_the_incident(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next rule that fits answers, the failure is noted beside it, and the watching goes on."""
+
+    def fails(scene: object) -> None:
+        raise KeyError("sum")
+
+    monkeypatch.setattr(catalogue, "forgiving", True)
+    monkeypatch.setitem(catalogue._rules, "WN101", replace(catalogue.rules()["WN101"], find=fails))
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with whynan.watch(model, optimizer, files=False) as guard:
+        for step in range(4):
+            loss = model(torch.ones(3, 2)).square().mean()
+            loss = loss + torch.log(loss.detach() * 0) if step in (1, 3) else loss
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    assert [i.step for i in guard.incidents] == [1, 3]
+    assert all(i.cause.code != "WN101" for i in guard.incidents)
+    noted = [e for e in guard.incidents[0].experiments if e.question == "the rule for WN101"]
+    assert [e.answer for e in noted] == ["failed, please report it: KeyError: 'sum'"]
