@@ -35,6 +35,7 @@ from whynan.capsule.tape import Entry, Outside, Slot
 from whynan.diagnosis import Case, diagnose
 from whynan.engine.guard import Guard
 from whynan.engine.options import Options
+from whynan.engine.stepping import Stepping
 from whynan.errors import TrainingStopped
 from whynan.launch import run_script
 from whynan.probing.inputs import Input, observed
@@ -160,6 +161,7 @@ class Watcher(Guard):
         self.answer: dict[str, Any] = {}
         self._seen: list[tuple[torch.Tensor, int]] = []
         self._literals: set[str] = set()
+        self.steps.allowed = self._allowed  # type: ignore[method-assign]
 
     def step(self, call: Any, optimizer: Any, args: Any, kwargs: Any) -> Any:
         if not args and not kwargs:
@@ -173,7 +175,7 @@ class Watcher(Guard):
     def _allowed(self, optimizer: Any, in_closure: bool = False) -> bool:
         if in_closure:
             self._arrive()
-        return super()._allowed(optimizer, in_closure)
+        return Stepping.allowed(self.steps, optimizer, in_closure)
 
     def backward(self, call: Any, args: Any, kwargs: Any) -> Any:
         result = super().backward(call, args, kwargs)

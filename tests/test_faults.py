@@ -264,9 +264,9 @@ def breaking(where: str) -> Callable[[], None]:
 AT_ANY_STEP = [
     "whynan.engine.noticing:Noticing.look",
     "whynan.engine.noticing:Noticing.losses",
-    "whynan.engine.guard:Guard._end_step",
+    "whynan.engine.stepping:Stepping._end_step",
     "whynan.engine.acting:Acting.write_metrics",
-    "whynan.engine.guard:may_break",
+    "whynan.engine.stepping:may_break",
     "whynan.engine.guard:Guard._note_zero",
     "whynan.capsule.recorder:Recorder.note",
     "whynan.engine.guard:Guard._note_optimizer",

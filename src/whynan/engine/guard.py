@@ -20,7 +20,6 @@ import torch
 from whynan.capsule.intercept import Interception
 from whynan.capsule.recorder import Recorder
 from whynan.capsule.sites import take_site
-from whynan.capsule.snapshot import Snapshot
 from whynan.capsule.state import take_rng
 from whynan.capsule.tape import Entry
 from whynan.capsules import Shelf
@@ -31,13 +30,13 @@ from whynan.engine.clipping import Clipping
 from whynan.engine.foreseeing import Foreseeing
 from whynan.engine.noticing import Noticing
 from whynan.engine.options import Options
-from whynan.engine.partial import TAKEN
 from whynan.engine.recovering import Recovering
 from whynan.engine.regular import Regular
 from whynan.engine.scaling import Scaling
 from whynan.engine.session import Session, parameters_of, symptom_of
 from whynan.engine.sharing import Sharing
 from whynan.engine.standing import Standing
+from whynan.engine.stepping import Stepping
 from whynan.engine.together import Together
 from whynan.engine.tracing import Tracing
 from whynan.engine.waiting import Waiting
@@ -47,7 +46,7 @@ from whynan.recovery.followers import Followers
 from whynan.recovery.place import rank_here
 from whynan.recovery.ranks import several
 from whynan.report.journal import Journal
-from whynan.tripwire.checks import fits_beside, may_break, nonfinite, optimizer_state
+from whynan.tripwire.checks import nonfinite
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -80,10 +79,6 @@ def leave_all() -> None:
 os.register_at_fork(before=_before_fork, after_in_child=_in_forked_child)
 
 
-class _SkipStep(Exception):
-    """Raised inside an optimizer's closure to leave the step; never seen by the user."""
-
-
 class Guard:
     """Watches training in this thread until `close`. See `whynan.watch`."""
 
@@ -100,21 +95,23 @@ class Guard:
         self.together.stamp = self.recovering.stamp
         self.acting = Acting(self.session, self.followers, self.recovering, self.together, Shelf(self.options.capsule_limit))
         self.sharing = Sharing(self.session)
-        self.scaling = Scaling(self.session, self.noticing, self.acting, self.together, self.sharing, self._finish)
         self.clipping = Clipping(self.session)
         standing = Standing(self.session, self.followers, self.acting.stands_still)
         self.acting.drops_terms = self.options.bad_terms == "drop" and not self.options.drop_alone
         self.acting.left_alone, self.noticing.left = standing.turned_away, self.acting.turned_away
         self.foreseeing = Foreseeing(self.session, self.options, standing, Tracing(self.session, self.acting).spike)
         self.by_hand = ByHand(self.session, self.noticing, self.acting)
-        self.waiting = Waiting(
-            self.session, self.noticing, self.acting, self.followers, self.recovering, self.sharing, self.scaling, self.foreseeing, self._finish
+        self.steps = Stepping(
+            self.session, self.options, self.noticing, self.acting, self.together, self.sharing, self.followers, self.recovering, self.regular, self.foreseeing
         )
+        self.scaling = Scaling(self.session, self.noticing, self.acting, self.together, self.sharing, self.steps.finish)
+        self.waiting = Waiting(
+            self.session, self.noticing, self.acting, self.followers, self.recovering, self.sharing, self.scaling, self.foreseeing, self.steps.finish
+        )
+        self.steps.scaling, self.steps.waiting = self.scaling, self.waiting
         self.command: list[str] = []  # that started this process, where it was `whynan run`: another rank is to be started like it
         self.stepping = False  # an optimizer's own step is running
         self.interception = Interception(self)
-        self._risky: dict[int, bool] = {}
-        self._cramped: set[int] = set()  # optimizers whose state does not fit in memory twice
         self._open = False
         self._in_backward = False
         self._stepped_inside: torch.optim.Optimizer | None = None
@@ -239,7 +236,7 @@ class Guard:
 
     def _note_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         self.session.made_at[id(optimizer)] = take_site(2)
-        self._risky.pop(id(optimizer), None)
+        self.steps.met(optimizer)
         self.noticing.made_or_loaded(optimizer)
         self.recorder.tape.clear()
         self.session.earlier.clear()
@@ -358,7 +355,7 @@ class Guard:
         """An optimizer that is not torch's updates weights: the end of a step that by itself would have none."""
         allowed = self.by_hand.may_update()
         result = call(optimizer, *args, **kwargs) if allowed else None
-        self._finish(None, allowed)
+        self.steps.finish(None, allowed)
         return result
 
     def _drops_alone(self) -> bool:
@@ -371,7 +368,7 @@ class Guard:
         tensors = args[0] if args else kwargs.get("tensors")
         session = self.session
         if session.by_hand and session.window.backwards:
-            self._finish(None, True)
+            self.steps.finish(None, True)
         if session.window.entry < 0 and not self.acting.same_loss(tensors):
             self.acting.turned_away()
         window = session.window
@@ -408,7 +405,7 @@ class Guard:
         if not self.session.by_hand:
             return self.recorder.opaque("call", call, call, args, kwargs)
         if self.session.window.backwards:
-            self._finish(None, True)
+            self.steps.finish(None, True)
         result = self.recorder.opaque("derivative", call, call, args, kwargs)
         self.session.guarded(lambda: self.by_hand.check_derivative(outputs, result))
         return result
@@ -420,221 +417,14 @@ class Guard:
     # -- doors: steps -------------------------------------------------------------------------------------------
 
     def step(self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> Any:
-        """The user updates the weights: the last moment to stop it."""
+        """The user updates the weights."""
         if self._overrides.waiting:
             self.session.guarded(lambda: self._tell_overrides(optimizer))
         self.stepping = True
         try:
-            if (args or kwargs) and callable(args[0] if args else kwargs.get("closure")):
-                return self._step_with_closure(call, optimizer, args, kwargs)
-            if hasattr(optimizer, "found_inf"):
-                return self._step_of_scaler(call, optimizer, args, kwargs)
-            if optimizer.param_groups[0].get("fused") and self.session.guarded(lambda: self.waiting.may_wait(optimizer)):
-                return self.waiting.step(call, optimizer, args, kwargs)
-            if not self._allowed(optimizer):
-                return None
-            before = self.session.guarded(lambda: self._snapshot(optimizer)) if self._is_risky(optimizer) else None
-            if self.options.clip_after_rollback is not None:
-                self.session.guarded(lambda: self.recovering.clip(optimizer))
-            result = call(optimizer, *args, **kwargs)
-            if before is None:
-                self._finish(optimizer, True)
-            else:
-                self._after_update(optimizer, before)
-            return result
+            return self.steps.step(call, optimizer, args, kwargs)
         finally:
             self.stepping = False
-
-    def _allowed(self, optimizer: torch.optim.Optimizer, in_closure: bool = False) -> bool:
-        """Look at everything before an update; return whether it may go on."""
-        session = self.session
-        self.session.stop_again()
-        try:
-            if self.acting.steps_on() or self._left_out():
-                if not in_closure:
-                    self._finish(optimizer, False)
-                return False
-            self.noticing.look(optimizer)
-            if session.window.symptom is None and session.has_several:
-                self._look_at_partners(optimizer)
-            if session.window.several and self.together.begin(optimizer):
-                norm = self.noticing.norm_of(optimizer)
-                self.together.agree(None if norm is None else float(norm))
-            if session.window.alone:
-                self.acting.report()
-                return True
-            if session.window.symptom is None:
-                taken = self.foreseeing.before_update(optimizer)
-                return in_closure or not self.foreseeing.acts or not self._spike(optimizer, taken)
-            if session.window.told:
-                return session.budget.observes
-            self.foreseeing.settle()
-            taken = self.acting.act(optimizer)
-        except TrainingStopped:
-            raise
-        except Exception as error:
-            self._internal_error(error)
-            return True
-        allowed = taken in ("observed", TAKEN)
-        if not allowed and not in_closure:
-            self._finish(optimizer, False)
-        return allowed
-
-    def _left_out(self) -> bool:
-        """Whether this step falls away without a new incident: with a partner's, met again after a rollback, all its micro-batches dropped."""
-        if self.sharing.fate and self.sharing.drops():
-            return True
-        if (self.recovering.redoing and self.recovering.met_before()) or (self.session.window.dropped and not self.session.window.backwards):
-            self.acting.drop()
-            return True
-        return False
-
-    def _look_beside_gradients(self, optimizer: torch.optim.Optimizer) -> None:
-        for look in (self.noticing.look_at_state, self.noticing.look_at_buffers, functools.partial(self._look_at_partners, optimizer)):
-            if self.session.window.symptom is None:
-                look()
-
-    def _look_at_partners(self, optimizer: torch.optim.Optimizer) -> None:
-        symptom = self.sharing.symptom(optimizer)
-        if symptom is not None and not (self.session.window.scaled and self.scaling.overflows_alone(optimizer)):
-            self.session.see(symptom)
-
-    def _same_for_all(self, taken: str) -> str:
-        if taken and rank_here():  # of other ranks the first would not know
-            self.journal.say(f"whynan: rank {rank_here()} saw a spike at step {self.session.step_count}; details in its warnings.jsonl", always=True)
-        return self.together.strongest(taken)
-
-    def _spike(self, optimizer: torch.optim.Optimizer, taken: str) -> bool:
-        """Do what was asked for about a spike; return whether this update is left out."""
-        taken = self._same_for_all(taken)
-        if taken == "stopped":
-            self.session.stop(f"stopped at step {self.session.step_count}: a spike of the loss or the gradient norm")
-        if taken == "rolled back" and self.recovering.possible:
-            self.recovering.roll_back()
-            self.session.window.taken = taken
-        elif taken == "skipped":
-            self.acting.drop()
-        else:
-            return False
-        self.journal.say(f"whynan: step {self.session.step_count} {taken}: a spike of the loss or the gradient norm")
-        self._finish(optimizer, False)
-        return True
-
-    def _is_risky(self, optimizer: torch.optim.Optimizer) -> bool:
-        risky = self._risky.get(id(optimizer))
-        if risky is None:
-            risky = self._risky[id(optimizer)] = self.session.guarded(lambda: may_break(optimizer)) or False
-        return risky
-
-    def _snapshot(self, optimizer: torch.optim.Optimizer) -> Snapshot | None:
-        """Copy weights and state before an update that may break them, where there is room for it."""
-        if fits_beside(optimizer):
-            return Snapshot(optimizer)
-        if id(optimizer) not in self._cramped:
-            self._cramped.add(id(optimizer))
-            self.journal.say("whynan: too little GPU memory for a copy of weights and state: an update that breaks them cannot be taken back")
-        return None
-
-    def _after_update(self, optimizer: torch.optim.Optimizer, before: Snapshot | None) -> None:
-        taken = self.session.guarded(lambda: self._check_update(optimizer, before)) if before is not None else ""
-        self._finish(optimizer, taken in (None, "", "observed"))
-
-    def _check_update(self, optimizer: torch.optim.Optimizer, before: Snapshot) -> str:
-        if self.session.window.told:
-            return ""  # observed: that this step is bad was said, and its update is the program's wish
-        bad = nonfinite(self.session.names_of(parameters_of(optimizer))) or nonfinite(optimizer_state(optimizer))
-        if bad:
-            self.session.see(symptom_of("parameter", bad))
-        if not (self.together.any(bool(bad), "parameter") if self.together.differ() else bad):
-            return ""
-        return self.acting.undo_update(optimizer, before)
-
-    def _step_with_closure(self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> Any:
-        recorder = self.recorder
-        closure = args[0] if args else kwargs["closure"]
-        several = isinstance(optimizer, torch.optim.LBFGS) or self._is_risky(optimizer)
-        before = self.session.guarded(lambda: self._snapshot(optimizer)) if several else None
-        last: list[Any] = [None]
-        if several and not self._state_allows(optimizer):
-            return None
-
-        def watched() -> Any:
-            last[0] = recorder.resumed(closure)
-            if not recorder.resumed(self._allowed, optimizer, True):
-                raise _SkipStep
-            self.session.guarded(lambda: self._remember_evaluation(optimizer))
-            return last[0]
-
-        rest = args[1:] if args else ()
-        named = {k: v for k, v in kwargs.items() if k != "closure"}
-        try:
-            result = call(optimizer, watched, *rest, **named)
-        except _SkipStep:
-            if before is not None and self.session.window.taken != "rolled back":
-                before.restore()
-            self._finish(optimizer, False)
-            return last[0]
-        except TrainingStopped:
-            if before is not None:
-                before.restore()
-            raise
-        self._after_update(optimizer, before)
-        return result
-
-    def _remember_evaluation(self, optimizer: torch.optim.Optimizer) -> None:
-        """A closure is evaluated several times in a step: values can grow until they leave the range inside one."""
-        window = self.session.window
-        norm = float(window.norm) if isinstance(window.norm, torch.Tensor) and window.norm.is_cpu else window.norm
-        known = norm if isinstance(norm, float) else None
-        self.session.journal.evaluated(self.session.step_count, window.loss, known, float(optimizer.param_groups[0]["lr"]))
-
-    def _state_allows(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Look at state that is copied anyway: in the midst of several evaluations its damage looks like that of a weight."""
-        bad = self.session.guarded(lambda: nonfinite(optimizer_state(optimizer)))
-        if not bad:
-            return True
-        self.session.see(symptom_of("optimizer state", bad))
-        return self._allowed(optimizer)
-
-    def _step_of_scaler(self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> Any:
-        """A fused optimizer under a gradient scaler: the gradients are still scaled and the kernel skips by itself."""
-        session = self.session
-        self.session.stop_again()
-        found = optimizer.found_inf  # type: ignore[attr-defined]
-        if several():
-            return self._step_of_scaler_together(call, optimizer, args, kwargs)
-        if found.device.type != "cpu" and self.waiting.nobody_else(optimizer):
-            return self.waiting.step(call, optimizer, args, kwargs, found)
-        if session.guarded(self._left_out):
-            self._finish(optimizer, False)
-            return None
-        if session.guarded(lambda: self._drops_scaled(optimizer, bool(found))):
-            self._finish(optimizer, False)  # not even by the kernel: it would make state for a first step that never was
-            return None
-        result = call(optimizer, *args, **kwargs)
-        if float(found) == 0:  # else skipped by the kernel: the scaler's door counts it
-            self._finish(optimizer, True)
-        return result
-
-    def _drops_scaled(self, optimizer: torch.optim.Optimizer, found: bool) -> bool:
-        """Whether a step under a scaler is left out; `found` is the scaler's answer about the gradients."""
-        window = self.session.window
-        self._look_beside_gradients(optimizer)
-        if found:
-            return self.scaling.blames(optimizer)
-        if window.symptom is None or window.told:
-            return False
-        return self.acting.act(optimizer) != "observed"
-
-    def _step_of_scaler_together(self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> Any:
-        """The same on many ranks: a skip of the kernel is one on all of them, and the scaler's door settles it with them."""
-        found = float(optimizer.found_inf)  # type: ignore[attr-defined]
-        if not found and self.session.window.symptom is not None:
-            self.session.guarded(self.acting.report)
-        result = call(optimizer, *args, **kwargs)
-        if not found:
-            self._finish(optimizer, True)
-        return result
 
     def step_elsewhere(self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> Any:
         """An optimizer steps where nothing is recorded: in a hook of the backward pass, or in another thread."""
@@ -664,40 +454,7 @@ class Guard:
         window = self.session.window
         if window.symptom is not None and not window.told:
             self.acting.act(optimizer)
-        self._finish(optimizer, not window.told)
-
-    def _finish(self, optimizer: Any, applied: bool) -> None:
-        """The step is over: made, or left out."""
-        try:
-            self._end_step(optimizer, applied)
-        except TrainingStopped:
-            raise
-        except Exception as error:
-            self._internal_error(error)
-
-    def _end_step(self, optimizer: Any, applied: bool) -> None:
-        session = self.session
-        window = session.window
-        if not window.told and not window.late:
-            if applied:
-                session.budget.healthy()
-            if optimizer is not None:  # else written when the gradients were made
-                self.acting.write_metrics(optimizer)
-        session.applied += applied
-        dropped = not applied and window.taken not in ("", "observed")  # a scaler's own skip is not ours to follow up
-        if applied or dropped:
-            self.followers.stepped(optimizer, applied)
-        if dropped:
-            self.acting.dropped(optimizer)
-        if optimizer is not None:
-            self.sharing.finished(optimizer, window.taken if dropped else "")
-        if self.recovering.last is not None:
-            self.recovering.finished(applied, window.taken == "rolled back")
-        if applied and self.regular.wanted:
-            self.regular.finished()
-        self.foreseeing.state()
-        session.tally.look()
-        session.next_step()
+        self.steps.finish(optimizer, not window.told)
 
     def _note_function(self, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Entry:
         entry = self.recorder.note("function", function, args, kwargs)
