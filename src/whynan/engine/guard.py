@@ -557,6 +557,7 @@ class Guard:
 
         def watched() -> Any:
             last[0] = recorder.resumed(closure)
+            self.session.window.inside = True
             if not recorder.resumed(self._allowed, optimizer, True):
                 raise _SkipStep
             self.session.guarded(lambda: self._remember_evaluation(optimizer))
@@ -646,7 +647,7 @@ class Guard:
                 self._told_of_inside = True
                 self.journal.say("whynan: an optimizer steps inside a compiled function or a module; that step is not watched")
             return call(optimizer, *args, **kwargs)
-        self._stepped_inside = optimizer
+        self._stepped_inside, session.window.inside = optimizer, True
         if session.window.symptom is None:
             bad = session.guarded(lambda: nonfinite(session.named_gradients(optimizer)))
             if bad:
