@@ -43,7 +43,6 @@ class Case:
     healthy: dict[int, Program] = field(default_factory=dict)  # by step: earlier ones that were finite, the newest first
     still: Still | None = None  # no symptom of damage: the training stands still
     jump: Jump | None = None  # no symptom of damage: a finite number is far outside what it was
-    sums: frozenset[Site] = frozenset()  # found by the diagnosis: where the terms of the loss are added up
 
 
 def diagnose(case: Case) -> Incident:
@@ -88,8 +87,6 @@ def _verdict(case: Case, targets: Targets, birth: Birth | None, trouble: str) ->
         jump=case.jump,
     )
     origin, cause, remedies, experiments = judge(scene)
-    terms = scene.birth.terms.all() if scene.birth is not None and scene.birth.terms is not None else ()
-    case.sums = frozenset(term.site for term in terms if term.site is not None)
     return Incident(
         step=case.step,
         rank=case.rank,

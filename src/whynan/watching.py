@@ -128,7 +128,7 @@ def watch(
     rewind_data          a rollback takes a StatefulDataLoader back to the snapshot's batch (True)
     lr_after_rollback    factor on every learning rate after a rollback (1.0)
     clip_after_rollback  largest gradient norm from then on (none)
-    bad_terms            what to do with a loss of which some terms are not finite: skip the step, or drop these terms (skip)
+    bad_terms            what to do with a loss of which some terms, or their gradients, are not finite: skip the step, or drop these terms (skip)
     spike                what to do with a finite loss or gradient norm far outside what it was: warn, skip, rollback, stop, off (warn)
     capsule_limit        bytes of the tensors in a capsule; 0 writes none (2 GB)
     rank_timeout         seconds to wait for the other ranks when a step is bad (600)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from whynan.trace.terms import Term
 
 LISTED = 6  # terms that are told one by one
+_LISTS = ("stack", "cat", "concat", "concatenate", "sum")  # of which the terms are members of a list
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +33,15 @@ def named_terms(birth: Birth | None) -> list[Named]:
         return []
     from whynan.tripwire.values import stats
 
-    kept = [(name, term) for name, term in _flat(birth.terms, "") if term.index in birth.outputs]
-    names = _told_apart([name or f"term {place + 1}" for place, (name, _) in enumerate(kept)])
-    found = [Named(name, term.index, stats(name, birth.outputs[term.index])) for name, (_, term) in zip(names, kept, strict=True)]
+    found = [Named(name, term.index, stats(name, birth.outputs[term.index])) for name, term in by_name(birth.terms) if term.index in birth.outputs]
     return found if len(found) > 1 else []
+
+
+def by_name(tree: Term) -> list[tuple[str, Term]]:
+    """Return the terms of a loss under their names in the source."""
+    found = _flat(tree, "")
+    names = _told_apart([name or f"term {place + 1}" for place, (name, _) in enumerate(found)])
+    return [(name, term) for name, (_, term) in zip(names, found, strict=True)]
 
 
 def _flat(term: Term, name: str, among: bool = False) -> list[tuple[str, Term]]:
@@ -83,6 +89,8 @@ def _value(term: TensorStats) -> str:
 def _name(term: Term) -> str | None:
     """Return what the source calls a term where it is added or weighted; nothing where that is an accumulator or a longer expression."""
     expression = expression_at(term.site, "") if term.site is not None else None
+    if expression is not None and expression.name in _LISTS and isinstance(expression.node, ast.Call):
+        return _of_list(expression, term)
     if expression is None or len(expression.nodes) != 2:
         return None
     node = expression.nodes[term.operand % 2]
@@ -91,6 +99,17 @@ def _name(term: Term) -> str | None:
     text = " ".join(expression.segment(node).split())
     goes_on = bool(term.parts) and text in _targets(expression)  # else it is what the sum began with
     return None if isinstance(node, ast.BinOp) or len(text) > 40 or goes_on else text
+
+
+def _of_list(expression: Expression, term: Term) -> str | None:
+    """Return the name of a list that is added up as a whole, or of its member where it is written out."""
+    given = expression.nodes[0] if expression.nodes else None
+    if isinstance(given, ast.List | ast.Tuple) and expression.name != "sum":
+        plain = not any(isinstance(member, ast.Starred) for member in given.elts) and term.operand < len(given.elts)
+        text = " ".join(expression.segment(given.elts[term.operand]).split()) if plain else ""
+        return text if 0 < len(text) <= 40 else None
+    summed = expression.name == "sum" and bool(term.parts)  # so far
+    return expression.segment(given) if isinstance(given, ast.Name | ast.Attribute) and not summed else None
 
 
 def _weighted(expression: Expression, node: ast.expr) -> ast.expr:

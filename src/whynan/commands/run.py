@@ -72,7 +72,7 @@ def _positional(args: list[str]) -> list[str]:
 )
 @click.option("--lr-after-rollback", type=float, default=1.0, show_default=True, help="Factor on every learning rate after a rollback.")
 @click.option("--clip-after-rollback", type=float, help="Largest gradient norm after a rollback.")
-@click.option("--bad-terms", default="skip", show_default=True, metavar="ACTION", help="A loss with some terms not finite: skip the step, or drop the terms.")
+@click.option("--bad-terms", default="skip", show_default=True, metavar="ACTION", help="A loss with some bad terms: skip the step, or drop the terms.")
 @click.option(
     "--spike", default="warn", show_default=True, metavar="ACTION", help="A finite loss or norm far outside what it was: warn, skip, rollback, stop, off."
 )

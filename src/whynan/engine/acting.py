@@ -13,7 +13,7 @@ from whynan.capsule.alone import is_sharded
 from whynan.capsule.intercept import unwatched_step
 from whynan.capsule.raised import entry_behind
 from whynan.capsule.replay import Program
-from whynan.capsule.sites import Site, take_site
+from whynan.capsule.sites import take_site
 from whynan.capsule.snapshot import Snapshot
 from whynan.capsule.tape import Entry, Outside, Slot, Tape, dependencies, memory_of, needed_for, tensors_of
 from whynan.capsules import Shelf
@@ -54,7 +54,6 @@ class Acting:
         together.diagnosed = self.diagnosed
         self.left_alone: Callable[[], None] = lambda: None  # told of each step that the program itself leaves
         self.drops_terms = False  # a step goes on without the bad terms of its loss
-        self._sums: frozenset[Site] = frozenset()  # where the terms of the last bad loss are added up
         self.advice: Callable[[str], str] = lambda place: ""  # what a framework in use makes of a bad value
 
     def act(self, optimizer: Any, scaler: Any = None) -> str:
@@ -79,7 +78,7 @@ class Acting:
 
     def _decide(self, symptom: Symptom, optimizer: Any, scaler: Any) -> str:
         try:
-            return self.close(self.together.diagnose(lambda: self.case(symptom, optimizer, scaler)))
+            return self.close(self.together.diagnose(lambda: self.case(symptom, optimizer, scaler)), self.drops_terms)
         except TrainingStopped:
             self.session.window.told = True
             self.drop()  # what the program saves on its way out is the state before the bad step
@@ -89,7 +88,6 @@ class Acting:
         """Diagnose, and write the capsule while the failing state is still there."""
         incident = with_update(diagnose(case), case.optimizer)
         self.session.tally.learn(case)
-        self._sums = case.sums
         if not any(is_sharded(leaf) for leaf in case.program.leaves):  # safetensors crashes on a distributed tensor
             self.capsules.keep(case, incident, self.session.journal)
         return incident
@@ -152,13 +150,14 @@ class Acting:
                 parameter.grad = None
         self.places.clear()
 
-    def close(self, incident: Incident) -> str:
+    def close(self, incident: Incident, drops_terms: bool = False) -> str:
         """Decide about an incident, write it, and stop where that is the decision."""
         session = self.session
         hopeless = incident.cause.code in HOPELESS or incident.symptom.name == "scale"  # which no update of the scaler mends
         taken = session.budget.decide(hopeless, self.recovering.possible and self.together.level)
-        if taken == "skipped" and self.drops_terms and self._goes_on_without(incident):
+        if taken == "skipped" and drops_terms and (left_out := self._goes_on_without(incident)):
             taken = TAKEN
+            incident = replace(incident, cause=replace(incident.cause, evidence=(*incident.cause.evidence, left_out)))
         session.journal.incident(incident, session.budget.action(taken), tell=self.together.tells)
         self._advise(incident.symptom)
         self._beyond_help = hopeless and session.budget.observes
@@ -167,17 +166,20 @@ class Acting:
             session.stop(f"stopped at step {incident.step}: {incident.cause.title}")
         return taken
 
-    def _goes_on_without(self, incident: Incident) -> bool:
-        """Whether the good terms of a bad loss could be gone back from alone; their gradients are in place then."""
+    def _goes_on_without(self, incident: Incident) -> str:
+        """Say which bad terms of the loss were left out; the gradients of the good ones are in place then."""
         session, window = self.session, self.session.window
-        whole = window.entry > 0 and not (window.several or window.scaled or window.late or session.function)
-        bad = sum(bool(term.nonfinite) for term in incident.terms)
-        if incident.symptom.place != "loss" or not whole or not 0 < bad < len(incident.terms) or not self._sums:
-            return False
+        elsewhere = window.entry < 0 or window.several or window.scaled or window.late or window.inside or session.by_hand or session.function
+        if incident.symptom.place not in ("loss", "gradient") or elsewhere:
+            return ""
         if any(damage_of(buffer) for root in session.recorder.roots() for buffer in root.buffers()):
-            return False
+            return ""
         entries = self._entries_for(Symptom("gradient", incident.symptom.kind, ""))
-        return bool(without_bad_terms(Program(session.recorder, entries, session.leaves()), self._sums))
+        try:
+            trained = [p for optimizer in session.optimizers for p in parameters_of(optimizer)]
+            return without_bad_terms(Program(session.recorder, entries, session.leaves()), trained)
+        except MemoryError:
+            return ""
 
     def _advise(self, symptom: Symptom) -> None:
         """Say once what the framework in use makes of it: its own log may hide it, or be of no use from here on."""
@@ -364,6 +366,8 @@ class Acting:
 
 def _on_gradient(tape: Tape, entry: Entry) -> bool:
     target = entry.args[0] if entry.args else None
+    if isinstance(target, list) and target:
+        target = target[0]  # `torch._foreach_…`, as `clip_grad_value_` writes
     if not isinstance(target, Slot):
         return False
     made = tape.entries.get(target.entry)

@@ -439,7 +439,7 @@ class Guard:
                 self._told_of_inside = True
                 self.journal.say("whynan: an optimizer steps inside a compiled function or a module; that step is not watched")
             return call(optimizer, *args, **kwargs)
-        self._stepped_inside = optimizer
+        self._stepped_inside, session.window.inside = optimizer, True
         if session.window.symptom is None:
             bad = session.guarded(lambda: nonfinite(session.named_gradients(optimizer)))
             if bad:

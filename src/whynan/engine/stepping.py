@@ -199,6 +199,7 @@ class Stepping:
 
         def watched() -> Any:
             last[0] = recorder.resumed(closure)
+            self.session.window.inside = True
             if not recorder.resumed(self.allowed, optimizer, True):
                 raise _SkipStep
             self.session.guarded(lambda: self._remember_evaluation(optimizer))

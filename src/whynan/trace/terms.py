@@ -44,24 +44,42 @@ def terms_of(graph: Graph, loss: int) -> Term | None:
 def _tree(graph: Graph, op: Op, site: Site | None, operand: int, left: list[int]) -> Term:
     left[0] -= 1
     inner = _inner(graph, op) if left[0] > 0 else []
-    through = base(op) in (*_SUMS, *_PRODUCTS)
-    parts = [_tree(graph, made, op.site if through else site, place if through else operand, left) for place, made in inner]
+    join = _joined(graph, op)
+    at = join or op
+    through = join is not None or base(op) in (*_SUMS, *_PRODUCTS)
+    parts = [_tree(graph, made, at.site if through else site, place if through else operand, left) for place, made in inner]
     return Term(op.index, site, operand, tuple(parts))
 
 
 def _inner(graph: Graph, op: Op) -> list[tuple[int, Op]]:
     """Return the operands that an operation adds up or scales; nothing where it is a term itself."""
     name = base(op)
-    made = [(n, graph.ops[s.maker]) for n, s in enumerate(op.sources) if s.maker >= 0]
+    made = _makers(graph, op)
     if name in _SUMS:
         return [(n, m) for n, m in made if m.node >= 0 or m.damage] if all(_is_scalar(m) for _, m in made) else []  # a fixed number is no term
     if name in _FACTORS:
         learned = [(n, m) for n, m in made if m.node >= 0 and _is_scalar(m)]
         others = [m for _, m in made if m.node >= 0]
         return learned if len(others) == 1 and _is_scalar(op) else []
-    if name in _REDUCTIONS and len(made) == 1 and base(made[0][1]) in _JOINS:
-        return [(n, graph.ops[s.maker]) for n, s in enumerate(made[0][1].sources) if s.maker >= 0 and graph.ops[s.maker].shape in ((), (1,))]
-    return []
+    join = _joined(graph, op)
+    return [(n, m) for n, m in _makers(graph, join) if m.shape in ((), (1,))] if join is not None else []
+
+
+def _joined(graph: Graph, op: Op) -> Op | None:
+    """Return the operation that joins what a sum or mean is taken of."""
+    made = _makers(graph, op) if base(op) in _REDUCTIONS else []
+    return made[0][1] if len(made) == 1 and base(made[0][1]) in _JOINS else None
+
+
+def _makers(graph: Graph, op: Op) -> list[tuple[int, Op]]:
+    """Return the operations that made the arguments, with their places."""
+    return [(n, _itself(graph, graph.ops[s.maker])) for n, s in enumerate(op.sources) if s.maker >= 0]
+
+
+def _itself(graph: Graph, op: Op) -> Op:
+    """See through the copy of its own result that autograd keeps for `sqrt` and `exp`: it comes right after, from the same call."""
+    source = op.sources[0].maker if base(op) == "detach" and op.sources else -1
+    return graph.ops[source] if source == op.index - 1 >= 0 and graph.ops[source].site == op.site else op
 
 
 def _is_scalar(op: Op) -> bool:
