@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 
-from whynan.probing import examining, groups, precision, ranges
+from whynan.probing import examining, groups, precision, ranges, rates
 from whynan.probing.attacking import Attacks, has_safe_form
 from whynan.probing.results import Finding, Group, Level, Probed, Verdict, merged
 from whynan.probing.searching import Broken, Search
 from whynan.probing.steps import SubjectStep, Values, other_weights, step_of, values_of
 from whynan.probing.subject import Subject, subject_of
+from whynan.probing.training import training_of
 from whynan.records import count, number
 
 
@@ -28,6 +29,9 @@ def probe(
     vocabulary: int | None = None,
     padding: int | None = None,
     ignore_index: int | None = None,
+    optimizer: Any = None,
+    lr: float | None = None,
+    clip: float | None = None,
     budget: float = 30.0,
     run_dir: str | Path | None = None,
 ) -> Probed:
@@ -45,9 +49,13 @@ def probe(
     failing step that the search found is kept as a capsule. Weights, buffers, gradients and random state are left as
     they are.
 
+    With an `optimizer` (or a function of the parameters that makes one, or its name and `lr`), or with `lr` alone (AdamW is assumed), some
+    updates on copies judge the learning rate; `clip` is the norm that gradients are clipped to.
+
     Cost: some hundred steps on the sample batch, then at most `budget` seconds of search; 0 leaves the search out.
     """
     made = {"model": model, "loss_fn": loss_fn, "batch": batch, "bounds": bounds, "vocabulary": vocabulary, "padding": padding, "ignore_index": ignore_index}
+    made |= {"optimizer": optimizer, "lr": lr, "clip": clip}
     return probe_subject(subject_of(made, "probe()"), budget, Path(run_dir) if run_dir is not None else None, keep=run_dir is not None)
 
 
@@ -60,10 +68,12 @@ def probe_subject(
         warnings.simplefilter("ignore")  # of attacks on edge cases torch warns often
         step = step_of(subject)
         attacks = Attacks(step)
+        training = training_of(step)
         looks: dict[Group, Callable[[Attacks], Verdict]] = {
             Group.FORWARD: groups.forward,
             Group.LOSS: groups.loss,
             Group.GRADIENT: groups.gradient_flow,
+            **({Group.RATE: lambda attacks: rates.verdict_of(attacks, training)} if training is not None else {}),
             Group.STABILITY: precision.stability,
             Group.EDGES: groups.edges,
             Group.SEARCH: lambda attacks: _searched(attacks, budget, run_dir, keep, say),

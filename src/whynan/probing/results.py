@@ -23,6 +23,7 @@ class Group(StrEnum):
     FORWARD = "forward"
     LOSS = "loss"
     GRADIENT = "gradient flow"
+    RATE = "learning rate"  # only where an optimizer or a rate is given
     STABILITY = "numerical stability"
     EDGES = "edge cases"
     SEARCH = "search"

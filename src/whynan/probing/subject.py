@@ -13,7 +13,7 @@ from whynan.errors import UsageError
 from whynan.probing.inputs import tensors_in
 
 _TARGETS = ("target", "targets", "label", "labels", "y", "y_true")
-_SETTINGS = ("bounds", "vocabulary", "padding", "ignore_index")
+_SETTINGS = ("bounds", "vocabulary", "padding", "ignore_index", "optimizer", "lr", "clip")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,9 @@ class Subject:
     vocabulary: int | None = None
     padding: int | None = None
     ignore_index: int | None = None
+    optimizer: Any = None  # an optimizer, the name of one in torch.optim, or a function that makes one
+    lr: float | None = None
+    clip: float | None = None  # the norm that gradients are clipped to
 
     @property
     def title(self) -> str:
@@ -35,7 +38,7 @@ class Subject:
 
 
 def subject_of(made: Any, source: str = "the factory") -> Subject:
-    """Take what a factory returned: `(model, loss_fn, batch)`, a mapping or an object with these names.
+    """Take what a factory returned: `(model, loss_fn, batch)`, the same with an optimizer, a mapping or an object with these names.
 
     >>> subject_of((None, torch.sum, torch.ones(2))).title
     'sum'
@@ -43,8 +46,8 @@ def subject_of(made: Any, source: str = "the factory") -> Subject:
     known: dict[str, Any]
     if isinstance(made, Subject):
         return checked(made)
-    if isinstance(made, tuple | list) and len(made) == 3 and not hasattr(made, "_fields"):
-        known = dict(zip(("model", "loss_fn", "batch"), made, strict=True))
+    if isinstance(made, tuple | list) and len(made) in (3, 4) and not hasattr(made, "_fields"):
+        known = dict(zip(("model", "loss_fn", "batch", "optimizer"), made, strict=False))
     elif isinstance(made, Mapping):
         known = dict(made)
     elif is_dataclass(made) and not isinstance(made, type):
@@ -104,7 +107,19 @@ def checked(subject: Subject) -> Subject:
         raise UsageError("the model or the batch is on the meta device: there are no values to probe; materialise it first")
     if any(isinstance(p, torch.nn.parameter.UninitializedParameter) for p in owned):
         raise UsageError("the model has lazy parameters that are not made yet; run it once on a batch in the factory")
+    _check_training(subject)
     return subject
+
+
+def _check_training(subject: Subject) -> None:
+    given = subject.optimizer
+    if given is not None and not isinstance(given, torch.optim.Optimizer | str) and not callable(given):
+        raise UsageError(f"the optimizer is {_kind(given)}; give a torch.optim.Optimizer, its name, or a function of the parameters that makes one")
+    if isinstance(given, str) and subject.lr is None:
+        raise UsageError(f"the optimizer {given!r} needs a learning rate: give lr too")
+    for name, value, floor in (("lr", subject.lr, -1.0), ("clip", subject.clip, 0.0)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not floor < value < float("inf") or value < 0):
+            raise UsageError(f"{name} is a number{' above 0' if name == 'clip' else ' of at least 0'}, not {value!r}"[:200])
 
 
 def _kind(value: Any) -> str:
