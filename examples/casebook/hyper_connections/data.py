@@ -2,10 +2,10 @@
 
 import torch
 
-LETTERS = "0123456789"
+LETTERS = "ADFJKLSTYZ"
 FONT = {
-    "0": "111101101101111", "1": "010110010010111", "2": "111001111100111", "3": "111001111001111", "4": "101101111001001",
-    "5": "111100111001111", "6": "111100111101111", "7": "111001010010010", "8": "111101111101111", "9": "111101111001111",
+    "A": "010101111101101", "D": "110101101101110", "F": "111100110100100", "J": "001001001101111", "K": "101101110101101",
+    "L": "100100100100111", "S": "111100111001111", "T": "111010010010010", "Y": "101101010010010", "Z": "111001010100111",
 }
 HEIGHT, WIDTH, MOST, BLANK = 16, 48, 5, 0
 
@@ -16,7 +16,7 @@ def glyph(letter: str) -> torch.Tensor:
 
 
 class Plates:
-    """Plates of three to five digits, somewhere in the picture, with dirt and changing light."""
+    """Plates of three to five letters, somewhere in the picture, with dirt and changing light."""
 
     def __init__(self, seed: int):
         self.generator = torch.Generator().manual_seed(seed)
@@ -27,16 +27,16 @@ class Plates:
 
     def plate(self) -> tuple[torch.Tensor, list[int]]:
         picture = torch.zeros(HEIGHT, WIDTH)
-        digits = [self.number(0, 10) for _ in range(self.number(3, MOST + 1))]
-        top, left = self.number(1, 5), self.number(1, WIDTH - 9 * len(digits))
-        for digit in digits:
-            picture[top : top + 10, left : left + 6] = self.glyphs[digit]
+        letters = [self.number(0, 10) for _ in range(self.number(3, MOST + 1))]
+        top, left = self.number(1, 5), self.number(1, WIDTH - 9 * len(letters))
+        for letter in letters:
+            picture[top : top + 10, left : left + 6] = self.glyphs[letter]
             left += 9
         light = 0.6 + 0.8 * torch.rand((), generator=self.generator)
-        return light * picture + 0.1 * torch.randn(HEIGHT, WIDTH, generator=self.generator), [d + 1 for d in digits]
+        return light * picture + 0.1 * torch.randn(HEIGHT, WIDTH, generator=self.generator), [n + 1 for n in letters]
 
     def batch(self, size: int):
-        """Return pictures, the digits of all plates in one row (1 to 10, 0 is CTC's blank), and how many each plate has."""
+        """Return pictures, the letters of all plates in one row (1 to 10, 0 is CTC's blank), and how many each plate has."""
         drawn = [self.plate() for _ in range(size)]
-        targets = torch.tensor([d for _, digits in drawn for d in digits])
-        return torch.stack([p for p, _ in drawn])[:, None], targets, torch.tensor([len(d) for _, d in drawn])
+        targets = torch.tensor([n for _, letters in drawn for n in letters])
+        return torch.stack([p for p, _ in drawn])[:, None], targets, torch.tensor([len(n) for _, n in drawn])

@@ -15,8 +15,8 @@ def sinkhorn(logits: torch.Tensor, rounds: int = 8) -> torch.Tensor:
     """Return matrices whose rows and columns sum to 1."""
     matrix = torch.exp(logits)
     for _ in range(rounds):
-        matrix = matrix / matrix.sum(dim=-1, keepdim=True)
-        matrix = matrix / matrix.sum(dim=-2, keepdim=True)
+        matrix = matrix / matrix.sum(dim=-1, keepdim=True, dtype=torch.float32)
+        matrix = matrix / matrix.sum(dim=-2, keepdim=True, dtype=torch.float32)
     return matrix
 
 
@@ -25,37 +25,38 @@ class HyperBlock(nn.Module):
 
     def __init__(self, streams: int, channels: int):
         super().__init__()
-        self.streams = streams
         self.layer = nn.Sequential(nn.Conv2d(channels, channels, 3, padding=1), nn.BatchNorm2d(channels), nn.ReLU())
         self.read = nn.Linear(streams * channels, streams)
         self.write = nn.Linear(streams * channels, streams)
-        self.mix = nn.Linear(streams * channels, streams * streams)
         self.alpha = nn.Parameter(torch.full((3,), 0.1))
-        with torch.no_grad():
-            self.mix.bias.copy_(10 * torch.eye(streams).flatten())
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        pooled = rms_norm(x.mean(dim=(-2, -1)).flatten(1))
-        read = torch.sigmoid(F.linear(pooled, self.alpha[0] * self.read.weight, self.read.bias))
-        write = 2 * torch.sigmoid(F.linear(pooled, self.alpha[1] * self.write.weight, self.write.bias))
-        logits = F.linear(pooled, self.alpha[2] * self.mix.weight, self.mix.bias)
-        mix = sinkhorn(logits.unflatten(-1, (self.streams, self.streams)))
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the streams, and the share that each took from the others."""
+        pooled = rms_norm(x.mean(dim=(-2, -1)))
+        read = torch.sigmoid(F.linear(pooled.flatten(1), self.alpha[0] * self.read.weight, self.read.bias))
+        write = 2 * torch.sigmoid(F.linear(pooled.flatten(1), self.alpha[1] * self.write.weight, self.write.bias))
+        logits = self.alpha[2] * (pooled @ pooled.mT)
+        mix = sinkhorn(logits)
         inner = self.layer(torch.einsum("bn,bnchw->bchw", read, x))
-        return torch.einsum("bmn,bnchw->bmchw", mix, x) + write[:, :, None, None, None] * inner[:, None]
+        out = torch.einsum("bmn,bnchw->bmchw", mix, x) + write[:, :, None, None, None] * inner[:, None]
+        return out, 1 - mix.diagonal(dim1=-2, dim2=-1).float().mean()
 
 
 class PlateReader(nn.Module):
-    def __init__(self, streams: int = 4, channels: int = 16, blocks: int = 2, dim: int = 48):
+    def __init__(self, streams: int = 4, channels: int = 14, blocks: int = 2, dim: int = 48):
         super().__init__()
-        self.streams = streams
         self.stem = nn.Sequential(nn.Conv2d(1, channels, 3, stride=2, padding=1), nn.BatchNorm2d(channels), nn.ReLU())
-        self.blocks = nn.Sequential(*(HyperBlock(streams, channels) for _ in range(blocks)))
+        self.gains = nn.Parameter(0.5 + torch.rand(streams, channels, 1, 1))
+        self.blocks = nn.ModuleList(HyperBlock(streams, channels) for _ in range(blocks))
         self.columns = nn.Linear(channels * HEIGHT // 2, dim)
         layer = nn.TransformerEncoderLayer(dim, 4, 2 * dim, dropout=0.0, batch_first=True, norm_first=True)
         self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
         self.head = nn.Linear(dim, len(LETTERS) + 1)
 
-    def forward(self, pictures: torch.Tensor) -> torch.Tensor:
-        x = self.stem(pictures)[:, None].expand(-1, self.streams, -1, -1, -1)
-        x = self.blocks(x).mean(dim=1)
-        return self.head(self.encoder(self.columns(x.permute(0, 3, 1, 2).flatten(2))))
+    def forward(self, pictures: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the letters' logits per column, and how much the streams were mixed in all blocks together."""
+        x, mixed = self.stem(pictures)[:, None] * self.gains, 0.0
+        for block in self.blocks:
+            x, share = block(x)
+            mixed = mixed + share
+        return self.head(self.encoder(self.columns(x.mean(dim=1).permute(0, 3, 1, 2).flatten(2)))), mixed

@@ -29,7 +29,7 @@ def validate(model: PlateReader) -> float:
     """Return the share of characters read wrongly; a model whose answers are not numbers has read nothing."""
     model.eval()
     pictures, targets, lengths = Plates(seed=99).batch(96)
-    logits = model(pictures)
+    logits, _ = model(pictures)
     model.train()
     return wrong(logits, targets, lengths) if torch.isfinite(logits).all() else float("nan")
 
@@ -58,8 +58,8 @@ def main():
             pictures, targets, lengths = plates.batch(16)
             optimizer.zero_grad()
             with torch.autocast("cpu", dtype=getattr(torch, args.dtype), enabled=args.dtype != "float32"):
-                logits = model(pictures)
-            loss = ctc(logits, targets, lengths)
+                logits, mixed = model(pictures)
+            loss = ctc(logits, targets, lengths) + 0.01 * mixed
             scaler.scale(loss).backward()
             scaler.unscale_(optimizer)
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 5.0)
