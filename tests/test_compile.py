@@ -210,13 +210,13 @@ def batches(bad: int = -1, sizes: tuple[int, ...] = (8,) * 6) -> list[torch.Tens
     return made
 
 
-def count(build: Callable[[], Built], watching: str, sizes: tuple[int, ...]) -> dict[str, Any]:
+def count(build: Callable[[], Built], watching: str, sizes: tuple[int, ...], **options: Any) -> dict[str, Any]:
     """Train three times over and count frames, graphs, breaks and recompilations; `watching` says in which of the three."""
     torch._dynamo.reset()
     counters.clear()
     objects, step = build()
     for turn in range(3):
-        guard = whynan.watch(*objects, files=False) if str(turn) in watching else None
+        guard = whynan.watch(*objects, files=False, **options) if str(turn) in watching else None
         for x in batches(sizes=sizes):
             step(x)
         if guard is not None:
@@ -232,6 +232,15 @@ def test_watching_adds_no_graph_no_break_and_no_recompilation(build: Callable[[]
     assert plain["unique_graphs"] > 0
     assert count(build, "012", (8, 8)) == plain
     assert count(build, "1", (8, 8)) == plain  # compiled and run before watching begins, and after it ends
+
+
+@pytest.mark.parametrize("build", EVERY, ids=lambda f: f.__name__)
+def test_tracked_outputs_are_no_part_of_compiled_code(build: Callable[[], Built]) -> None:
+    """Every second step is listened to, and nothing is compiled more often for it."""
+    track = {"out:*": {"below": 1e6, "grows": 1e6, "every": 2}}
+    plain = count(build, "", (8,) * 5)
+    assert count(build, "012", (8,) * 5, track=track) == plain
+    assert count(build, "1", (8,) * 5, track=track) == plain
 
 
 @pytest.mark.parametrize("build", [model_and_loss, forward_and_loss], ids=lambda f: f.__name__)

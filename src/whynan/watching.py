@@ -132,7 +132,8 @@ def watch(
     spike                what to do with a finite loss or gradient norm far outside what it was: warn, skip, rollback, stop, off (warn)
     capsule_limit        bytes of the tensors in a capsule; 0 writes none (2 GB)
     rank_timeout         seconds to wait for the other ranks when a step is bad (600)
-    track                named values with limits: {"*.alpha": {"below": 1.0}} warns when an alpha reaches 1.0
+    track                named values with limits: {"*.alpha": {"below": 1.0}} warns when an alpha reaches 1.0;
+                         {"out:blocks.*": {"grows": 10}} when what a module returns has grown tenfold
     save_every           write a checkpoint of everything below the run directory, every so many updates (0: none)
     validate             a function of the model, or file.py:function, that returns a number or numbers by name
     validate_every       how often it is asked, in updates (0: never)

@@ -110,7 +110,19 @@ class Interception:
                 return original(self, *args, **kwargs)
             return recorder.outermost(recorder.recorded, "module", self, functools.partial(original, self), args, kwargs)
 
-        self.replace(torch.nn.Module, "__call__", __call__)
+        outputs = recorder.outputs
+        if outputs is None:
+            self.replace(torch.nn.Module, "__call__", __call__)
+            return
+
+        def heard_call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            result = __call__(self, *args, **kwargs)
+            if not is_dynamo_compiling() and id(self) in outputs.now:
+                outputs.hear(self, result)
+            return result
+
+        skip_frame(__call__)
+        self.replace(torch.nn.Module, "__call__", heard_call)
 
     def _gradients(self) -> None:
         doors, recorder = self.doors, self.doors.recorder

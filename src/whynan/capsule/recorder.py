@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import IntEnum
 from threading import get_ident
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -86,6 +86,14 @@ def sort_of(func: Callable[..., Any]) -> Sort:
     return Sort.CALL
 
 
+class Hearing(Protocol):
+    """Who listens to modules."""
+
+    now: dict[int, Any]  # by the id of a module that is heard in the call that runs
+
+    def hear(self, module: torch.nn.Module, result: Any) -> None: ...
+
+
 class Recorder(TorchFunctionMode):
     """Writes the tape of the thread it is started in.
 
@@ -113,6 +121,8 @@ class Recorder(TorchFunctionMode):
         self.faulty: Callable[[BaseException], None] = lambda error: None
         self.before_call: Callable[[], None] | None = None  # wanted before the next outermost module call
         self.before_draw: list[Callable[[], None]] = []  # wanted before the next batch is drawn, or that; each takes itself off
+        self.outputs: Hearing | None = None  # listens to what modules return, where that was asked for
+        self.around: Callable[[Any, Callable[..., Any], Any, dict[str, Any]], Any] | None = None  # makes the module calls of a step that is listened to
         self._sorts: dict[Any, Sort] = {}
         self._reads: list[Slot | Inner | Outside] = []
         self._partly: set[int] = set()
@@ -307,7 +317,7 @@ class Recorder(TorchFunctionMode):
             self.faulty(error)
             return call(*args, **kwargs)
         self.failed = entry
-        result = call(*args, **kwargs)
+        result = call(*args, **kwargs) if self.around is None or kind != "module" else self.around(fn, call, args, kwargs)
         self.failed = None
         try:
             entry.last_node = _node_number()

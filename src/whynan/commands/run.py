@@ -13,17 +13,21 @@ import click
 
 from whynan.errors import UsageError
 
+_LIMIT = re.compile(r"(.+?)(<x|<|>)\s*(\S+?)(?:\s+every\s+(\d+))?\s*")
+_SIGNS = {"<": "below", ">": "above", "<x": "grows"}
+
 
 def _limits(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, dict[str, float]] | None:
-    """Read `NAME<NUMBER` and `NAME>NUMBER`."""
+    """Read `NAME<NUMBER`, `NAME>NUMBER` and `NAME<xTIMES`, each with ` every STEPS` behind it or not."""
     track: dict[str, dict[str, float]] = {}
     for word in given:
-        found = re.fullmatch(r"(.+?)([<>])(.+)", word)
-        name, sign, number = found.groups() if found is not None else ("", "", "")
+        found = _LIMIT.fullmatch(word)
+        name, sign, number, every = found.groups() if found is not None else ("", "", "", None)
         try:
-            track.setdefault(name.strip(), {})["below" if sign == "<" else "above"] = float(number)
+            limits = {_SIGNS.get(sign, ""): float(number), **({"every": int(every)} if every else {})}
         except ValueError:
-            raise UsageError(f"--track {word!r}: write NAME<NUMBER or NAME>NUMBER, for example '*.alpha<1'") from None
+            raise UsageError(f"--track {word!r}: write NAME<NUMBER, NAME>NUMBER or NAME<xTIMES, for example '*.alpha<1' or 'out:blocks.*<x10'") from None
+        track.setdefault(name.strip(), {}).update(limits)
     return track or None
 
 
@@ -77,7 +81,13 @@ def _positional(args: list[str]) -> list[str]:
     "--spike", default="warn", show_default=True, metavar="ACTION", help="A finite loss or norm far outside what it was: warn, skip, rollback, stop, off."
 )
 @click.option("--rank-timeout", type=float, default=600.0, show_default=True, help="Seconds to wait for the other ranks when a step is bad.")
-@click.option("--track", multiple=True, metavar="NAME<LIMIT", callback=_limits, help="Warn when a value reaches a limit: '*.alpha<1', 'scale>0'; repeatable.")
+@click.option(
+    "--track",
+    multiple=True,
+    metavar="NAME<LIMIT",
+    callback=_limits,
+    help="Warn when a value reaches a limit: '*.alpha<1', 'scale>0'; the output of a module: 'out:blocks.*<1e4'; growth: 'out:*<x10'; repeatable.",
+)
 @click.option("--save-every", type=click.IntRange(0), default=0, metavar="N", help="Write a checkpoint of everything every N updates, below the run directory.")
 @click.option("--validate", metavar="FILE:FUNCTION", help="A function of the model that returns a number, or numbers by name; with --validate-every.")
 @click.option("--validate-every", type=click.IntRange(0), default=0, metavar="N", help="Ask it every N updates, in eval mode, without a trace in the training.")

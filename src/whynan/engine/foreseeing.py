@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from whynan.capsule.outputs import Outputs
 from whynan.engine.options import Options
 from whynan.engine.session import Session
 from whynan.engine.staging import Staging
@@ -16,6 +17,7 @@ from whynan.tripwire.early import EarlyWarning, has_spike
 from whynan.tripwire.headroom import EVERY
 from whynan.tripwire.spikes import Spike
 from whynan.tripwire.stages import stages_from
+from whynan.tripwire.tracking import limits_of
 
 TOGETHER = 16  # steps whose numbers are looked at together where nothing is done about a spike: a warm cache is cheap
 
@@ -28,11 +30,15 @@ class Foreseeing:
         self.standing = standing
         self.trace = trace  # finds the line of an absurd step while it is still on the tape
         self.policy = SpikePolicy(options.spike)
-        self.early = EarlyWarning(options.track, spikes=self.policy is not SpikePolicy.OFF)
+        stages = stages_from(options.expect)
+        limits = [*limits_of(options.track), *(limit for s in stages for limit in limits_of({name: b.track for name, b in s.tracked.items()}))]
+        self.outputs = Outputs(session.recorder, limits) if any(limit.of_outputs for limit in limits) else None
+        if self.outputs is not None:
+            session.recorder.outputs, session.recorder.around = self.outputs, self.outputs.around
+        self.early = EarlyWarning(options.track, self.policy is not SpikePolicy.OFF, self.outputs)
         self.acts = self.policy not in (SpikePolicy.WARN, SpikePolicy.OFF)
         self._tracks = bool(options.track)
-        stages = stages_from(options.expect)
-        self.staging = Staging(session, stages) if stages else None
+        self.staging = Staging(session, stages, self.outputs) if stages else None
         self.dtypes: tuple[torch.dtype | None, torch.dtype | None] = (None, None)  # of the loss and the gradient norm
         self._waiting: list[tuple[int, float | None, torch.Tensor | float | None, bool, torch.optim.Optimizer, torch.dtype | None]] = []
         self._ceilings = (0.0, 0.0)  # sizes of loss and gradient norm that are looked at at once: every one, to begin with
@@ -85,9 +91,12 @@ class Foreseeing:
         session = self.session
         if self.staging is not None:
             self.staging.state(wait)
-        if not (self._tracks or wait or session.step_count % EVERY == 0):
-            return
-        for notice in self.early.state(session.step_count, session.recorder.roots(), session.optimizers, wait):
+        notices: list[Notice] = []
+        if self._tracks or wait or session.step_count % EVERY == 0:
+            notices += self.early.state(session.step_count, session.recorder.roots(), session.optimizers, wait)
+        if self.outputs is not None:
+            notices += self.outputs.end(session.step_count, wait)
+        for notice in notices:
             session.journal.warning(notice)
 
     def _curve(self, optimizer: torch.optim.Optimizer) -> str:

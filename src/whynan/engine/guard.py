@@ -144,12 +144,17 @@ class Guard:
         self.session.broken = self.recorder.faulty = self._internal_error
         self.recorder.seen_probe = self.noticing.probed
         self.recorder.seen_write = self.by_hand.may_write
-        self.recorder.seen_root = self.recovering.met
+        self.recorder.seen_root = self._met_root
         self.recorder.start()
         self._open = True
         atexit.register(self.close)
         _open_guards.add(self)
         return self
+
+    def _met_root(self, root: torch.nn.Module) -> None:
+        self.recovering.met(root)
+        if self.foreseeing.outputs is not None:
+            self.foreseeing.outputs.met(root)
 
     def _leave_to_parent(self) -> None:
         """In a forked child: watch nothing, write nothing."""

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from whynan.engine.session import Session
 from whynan.tripwire.stages import Stage, StageWatch
-from whynan.tripwire.tracking import Tracker
+from whynan.tripwire.tracking import Heard, Tracker
 
 
 class Staging:
     """Feeds a `StageWatch` from the journal and says what it finds where limits of `track` are said."""
 
-    def __init__(self, session: Session, stages: tuple[Stage, ...]) -> None:
+    def __init__(self, session: Session, stages: tuple[Stage, ...], outputs: Heard | None = None) -> None:
         self.session = session
         self.watch = StageWatch(stages, live=True)
-        self._trackers = {s.name: Tracker({name: b.track for name, b in s.tracked.items()}) for s in stages if s.tracked}
+        self._trackers = {s.name: Tracker({name: b.track for name, b in s.tracked.items()}, outputs) for s in stages if s.tracked}
         self._said = 0
         session.journal.each_step = self.numbers
 

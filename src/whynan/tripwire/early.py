@@ -9,7 +9,7 @@ import torch
 from whynan.records import Notice, NoticeKind
 from whynan.tripwire.headroom import HeadroomWatch
 from whynan.tripwire.spikes import Spike, SpikeWatch
-from whynan.tripwire.tracking import Track, Tracker
+from whynan.tripwire.tracking import Heard, Track, Tracker
 
 LEAST = {"loss": 0.5, "gradient norm": 1.0}  # the smallest rise worth a word, as a part of the level: norms double in health
 
@@ -26,8 +26,8 @@ class EarlyWarning:
     Cost: about 8 microseconds a step for the numbers; see `HeadroomWatch` and `Tracker` for the rest.
     """
 
-    def __init__(self, track: Track | None = None, spikes: bool = True) -> None:
-        self._tracker = Tracker(track)
+    def __init__(self, track: Track | None = None, spikes: bool = True, outputs: Heard | None = None) -> None:
+        self._tracker = Tracker(track, outputs)
         self._headroom = HeadroomWatch()
         self._spikes = spikes
         self._curves: dict[str, SpikeWatch] = {}

@@ -5,7 +5,7 @@
     loss = "< 10"             # loss, grad_norm, lr, scale: each value in the stage
     grad_norm = "< 5"
     loss_falls_by = 0.5       # from the median of the first tenth to that of the last; also "30%"
-    "*.alpha" = "0 .. 0.1"    # any other name is a parameter, a buffer or an entry of the optimizer, as in track
+    "*.alpha" = "0 .. 0.1"    # any other name is a parameter, a buffer, an entry of the optimizer or an output, as in track
 
 Stages follow each other in the order of the file. Torch is not needed to read or to judge.
 """

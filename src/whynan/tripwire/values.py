@@ -57,6 +57,23 @@ def plain(tensor: torch.Tensor) -> torch.Tensor | None:
     return inner[0] if len(inner) == 1 else None
 
 
+def largest(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the largest absolute value of a floating-point tensor, on its device; None where there is no value.
+
+    >>> largest(torch.tensor([1.0, -3.0]))
+    tensor(3.)
+
+    Cost: one reduction; no copy, no host sync.
+    """
+    found: torch.Tensor | None = None
+    for part in parts(tensor):
+        if part.numel() and part.is_floating_point() and part.device.type != "meta":
+            low, high = torch.aminmax(part.float() if part.element_size() == 1 else part)  # float8 has no arithmetic
+            size = torch.maximum(high, -low)
+            found = size if found is None else torch.maximum(found, size)
+    return found
+
+
 def damage_of(tensor: torch.Tensor) -> Damage:
     """Say which non-finite values a tensor holds; what cannot be looked into counts as finite.
 
