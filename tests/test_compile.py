@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch._dynamo
 import torch._dynamo.eval_frame
+from conftest import strict_lines
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
@@ -241,6 +242,64 @@ def test_tracked_outputs_are_no_part_of_compiled_code(build: Callable[[], Built]
     plain = count(build, "", (8,) * 5)
     assert count(build, "012", (8,) * 5, track=track) == plain
     assert count(build, "1", (8,) * 5, track=track) == plain
+
+
+class Broken(Net):
+    """A compiled method whose graph breaks in a layer of a model that is not compiled itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n.register_forward_hook(lambda module, inputs, out: torch._dynamo.graph_break())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.whole(x)  # type: ignore[no-any-return]
+
+    @torch.compile(backend="eager")
+    def whole(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x)
+
+
+def graph_that_breaks_inside() -> Built:
+    torch.manual_seed(0)
+    net = Broken()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    return (net, optimizer), stepper(net, loss_of, optimizer)
+
+
+def test_what_looks_at_outputs_is_not_compiled_itself() -> None:
+    """Between two graphs the compiler meets our code, and leaves it alone."""
+    plain = count(graph_that_breaks_inside, "", (8,) * 5)
+    assert plain["unique_graphs"] > 1
+    track = {"out:*": {"below": 1e6, "every": 2}}
+    assert count(graph_that_breaks_inside, "012", (8,) * 5, track=track) == plain
+    assert count(graph_that_breaks_inside, "1", (8,) * 5, track=track) == plain
+
+
+def tracked(folder: Path, model: Any, net: Any, optimizer: Any) -> list[str]:
+    """Train for three steps with a limit that every output crosses; return what was said."""
+    with whynan.watch(net, optimizer, run_dir=folder, track={"out:*": {"below": 0.0, "every": 1}}):
+        for x in batches()[:3]:
+            optimizer.zero_grad()
+            model(x).mean().backward()
+            optimizer.step()
+    return [str(row["text"]).partition(" is ")[0] for row in strict_lines(folder / "warnings.jsonl")]
+
+
+def test_compiled_modules_are_heard_as_a_whole_and_their_inside_is_named(tmp_path: Path) -> None:
+    """The output of a compiled layer is looked at; what is inside it is said once."""
+    net, optimizer = parts()
+    net.a.compile(backend="eager")
+    net.b = compiled(net.b)
+    text = "track: 'out:*' names a module inside compiled code, not looked at: b._orig_mod"
+    assert tracked(tmp_path, net, net, optimizer) == ["out:Net", "out:a", "out:n", "out:b", text]
+
+
+def test_a_model_inside_a_compiled_function_is_said_to_be_unknown(tmp_path: Path) -> None:
+    """The function runs as one call: no name is known at the end."""
+    net, optimizer = parts()
+    assert tracked(tmp_path, compiled(lambda x: net(x)), net, optimizer) == [
+        "track: no value",
+    ]
 
 
 @pytest.mark.parametrize("build", [model_and_loss, forward_and_loss], ids=lambda f: f.__name__)

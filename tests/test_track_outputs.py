@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch._dynamo.eval_frame
 from conftest import Sandbox, Shown, strict_lines
 from doc_blocks import compare
 from jobs import job
@@ -29,8 +28,6 @@ from whynan.commands.run import _limits
 from whynan.errors import UsageError
 from whynan.tripwire.tracking import Tracker
 from whynan.tripwire.values import largest
-
-torch._dynamo.eval_frame.TorchPatcher.patch()  # the first compilation of a process patches optimizers itself; do it before anything is compared
 
 
 @pytest.fixture
@@ -488,37 +485,6 @@ def test_errors_of_a_model_end_the_listening(tmp_path: Path) -> None:
 
 
 # -- kinds of programs --------------------------------------------------------------------------------------------
-
-
-def test_compiled_modules_are_heard_as_a_whole_and_their_inside_is_named(tmp_path: Path) -> None:
-    """The output of a compiled block is looked at, what is inside it is said once."""
-    torch._dynamo.reset()
-    model, optimizer = built()
-    model.blocks[0].compile(backend="eager")
-    model.blocks[1] = torch.compile(model.blocks[1], backend="eager")  # type: ignore[assignment]
-    with whynan.watch(model, optimizer, run_dir=tmp_path, track={"out:blocks.*": {"below": 0.5, "every": 1}}):
-        for _ in range(3):
-            optimizer.zero_grad()
-            model(torch.ones(2, 4)).mean().backward()
-            optimizer.step()
-    said = warnings_of(tmp_path)
-    assert [name for _, name, value, _ in said if value is not None] == ["out:blocks.0", "out:blocks.1"]
-    assert [text for _, _, value, text in said if value is None] == [
-        "track: 'out:blocks.*' names 3 modules inside compiled code, not looked at: blocks.0.inner, blocks.1._orig_mod, blocks.1._orig_mod.inner"
-    ]
-
-
-def test_a_model_inside_a_compiled_function_is_said_to_be_unknown(tmp_path: Path) -> None:
-    """The function runs as one call: no name is known at the end."""
-    torch._dynamo.reset()
-    model, optimizer = built()
-    loss = torch.compile(lambda x: model(x).mean(), backend="eager")
-    with whynan.watch(model, optimizer, run_dir=tmp_path, track={"out:*": {"below": 0.0}}):
-        for _ in range(3):
-            optimizer.zero_grad()
-            loss(torch.ones(2, 4)).backward()
-            optimizer.step()
-    assert [text for _, _, _, text in warnings_of(tmp_path)] == ["track: no value is named 'out:*'"]
 
 
 def test_stages_hold_outputs_too(tmp_path: Path) -> None:

@@ -186,12 +186,12 @@ def _door_code(code: CodeType) -> CodeType:
     return door.replace(co_filename=code.co_filename, co_name=code.co_name, co_qualname=code.co_qualname, co_firstlineno=code.co_firstlineno)
 
 
-def skip_frame(function: Any) -> None:
-    """Keep the compiler from compiling a wrapper of ours by itself, between two graphs; it may still look through it."""
+def skip_frame(function: Any, deep: bool = False) -> None:
+    """Keep the compiler from compiling a wrapper of ours by itself, between two graphs; it may still look through it. With `deep`, also what it calls."""
     code = getattr(getattr(function, "__func__", function), "__code__", None)
     if code is not None and hasattr(eval_frame, "set_code_exec_strategy"):  # what torch's own skip_code does, without importing the compiler
         action = eval_frame._FrameAction
-        eval_frame.set_code_exec_strategy(code, eval_frame._FrameExecStrategy(action.SKIP, action.DEFAULT))
+        eval_frame.set_code_exec_strategy(code, eval_frame._FrameExecStrategy(action.SKIP, action.SKIP if deep else action.DEFAULT))
 
 
 @contextmanager

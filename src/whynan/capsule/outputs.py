@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from whynan.capsule.compiled import is_compiled_module
+from whynan.capsule.compiled import is_compiled_module, skip_frame
 from whynan.capsule.recorder import Recorder
 from whynan.capsule.tape import tensors_of
 from whynan.records import Notice, NoticeKind
@@ -226,3 +226,8 @@ def _following(step: int, every: int) -> int:
 
 def _listed(names: list[str]) -> str:
     return ", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
+
+
+skip_frame(Outputs.around)
+for _ours in (Outputs.hear, Outputs._places):  # they may be asked between two graphs
+    skip_frame(_ours, deep=True)
