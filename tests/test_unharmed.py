@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from unharmed import Expecting, Outcome, all_events, differences, unwatched, watched
 
 import whynan
+from whynan.engine.noticing import Noticing
 
 COMBINATIONS = list(itertools.product(OPTIMIZERS, PRECISIONS, PLACES, POLICIES))
 NUMBERS = {combination: number for number, combination in enumerate(COMBINATIONS)}
@@ -150,6 +151,17 @@ def test_run_in_which_no_step_is_ever_taken() -> None:
         assert guard.incidents == []
     assert [(i.cause.code, i.action.taken) for i in guard.incidents] == [("WN606", "observed")]
     assert scaler.get_scale() == 2.0**114
+
+
+@pytest.mark.parametrize("place", ["one parameter", "one buffer", "one moment"])
+@pytest.mark.parametrize("optimizer", ["AdamW fused", "SGD fused"])
+def test_bad_state_under_a_scaler_that_the_host_does_not_wait_for(optimizer: str, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a device: the loss is not read before the update, and bad state shows in gradients and buffers only."""
+    look = Noticing.check_loss
+    monkeypatch.setattr(Noticing, "check_loss", lambda self, entry, wait=False: look(self, entry) if wait else None)
+    monkeypatch.setattr(Noticing, "probed", lambda self, tensor, result: None)
+    for policy in POLICIES:
+        check(case_of(optimizer, "fp16 scaler", place, policy))
 
 
 # -- on the GPU ---------------------------------------------------------------------------------------------------

@@ -293,7 +293,7 @@ def _written_by_state(scene: Scene) -> Finding | None:
     birth = scene.birth
     leaf = birth.leaf if birth is not None else None
     before = [h for h in scene.history if h["step"] < scene.step]  # a step that is read late is in the history itself
-    watched = before and scene.symptom.place in ("loss", "gradient")  # a weight that was bad from the start is a symptom of its own
+    watched = before and scene.symptom.place in ("loss", "gradient", "buffer")  # a weight that was bad from the start is a symptom of its own
     if leaf is None or leaf.role != "parameter" or not watched:
         return None
     if any(not math.isfinite(h.get(key, 0.0)) for h in before for key in ("loss", "grad_norm")):

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from whynan.capsule.snapshot import Snapshot
+from whynan.causes import catalogue
 from whynan.engine.acting import Acting
 from whynan.engine.foreseeing import Foreseeing
 from whynan.engine.noticing import Noticing
@@ -29,6 +30,13 @@ from whynan.recovery.followers import Followers
 from whynan.recovery.place import rank_here
 from whynan.recovery.ranks import several
 from whynan.tripwire.checks import fits_beside, may_break, nonfinite, optimizer_state
+
+
+def get_ready() -> None:
+    """Load what a diagnosis needs while the device is busy with the first steps: it takes as long as some steps of a GPU."""
+    import rich.console  # noqa: F401 (the terminal's)
+
+    catalogue.rules()
 
 
 class _SkipStep(Exception):
@@ -308,3 +316,5 @@ class Stepping:
         self.foreseeing.state()
         session.tally.look()
         session.next_step()
+        if session.step_count == 2 and torch.cuda.is_initialized():
+            get_ready()
