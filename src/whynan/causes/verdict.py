@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from whynan.capsule.sites import Site, is_installed, resolve
@@ -16,13 +17,15 @@ from whynan.causes.terms import named_terms, term_words
 from whynan.causes.trying import remedies_of, tempting
 from whynan.records import NOWHERE, Cause, Confidence, Experiment, Origin, Phase, Remedy, Span, TensorStats
 from whynan.trace.birth import View
+from whynan.trace.hidden import hidden_birth
+from whynan.trace.mending import places_of, without
 from whynan.tripwire.values import bad_rows, stats
 
 
 def judge(scene: Scene) -> tuple[Origin, Cause, list[Remedy], list[Experiment]]:
     """Explain a birth and prove the explanation as far as the replay allows."""
     scene.lab = Lab(scene.program, scene.targets, scene.history, scene.scaler, scene.healthy, scene.jump)
-    first = _explain(scene)
+    first = _first(scene)
     verdict = decide(first, _explain) if scene.jump is None else first
     chosen, finding = verdict.rule, verdict.finding
     scene.birth = verdict.scene.birth  # what is told beside the verdict is about the same birth
@@ -55,6 +58,25 @@ def _explain(scene: Scene) -> Verdict:
     remedies = finding.remedies + remedies_of(scene, finding, expression, site)
     finding.evidence += tempting(scene, finding, expression, site)
     return Verdict(scene, chosen, finding, site, expression, samples, remedies)
+
+
+def _first(scene: Scene) -> Verdict:
+    """Explain the birth, or an infinity that was hidden on the way to it where that alone explains the step."""
+    try:
+        found = hidden_birth(scene.program, scene.targets, scene.birth) if scene.birth is not None and scene.jump is None else None
+    except MemoryError:
+        found = None
+    if found is None or scene.birth is None:
+        return _explain(scene)
+    birth, hider = found
+    older = _explain(replace(scene, birth=birth))
+    if not older.healed:
+        younger = _explain(scene)
+        if younger.healed or not without(scene.program, scene.targets, places_of(birth)).finite:
+            return younger
+    here, there = (resolve(site).line if site is not None else 0 for site in (hider.site, scene.birth.site))
+    older.finding.evidence.append(f"the infinity was hidden at line {here} (its result is finite); what came of it shows at line {there}")
+    return older
 
 
 def _origin(scene: Scene, chosen: Rule, finding: Finding, expression: Expression | None, samples: list[int]) -> Origin:
