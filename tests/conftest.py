@@ -10,6 +10,7 @@ import os
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: a fork with thread pools alive is not safe
 
+import gc
 import json
 import signal
 import subprocess
@@ -127,6 +128,7 @@ class Sandbox:
         pid = os.fork()
         if pid == 0:
             status = 70
+            gc.freeze()  # what the parent left behind is not the child's to free: a process group would wait for its threads
             try:
                 os.setsid()
                 for stream, path in ((1, out), (2, err)):

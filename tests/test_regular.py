@@ -159,7 +159,7 @@ def test_a_state_that_is_not_finite_is_not_saved(tmp_path: Path) -> None:
 
 
 RANKS = """
-import os, torch, torch.distributed as dist, torch.multiprocessing as mp, whynan
+import os, sys, torch, torch.distributed as dist, torch.multiprocessing as mp, whynan
 
 def work(rank, world, port, run_dir):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
@@ -175,10 +175,9 @@ def work(rank, world, port, run_dir):
             loss.backward()
             optimizer.step()
     dist.destroy_process_group()
-    print("ASKED", rank, *asked, flush=True)
+    sys.stdout.write(f"ASKED {rank} {' '.join(asked)}\\n")
 
 if __name__ == "__main__":
-    import sys
     mp.spawn(work, args=(2, int(sys.argv[1]), sys.argv[2]), nprocs=2)
 """
 
