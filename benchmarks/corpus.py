@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -56,6 +57,7 @@ def in_child(work: Callable[[], Any], seconds: int = 120) -> dict[str, Any]:
         pid = os.fork()
         if pid == 0:
             status = 70
+            gc.freeze()  # what the parent left behind is not the child's to free
             try:
                 os.setsid()
                 for stream, path in ((1, out), (2, err)):
