@@ -6,6 +6,7 @@ Nothing here waits without an end: when the time is up the whole job is killed a
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import re
@@ -122,6 +123,7 @@ def _child(box: Sandbox, rank: int, ranks: int, port: int, out: Path, words: lis
     if pid:
         return pid
     status = 70
+    gc.freeze()  # what the parent left behind is not the child's to free
     try:
         os.setsid()
         stream = os.open(out, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)

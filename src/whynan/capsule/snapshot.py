@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,8 +48,8 @@ class Snapshot:
     def restore(self) -> None:
         """Write everything back in place."""
         with torch.no_grad():
-            for parameter, copy in self.parameters:
-                local(parameter).copy_(copy)
+            for parameter, saved in self.parameters:
+                local(parameter).copy_(saved)
         live = self.optimizer.state
         for key in [k for k in live if k not in self.state]:
             del live[key]
@@ -56,6 +58,17 @@ class Snapshot:
         for held, own in self.own:
             for name, value in own.items():
                 held[name] = _merge(held.get(name), value)
+
+
+def copy_of(optimizer: torch.optim.Optimizer, weights: dict[int, torch.Tensor]) -> torch.optim.Optimizer:
+    """Copy an optimizer with state, groups and attributes of its own, for the weights that stand for its own by their ids.
+
+    Not by its constructor, which would announce a new one; without hooks, the `step` that a schedule hangs on the object, and what a scaler lends it.
+    """
+    attributes = {k: OrderedDict() if k.endswith("_hooks") else v for k, v in vars(optimizer).items() if k not in ("step", "found_inf", "grad_scale")}
+    made: torch.optim.Optimizer = object.__new__(type(optimizer))
+    vars(made).update(copy.deepcopy(attributes, dict(weights)))
+    return made
 
 
 def _own(held: dict[str, Any], on_host: bool) -> dict[str, Any]:

@@ -14,13 +14,12 @@ import torch
 
 from whynan.capsule.replay import Program, Run
 from whynan.capsule.sites import Site, resolve
-from whynan.causes.terms import by_name
+from whynan.causes.terms import LISTED, by_name
 from whynan.engine.summing import Operand, Sums
 from whynan.tripwire.values import damage_of
 
 TAKEN = "terms dropped"
 MOST = 32  # terms of one loss that are tried
-LISTED = 6  # terms that are named
 Grads = list[torch.Tensor | None]
 
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from whynan.capsule.intercept import unwatched_step
+from whynan.capsule.snapshot import copy_of
 from whynan.capsule.state import put_rng, take_rng
 from whynan.records import Experiment, Incident, count, number
 from whynan.recovery.ranks import several
 from whynan.tripwire.values import damage_of
 
 MOST = 256 << 20  # bytes of weights that are copied for it
-_NOT_COPIED = ("step", "found_inf", "grad_scale")  # a scheduler's wrapper; with a scaler's word a fused step would do nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,20 +64,13 @@ def _weights(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-def _copied(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Copy an optimizer with its weights and gradients; not by its constructor, which would announce a new one."""
-    memo: dict[int, Any] = {}
-    for weight in _weights(optimizer):
-        fresh = memo[id(weight)] = weight.detach().clone().requires_grad_(weight.requires_grad)
-        fresh.grad = None if weight.grad is None else weight.grad.detach().clone()
-    trial: torch.optim.Optimizer = object.__new__(type(optimizer))
-    vars(trial).update(copy.deepcopy({k: v for k, v in vars(optimizer).items() if k not in _NOT_COPIED}, memo))
-    return trial
-
-
 def _tried(optimizer: torch.optim.Optimizer) -> _Update:
     """Step a copy, and compare its weights with those it had."""
-    trial = _copied(optimizer)
+    stand_ins: dict[int, torch.Tensor] = {}
+    for weight in _weights(optimizer):
+        fresh = stand_ins[id(weight)] = weight.detach().clone().requires_grad_(weight.requires_grad)
+        fresh.grad = None if weight.grad is None else weight.grad.detach().clone()
+    trial = copy_of(optimizer, stand_ins)
     hit = [~torch.isfinite(p.grad.to_dense()) if p.grad is not None else torch.zeros_like(p, dtype=torch.bool) for p in _weights(trial)]
     rng = take_rng(everything=True)
     try:

@@ -91,7 +91,7 @@ class SubjectStep:
     weights: list[tuple[str, torch.Tensor]]
     autocast: torch.dtype | None = None
     output: Any = None  # what the model gave last
-    _rng: Any = None
+    rng: Any = None
     _bad_before: frozenset[str] = frozenset()
 
     @contextmanager
@@ -100,7 +100,7 @@ class SubjectStep:
         model = self.subject.model
         with Stasis([model] if model is not None else [], [w for _, w in self.weights]):
             self._bad_before = frozenset(n for n, b in self._buffers() if damage_of(b))
-            put_rng(self._rng)
+            put_rng(self.rng)
             try:
                 yield
             finally:
@@ -139,7 +139,7 @@ def step_of(subject: Subject) -> SubjectStep:
     values = [t for _, t in given]
     subject = replace(subject, batch=rebuild(subject.batch, iter(values)))
     weights: list[tuple[str, torch.Tensor]] = [(n, p) for n, p in subject.model.named_parameters() if p.requires_grad] if subject.model is not None else []
-    step = SubjectStep(subject, lambda batch: (None, None), [], weights, _rng=take_rng(everything=True))
+    step = SubjectStep(subject, lambda batch: (None, None), [], weights, rng=take_rng(everything=True))
     uses = Uses(values)
     with step.still(), uses:
         step.call = calling(subject)

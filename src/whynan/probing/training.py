@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from whynan.addresses import one_line
+from whynan.capsule.intercept import unwatched_step
+from whynan.capsule.snapshot import copy_of
 from whynan.capsule.state import Stasis, put_rng
 from whynan.errors import UsageError
 from whynan.probing.steps import SubjectStep, values_of
@@ -100,25 +101,28 @@ def _made(given: Any, step: SubjectStep) -> torch.optim.Optimizer:
     if not weights:
         raise UsageError("there is no model with weights to update: a learning rate cannot be judged")
     maker: Any = _named(given) if isinstance(given, str) else given
-    name = getattr(maker, "__name__", "optimizer")
-    try:
-        made = maker(*_arguments(maker, step.subject.model, weights))
-    except Exception as error:  # whatever the user's code raises
-        words = (str(error).splitlines() or [""])[0][:160]
-        raise UsageError(f"{name} of the optimizer raised {type(error).__name__}: {words}") from error
+    made = _called(maker, *((weights, step.subject.model) if _takes_any(maker) else ()))
     if not isinstance(made, torch.optim.Optimizer):
-        raise UsageError(f"{name} gave a {type(made).__name__}, not a torch.optim.Optimizer")
+        raise UsageError(f"{getattr(maker, '__name__', 'optimizer')} gave a {type(made).__name__}, not a torch.optim.Optimizer")
     return made
 
 
-def _arguments(maker: Callable[..., Any], model: object, weights: list[torch.Tensor]) -> list[Any]:
+def _called(maker: Callable[..., Any], *choices: Any) -> Any:
+    """Call a maker with the first thing that it can take; what it says of the first of them is the answer where it takes none."""
     try:
-        names = [p.name for p in inspect.signature(maker).parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL)]
+        return maker(*choices[:1])
+    except Exception as error:  # whatever the user's code raises
+        for other in choices[1:]:
+            with suppress(Exception):
+                return maker(other)
+        raise UsageError(f"{getattr(maker, '__name__', 'optimizer')} of the optimizer raised {one_line(error)}") from error
+
+
+def _takes_any(maker: Callable[..., Any]) -> bool:
+    try:
+        return any(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL) for p in inspect.signature(maker).parameters.values())
     except (TypeError, ValueError):
-        return [weights]
-    if not names:
-        return []
-    return [model] if any(word in names[0].lower() for word in ("model", "net", "module")) else [weights]
+        return True
 
 
 def _named(name: str) -> type[torch.optim.Optimizer]:
@@ -139,7 +143,7 @@ def course(step: SubjectStep, training: Training, rates: tuple[float, ...], upda
     params = _params(step, training)
     begin = [p.detach().clone() for p in params]
     with _own_weights(step, params), torch.autograd.set_multithreading_enabled(False), torch.enable_grad():
-        optimizer = _copied(training.optimizer)
+        optimizer = copy_of(training.optimizer, {id(p): p for g in training.optimizer.param_groups for p in g["params"]})
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = torch.full_like(group["lr"], rate) if isinstance(group["lr"], torch.Tensor) else rate
         losses, graded, bad = _updated(step, optimizer, params, training.clip, updates)
@@ -163,7 +167,7 @@ def _updated(
     trained = [p for p in params if p.requires_grad]
 
     def forward() -> torch.Tensor:
-        put_rng(step._rng)  # dropout and noise as before: what changes is the weights
+        put_rng(step.rng)  # dropout and noise as before: what changes is the weights
         return step.loss(values)
 
     def closure() -> torch.Tensor:
@@ -199,9 +203,7 @@ def _updated(
 
 def _update_of(optimizer: torch.optim.Optimizer) -> Callable[[Callable[[], torch.Tensor]], object]:
     """Return a function that makes one update; a guard of the caller's does not see it."""
-    method: Any = type(optimizer).step
-    while hasattr(method, "_whynan"):
-        method = method.__wrapped__
+    method = unwatched_step(optimizer)
     if len(inspect.signature(method).parameters) > 1:
         return lambda closure: method(optimizer, closure)
 
@@ -247,15 +249,3 @@ def _own_weights(step: SubjectStep, params: list[torch.Tensor]) -> Iterator[None
         finally:
             for param, value in kept:
                 param.data = value
-
-
-def _copied(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Return an optimizer of the same parameters with state, groups and attributes of its own, and without hooks.
-
-    A schedule wraps `step` on the object itself; the copy does without.
-    """
-    memo: dict[int, Any] = {id(p): p for g in optimizer.param_groups for p in g["params"]}
-    attributes = {k: OrderedDict() if k.endswith("_hooks") else v for k, v in vars(optimizer).items() if k != "step"}
-    made = object.__new__(type(optimizer))
-    vars(made).update(copy.deepcopy(attributes, memo))
-    return made

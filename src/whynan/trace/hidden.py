@@ -25,14 +25,14 @@ def hidden_birth(program: Program, targets: Targets, birth: Birth) -> tuple[Birt
     start = birth.forward.op if birth.forward is not None else None
     if start is None or birth.leaf is not None or birth.error is not None:
         return None
-    found: list[tuple[Birth, Op]] = []
+    found: dict[int, tuple[Birth, Op]] = {}  # by the number of the operation where one was born
     for hider, maker in _hidden(birth.graph, start):
         older = birth_in(birth.graph, slice_back(birth.graph, [maker]))
         if older.op is not None and not older.op.backward and older.op.site is not None:
-            found.append((older, hider))
+            found.setdefault(older.op.index, (older, hider))
     if not found:
         return None
-    older, hider = min(found, key=lambda pair: pair[0].op.index if pair[0].op is not None else 0)
+    older, hider = found[min(found)]
     older = replace(older, losses=birth.losses, terms=birth.terms, exact=birth.exact, note=birth.note)
     whole = any(op.backward for op in birth.graph.ops)  # a bad loss was looked for in the forward pass alone
     return observe(program if whole else program.until_loss(), targets, {}, older), hider
