@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -48,8 +49,22 @@ class Case:
 def diagnose(case: Case) -> Incident:
     """Find where the damage was born, explain it and try the remedies on the replay."""
     targets = _targets(case)
-    birth, trouble = _find(case, targets)
-    return _verdict(case, targets, birth, trouble)
+    with _set_aside():
+        birth, trouble = _find(case, targets)
+        return _verdict(case, targets, birth, trouble)
+
+
+@contextmanager
+def _set_aside() -> Iterator[None]:
+    """Hold the program's own objects back from the garbage collector, which would go through all of them for what the replays make."""
+    if gc.get_freeze_count():  # the program has set some aside itself
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def diagnose_spike(case: Case, jump: Jump) -> Incident | None:

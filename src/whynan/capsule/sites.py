@@ -79,8 +79,13 @@ def live_site(stop: CodeType, depth: int = 1) -> Site | None:
 def live_frame(stop: CodeType, depth: int = 1) -> FrameType | None:
     """Return the frame itself."""
     frame: FrameType | None = sys._getframe(depth)
-    while frame is not None and frame.f_code is not stop and frame.f_code is not _ENGINE:
-        if not is_internal(frame.f_code):
+    known = _internal.get
+    while frame is not None:
+        code = frame.f_code
+        if code is stop or code is _ENGINE:
+            return None
+        internal = known(code.co_filename)
+        if not (is_internal(code) if internal is None else internal):
             return frame
         frame = frame.f_back
     return None

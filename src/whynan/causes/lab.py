@@ -82,9 +82,8 @@ class Lab:
         self.healthy = dict(list((healthy or {}).items())[: 2 if self.quick else 1])
         self.truth: dict[int, torch.Tensor] = {}  # the gradients in float64, by their place
         self.wide: Outcome | None = None
-        finite = [h for h in history if math.isfinite(h.get("loss", math.nan))]
-        self._usual = {} if self.quick else {int(h["step"]): Outcome(h["loss"], None, True) for h in finite}  # by healthy step: as it is, or was in the run
-        self.losses = [h["loss"] for h in finite]
+        self._usual: dict[int, Outcome] = {}  # by healthy step: what it gives as it is, with the weights of today
+        self.losses = [h["loss"] for h in history if math.isfinite(h.get("loss", math.nan))]
         self.norms = [h["grad_norm"] for h in history if math.isfinite(h.get("grad_norm", math.nan))]
         self.hit = 0
         self.where: Site | None = None  # the last place where something was put in

@@ -18,6 +18,7 @@ from whynan.trace.birth import Birth, ancestors
 from whynan.trace.graph import Colour, Graph, Leaf, Op
 from whynan.trace.inside import named_values
 from whynan.trace.modules import look_at_output, look_at_weights, paths_of
+from whynan.trace.scouting import Scouted, scout
 from whynan.trace.slicing import Slice, real_use, slice_back
 from whynan.trace.terms import terms_of
 from whynan.trace.tracer import Tracer, roles_of, storage_key
@@ -44,9 +45,9 @@ def locate(program: Program, targets: Targets, roles: dict[int, tuple[str, str]]
     `suspects` are storages known to be bad (weights before the first step): their first use is the answer even where
     the damage has not reached a target yet.
 
-    Cost: two replays under a dispatch mode.
+    Cost: two replays under a dispatch mode, three on a GPU.
     """
-    first = _trace(program, targets, roles or {})
+    first = _trace(program, targets, roles or {}, scouted=scout(program))
     error = first.run.error
     graph = first.tracer.graph
     starts = first.starts
@@ -160,9 +161,18 @@ def observe(program: Program, targets: Targets, roles: dict[int, tuple[str, str]
     return birth
 
 
-def _trace(program: Program, targets: Targets, extra: dict[int, tuple[str, str]], keep: frozenset[int] = frozenset(), hold: int = -1) -> Traced:
+def _trace(
+    program: Program,
+    targets: Targets,
+    extra: dict[int, tuple[str, str]],
+    keep: frozenset[int] = frozenset(),
+    hold: int = -1,
+    scouted: Scouted | None = None,
+) -> Traced:
     tracer = Tracer(roles_of(program.entries, program.roots, extra), keep)
     tracer.hold = hold
+    if scouted is not None:
+        tracer.suspects, tracer.nan = scouted.suspects, scouted.nan
     with program.still(), module_names(program.roots, tracer), tracer:
         run = program.play(tracer)
         if not keep:
@@ -171,7 +181,14 @@ def _trace(program: Program, targets: Targets, extra: dict[int, tuple[str, str]]
         starts = [] if keep else _bad_targets(tracer, targets(run) if run.error is None or run.losses else [])
         loss = -1 if keep else _loss(tracer, run.losses)
         inside = _inside(tracer)
+    if scouted is not None and (tracer.broken or scouted.count != len(tracer.graph.ops) or _overlooked(tracer, starts)):
+        return _trace(program, targets, extra)  # the two did not see the same step
     return Traced(tracer, run, starts, loss, inside)
+
+
+def _overlooked(tracer: Tracer, starts: list[int]) -> bool:
+    """Whether a bad target was made by something that was not looked at."""
+    return any(start >= 0 and not tracer.graph.ops[start].damage for start in starts)
 
 
 def _loss(tracer: Tracer, losses: list[torch.Tensor]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -30,13 +31,13 @@ def look_at_output(name: str, module: torch.nn.Module, output: Any, found: dict[
     before = found.get(name) or ModuleState(name, type(module).__name__)
     for tensor in tensors_of(output):
         if tensor.is_floating_point():
-            size = largest(tensor)
+            size, bad = seen(tensor)
             bigger = size is not None and (before.largest is None or size >= before.largest)
             before = replace(
                 before,
                 dtype=_dtype(tensor) if bigger or not before.dtype else before.dtype,
                 largest=size if bigger else before.largest,
-                bad_output=before.bad_output or bool(damage_of(tensor.detach())),
+                bad_output=before.bad_output or bad,
             )
     found[name] = before
 
@@ -50,32 +51,39 @@ def look_at_weights(roots: Iterable[torch.nn.Module], found: dict[str, ModuleSta
 
 
 def _with_weights(state: ModuleState, weights: list[torch.nn.Parameter]) -> ModuleState:
-    sizes = [(size, w) for w in weights if (size := largest(w)) is not None]
-    top = max(sizes, key=lambda pair: pair[0], default=None)
+    found = [(*seen(w), w) for w in weights]
+    top = max(((size, w) for size, _, w in found if size is not None), key=lambda pair: pair[0], default=None)
     return replace(
         state,
         weight_dtype=_dtype(top[1]) if top is not None else "",
         weight_largest=top[0] if top is not None else None,
-        bad_weight=any(damage_of(w.detach()) for w in weights),
+        bad_weight=any(bad for _, bad, _ in found),
         bad_gradient=any(w.grad is not None and bool(damage_of(w.grad)) for w in weights),
     )
 
 
-def largest(tensor: torch.Tensor) -> float | None:
-    """Return the largest finite magnitude in a tensor; None where there is none or it cannot be read."""
+def seen(tensor: torch.Tensor) -> tuple[float | None, bool]:
+    """Return the largest finite magnitude in a tensor (None where there is none or it cannot be read), and whether it is damaged."""
     try:
         dense = plain(tensor.detach())
-        if dense is None or not dense.numel() or dense.device.type == "meta":
-            return None
+        if dense is None:
+            return None, bool(damage_of(tensor.detach()))
+        if not dense.numel() or dense.device.type == "meta":
+            return None, False
         if dense.element_size() == 1:
             dense = dense.float()
         size = float(torch.linalg.vector_norm(dense, torch.inf))
-        if size == size and size not in (float("inf"), float("-inf")):
-            return size
+        if math.isfinite(size):
+            return size, False
         finite = dense[torch.isfinite(dense)] if dense.numel() <= _ROOM else dense[:0]
-        return float(finite.abs().max()) if finite.numel() else None
+        return float(finite.abs().max()) if finite.numel() else None, True
     except (RuntimeError, NotImplementedError, TypeError, MemoryError):
-        return None
+        return None, bool(damage_of(tensor.detach()))
+
+
+def largest(tensor: torch.Tensor) -> float | None:
+    """Return the largest finite magnitude in a tensor; None where there is none or it cannot be read."""
+    return seen(tensor)[0]
 
 
 def _dtype(tensor: torch.Tensor) -> str:

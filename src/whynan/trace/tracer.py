@@ -1,11 +1,13 @@
 """See every operation of a replayed step, forward and backward, and write down the graph of values.
 
-Two passes: the first looks only at what came out of each operation; the second, when the place is known, keeps copies
-of the values around it (`keep`). Operations that cannot be looked into (extensions, opaque subclasses) are one node.
+Two passes: the first looks only at what came out of each operation (on a GPU, of those that a scout was in doubt about);
+the second, when the place is known, keeps copies of the values around it (`keep`). Operations that cannot be looked into
+(extensions, opaque subclasses) are one node.
 """
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -20,7 +22,7 @@ from whynan.capsule.replay import call_entry
 from whynan.capsule.sites import Site, caller_of, live_frame, live_site
 from whynan.capsule.tape import Entry, Outside, leaves
 from whynan.trace.graph import Colour, Graph, Leaf, Op, Source
-from whynan.tripwire.values import damage_of, is_mask_like, parts, plain
+from whynan.tripwire.values import Damage, damage_of, is_mask_like, parts, plain
 
 _node_number = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 _FLOOR = call_entry.__code__
@@ -65,6 +67,8 @@ class Tracer(TorchDispatchMode):
         self.kept_inputs: dict[int, dict[str, torch.Tensor]] = {}
         self.kept_output: dict[int, torch.Tensor] = {}
         self.calls = CallTracker(self)
+        self.suspects: frozenset[int] | None = None  # the operations to look at; None: all
+        self.nan: frozenset[int] = frozenset()  # of those not looked at: they are known to give NaN
         self.hold = -1  # the operation in whose function the values are to be named
         self.frame: FrameType | None = None
         self.caller: Site | None = None  # of the library that it runs in
@@ -74,6 +78,7 @@ class Tracer(TorchDispatchMode):
         self.refused: dict[str, torch.Tensor] = {}  # arguments of the last call that raised
         self._refusal: tuple[Op, BaseException] | None = None
         self._writers: dict[int, tuple[object, int]] = {}  # storage: weak reference, op index or -1 - leaf index
+        self._single: set[int] = set()  # operations with one result: its damage is theirs
         self._last_node = 0
         self._blind = False
 
@@ -234,8 +239,13 @@ class Tracer(TorchDispatchMode):
         made = self.graph.ops[maker] if maker >= 0 else self.graph.leaves[-1 - maker]
         if not made.damage or not (tensor.is_floating_point() or tensor.is_complex()):
             return Source(name, maker)
-        damage = damage_of(tensor)  # a view may have missed the bad part
+        damage = self._damage(tensor, maker)
         return Source(name, maker, damage, made.colour if damage else Colour.CLEAN)
+
+    def _damage(self, tensor: torch.Tensor, maker: int) -> Damage:
+        if self.suspects is not None and maker in self._single and is_whole(tensor):
+            return self.graph.ops[maker].damage
+        return damage_of(tensor)  # a view may have missed the bad part
 
     def _maker(self, tensor: torch.Tensor, site: Site | None) -> int:
         key = storage_key(tensor)
@@ -271,8 +281,13 @@ class Tracer(TorchDispatchMode):
             first = args[0]
             outputs = [t for t in (first if isinstance(first, list | tuple) else [first]) if isinstance(t, torch.Tensor)]
         name = op.name.removeprefix("aten.").split(".")[0]
-        for tensor in outputs:
-            op.damage = op.damage | damage_of(tensor)
+        if self.suspects is None or op.index in self.suspects:
+            for tensor in outputs:
+                op.damage = op.damage | damage_of(tensor)
+        elif op.index in self.nan:
+            op.damage = Damage(nan=True)
+        if len(outputs) == 1:
+            self._single.add(op.index)
         if outputs:
             op.shape, op.dtype = tuple(outputs[0].shape), str(outputs[0].dtype).removeprefix("torch.")
         if op.damage:
@@ -418,10 +433,15 @@ def _written_infinity(op: Op) -> bool:
 
 def named_arguments(func: Any, args: Any, kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
     """Pair an operator's arguments with their names in its schema."""
-    schema = getattr(func, "_schema", None)
-    names = [a.name for a in schema.arguments] if schema is not None else []
+    names = _names_of(func)
     named = [(names[i] if i < len(names) else f"arg{i}", a) for i, a in enumerate(args)]
     return named + list(kwargs.items())
+
+
+@functools.cache
+def _names_of(func: Any) -> list[str]:
+    schema = getattr(func, "_schema", None)
+    return [a.name for a in schema.arguments] if schema is not None else []
 
 
 def storage_key(tensor: torch.Tensor) -> int:
@@ -434,6 +454,11 @@ def storage_key(tensor: torch.Tensor) -> int:
         return int(tensor.untyped_storage()._cdata)
     except (RuntimeError, NotImplementedError):
         return id(tensor)
+
+
+def is_whole(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is all of the memory it lives in, each value once."""
+    return plain(tensor) is tensor and 0 not in tensor.stride() and not _is_part(tensor)
 
 
 def _is_part(tensor: torch.Tensor) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -94,21 +95,20 @@ def _damage_of_plain(tensor: torch.Tensor) -> Damage:
         tensor = torch.view_as_real(tensor.resolve_conj())
     if tensor.element_size() == 1:  # float8 has no arithmetic
         tensor = tensor.to(torch.float32)
-    if looks_finite(tensor):
+    size = _size(tensor)
+    if math.isfinite(size):
         return CLEAN
-    if bool(torch.isnan(tensor).any()):
+    if (math.isnan(size) and not tensor.is_cpu) or bool(torch.isnan(tensor).any()):  # a sum of infinities is NaN too
         return Damage(nan=True)  # the worst; whether infinities stand beside it changes no answer
     return Damage(posinf=bool((tensor == torch.inf).any()), neginf=bool((tensor == -torch.inf).any()))
 
 
-def looks_finite(tensor: torch.Tensor) -> bool:
-    """One fast pass: True means certainly finite (a plain sum is 20 to 40 times faster than `isfinite` on the CPU)."""
-    if tensor.device.type == "cpu":
+def _size(tensor: torch.Tensor) -> float:
+    """Return a number that is finite only if all values are (a plain sum is 20 to 40 times faster than `isfinite` on the CPU)."""
+    if tensor.is_cpu:
         low = tensor.dtype in (torch.float16, torch.bfloat16)
-        total = tensor.sum(dtype=torch.float32 if low else None)
-    else:
-        total = torch.linalg.vector_norm(tensor.detach(), torch.inf)
-    return bool(torch.isfinite(total))
+        return float(tensor.detach().sum(dtype=torch.float32 if low else None))
+    return float(torch.linalg.vector_norm(tensor.detach(), torch.inf))
 
 
 def stats(name: str, tensor: torch.Tensor) -> TensorStats:
