@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import whynan
 from whynan.records import Incident
-from whynan.trace import locate, scouting
+from whynan.trace import locate, mending, scouting
 
 Loss = Callable[[nn.Module, torch.Tensor], torch.Tensor]
 
@@ -46,6 +46,18 @@ def half(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return ((model(x) * 300).half() * (x[:, :4] * 300).half()).float().mean()
 
 
+def unexplained(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Two infinities that cancel: there is no remedy to try, only the birth can be mended."""
+    large = (model(x) * x[:, :4] * 1e16).square()
+    return (large - large.roll(1, 0) * 2).mean()
+
+
+def two(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Two places, each bad enough alone."""
+    y = model(x)
+    return torch.log((y - y.roll(1, 0)).square().sum(1)).mean() + (y / (x - x.roll(1, 0)).norm(dim=1, keepdim=True)).mean()
+
+
 def diagnosed(loss_of: Loss, bad: torch.Tensor) -> Incident:
     """Train three good steps and a bad one."""
     torch.manual_seed(0)
@@ -67,12 +79,14 @@ def told(incident: Incident) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("loss_of", "bad"), [(spread, torch.ones(8, 6)), (slope, torch.ones(8, 6)), (masked, torch.ones(8, 6)),
-                                              (parts, torch.ones(8, 6)), (half, torch.full((8, 6), 90.0))])  # fmt: skip
+                                              (parts, torch.ones(8, 6)), (half, torch.full((8, 6), 90.0)),
+                                              (unexplained, torch.full((8, 6), 1e5)), (two, torch.ones(8, 6))])  # fmt: skip
 def test_a_scout_changes_no_answer(loss_of: Loss, bad: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole incident is the same, and the tracer looks at few operations."""
     plain = diagnosed(loss_of, bad)
     sent: list[scouting.Scouted | None] = []
     monkeypatch.setattr(scouting, "waits", lambda program: True)
+    monkeypatch.setattr(mending, "waits", lambda program: True)
     monkeypatch.setattr(locate, "scout", lambda program: sent.append(scouting.scout(program)) or sent[-1])
     scouted = diagnosed(loss_of, bad)
     assert told(scouted) == told(plain)

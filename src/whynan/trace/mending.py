@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 from whynan.capsule.replay import Program, Run
-from whynan.capsule.tape import Entry
+from whynan.capsule.tape import Entry, tensors_of
 from whynan.trace.birth import Birth, ancestors
 from whynan.trace.graph import Colour, Graph, Leaf, Op
 from whynan.trace.locate import Targets, birth_in, module_names, scalars
+from whynan.trace.scouting import waits
 from whynan.trace.slicing import HAND_ON, Slice, slice_back
 from whynan.trace.tracer import Tracer, roles_of, storage_key
 from whynan.tripwire.values import damage_of, plain
@@ -58,8 +59,12 @@ def places_of(birth: Birth) -> frozenset[Place]:
 def without(program: Program, targets: Targets, mended: frozenset[Place]) -> Remains:
     """Play the step once with these births mended.
 
-    Cost: one replay under a dispatch mode.
+    Cost: one replay under a dispatch mode; on a GPU first one that looks only at these births and at the end, which is enough if that is finite.
     """
+    if waits(program) and all(entry >= 0 for entry, _ in mended):
+        hasty = _play(program, targets, mended, hasty=True)
+        if not hasty.starts and hasty.error is None:
+            return Remains(hasty.graph, Slice(), hasty.losses, None)
     tracer = _play(program, targets, mended)
     found = slice_back(tracer.graph, tracer.starts)
     return Remains(tracer.graph, found, tracer.losses, tracer.error)
@@ -89,8 +94,9 @@ def remaining_birth(program: Program, targets: Targets, mended: frozenset[Place]
     return birth
 
 
-def _play(program: Program, targets: Targets, mended: frozenset[Place], keep: frozenset[int] = frozenset()) -> Mender:
+def _play(program: Program, targets: Targets, mended: frozenset[Place], keep: frozenset[int] = frozenset(), hasty: bool = False) -> Mender:
     tracer = Mender(roles_of(program.entries, program.roots), mended, keep)
+    tracer.suspects = frozenset() if hasty else None
     with program.still(), module_names(program.roots, tracer), tracer:
         run = program.play(tracer)
         tracer.settle(run, _ends(program, targets, run))
@@ -156,6 +162,11 @@ class Mender(Tracer):
 
     def _made(self, op: Op, args: Any, result: Any) -> None:
         outputs = [t for t in (result if isinstance(result, list | tuple) else [result]) if isinstance(t, torch.Tensor)]
+        if self.suspects is not None:  # nothing is known of the sources
+            if self._chosen(op) and not any(map(damage_of, tensors_of(args))):
+                for tensor in outputs:
+                    mend(tensor, op.backward)
+            return
         bad = [s for s in op.sources if s.colour is Colour.DAMAGE]
         if bad and all(s.maker in self._views for s in bad):
             self._views.add(op.index)
