@@ -99,10 +99,9 @@ def others(rows: int, width: int, edges: bool) -> Iterator[Case]:
 
 
 def averages(width: int) -> tuple[Form, Form]:
-    """A moving average past its first hundred values: in place as it is written by hand, and ours."""
+    """A moving average past its first hundred values: in place as it is written by hand, and ours; one of each per device."""
     by_hand: dict[torch.device, Tensor] = {}
-    kept = stable.MovingAverage(width)
-    kept.accepted.fill_(200)
+    kept: dict[torch.device, stable.MovingAverage] = {}
 
     def plain(value: Tensor) -> Tensor:
         if value.device not in by_hand:
@@ -110,9 +109,10 @@ def averages(width: int) -> tuple[Form, Form]:
         return by_hand[value.device].mul_(0.99).add_(value.detach(), alpha=0.01)
 
     def ours(value: Tensor) -> Tensor:
-        if kept.average.device != value.device:
-            kept.to(value.device)
-        result: Tensor = kept(value)
+        if value.device not in kept:
+            kept[value.device] = stable.MovingAverage(width).to(value.device)
+            kept[value.device].accepted.fill_(200)
+        result: Tensor = kept[value.device](value)
         return result
 
     return plain, ours

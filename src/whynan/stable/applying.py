@@ -13,6 +13,7 @@ from torch.autograd import Function
 _transforms_active = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
 _modes_active = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
 _tracing = getattr(torch._C, "_is_tracing", lambda: True)
+_compiling = torch.compiler.is_dynamo_compiling
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
@@ -49,11 +50,12 @@ def readable(x: Tensor) -> bool:
     There one reduction is far cheaper than the passes of a guard, and where it finds no edge the plain function is the right one. On a device
     the host would wait; a compiler, a transform, a trace or a dispatch mode would see one of two ways.
     """
-    if torch.compiler.is_dynamo_compiling() or not x.is_cpu or type(x) not in _PLAIN:
-        return False
-    if _transforms_active() or _modes_active() or _tracing():
-        return False
-    return x.is_floating_point() and x.layout is torch.strided and not x.is_nested and x.numel() > 0
+    return unwatched(x) and x.is_floating_point() and x.layout is torch.strided and not x.is_nested and x.numel() > 0
+
+
+def unwatched(x: Tensor) -> bool:
+    """Whether a tensor of the CPU is plain and its operations are recorded by nobody."""
+    return not (_compiling() or not x.is_cpu or type(x) not in _PLAIN or _transforms_active() or _modes_active() or _tracing())
 
 
 def all_above(x: Tensor, low: float) -> bool:

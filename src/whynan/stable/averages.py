@@ -9,7 +9,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from whynan.stable.applying import readable
+from whynan.stable.applying import unwatched
+
+_dot, _FLOAT = torch.dot, torch.float32
 
 
 class MovingAverage(nn.Module):
@@ -61,9 +63,11 @@ class MovingAverage(nn.Module):
         value = value.detach()
         if value.shape != average.shape:
             raise ValueError(f"the average has shape {tuple(average.shape)}, the value {tuple(value.shape)}")
-        if value.dtype is average.dtype and readable(value) and self._full():
+        if value.dtype is average.dtype and average.is_floating_point() and unwatched(value) and self._full():
             moved = average.lerp(value, 1 - self.momentum)
-            if math.isfinite(moved.sum().item()):  # one number that is not would show in it; a sum that overflows is only slow
+            # a number that is finite only if all are; one that overflows is only slow. A dot product of few is faster than a sum
+            size = _dot(moved, moved) if moved.dtype is _FLOAT and moved.ndim == 1 else moved.sum()
+            if math.isfinite(size.item()):
                 average.copy_(moved)
                 return moved
         return self._guarded(value.to(average.dtype))
@@ -87,11 +91,11 @@ class MovingAverage(nn.Module):
     def _full(self) -> bool:
         """Whether each entry has taken in 1 / (1 - momentum) values; looked up again only after `accepted` was written."""
         accepted, known = self._buffers["accepted"], self._known_full
-        assert accepted is not None
-        if accepted.is_inference():
-            return False
         if known is not None and known[0] is accepted and known[1] == accepted._version:
             return True
+        assert accepted is not None
+        if accepted.is_inference():  # has no version
+            return False
         full = accepted.amin().item() * (1 - self.momentum) >= 1
         self._known_full = (accepted, accepted._version) if full else None
         return full
