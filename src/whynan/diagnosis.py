@@ -20,8 +20,8 @@ from whynan.records import Confidence, Incident, Symptom
 from whynan.trace.birth import Birth
 from whynan.trace.jumps import Jump, find_jump
 from whynan.trace.locate import Targets, locate
+from whynan.trace.memory import storage_key
 from whynan.trace.particulars import particulars
-from whynan.trace.tracer import storage_key
 from whynan.tripwire.stillness import Still
 from whynan.tripwire.values import damage_of
 

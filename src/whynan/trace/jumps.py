@@ -20,11 +20,12 @@ from whynan.records import number
 from whynan.trace.birth import Birth
 from whynan.trace.graph import Graph, Leaf, Op
 from whynan.trace.locate import Targets, birth_in, module_names, observe, scalars
+from whynan.trace.memory import roles_of
 from whynan.trace.mending import Place, places_of
 from whynan.trace.modules import largest
 from whynan.trace.slicing import Slice, base
 from whynan.trace.terms import terms_of
-from whynan.trace.tracer import Tracer, roles_of
+from whynan.trace.tracer import Tracer
 from whynan.tripwire.checks import total_norm
 
 ABSURD = 300.0  # times the size in a healthy step: too much

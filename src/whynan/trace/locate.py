@@ -17,11 +17,12 @@ from whynan.records import Phase, TensorStats
 from whynan.trace.birth import Birth, ancestors
 from whynan.trace.graph import Colour, Graph, Leaf, Op
 from whynan.trace.inside import named_values
+from whynan.trace.memory import roles_of, storage_key
 from whynan.trace.modules import look_at_output, look_at_weights, paths_of
 from whynan.trace.scouting import Scouted, scout
 from whynan.trace.slicing import Slice, real_use, slice_back
 from whynan.trace.terms import terms_of
-from whynan.trace.tracer import Tracer, roles_of, storage_key
+from whynan.trace.tracer import Tracer
 from whynan.tripwire.values import damage_of
 
 LOSS = "\0"  # stands for a loss module in the stack of module names

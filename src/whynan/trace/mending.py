@@ -16,9 +16,10 @@ from whynan.capsule.tape import Entry, tensors_of
 from whynan.trace.birth import Birth, ancestors
 from whynan.trace.graph import Colour, Graph, Leaf, Op
 from whynan.trace.locate import Targets, birth_in, module_names, scalars
+from whynan.trace.memory import roles_of, storage_key
 from whynan.trace.scouting import waits
 from whynan.trace.slicing import HAND_ON, Slice, slice_back
-from whynan.trace.tracer import Tracer, roles_of, storage_key
+from whynan.trace.tracer import Tracer
 from whynan.tripwire.values import damage_of, plain
 
 Place = tuple[int, int]  # the tape entry, and the operation's number in it; a leaf is (-1, its number)

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from whynan.capsule.replay import Program
 from whynan.capsule.tape import Entry
-from whynan.trace.tracer import is_whole, storage_key
+from whynan.trace.memory import is_whole, storage_key
 from whynan.tripwire.values import plain
 
 

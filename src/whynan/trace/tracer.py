@@ -8,7 +8,6 @@ the second, when the place is known, keeps copies of the values around it (`keep
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -20,9 +19,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from whynan.capsule.replay import call_entry
 from whynan.capsule.sites import Site, caller_of, live_frame, live_site
-from whynan.capsule.tape import Entry, Outside, leaves
+from whynan.capsule.tape import Entry
 from whynan.trace.graph import Colour, Graph, Leaf, Op, Source
-from whynan.tripwire.values import Damage, damage_of, is_mask_like, parts, plain
+from whynan.trace.memory import is_part, is_whole, storage_key, weak_storage
+from whynan.tripwire.values import Damage, damage_of, is_mask_like, plain
 
 _node_number = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 _FLOOR = call_entry.__code__
@@ -337,7 +337,7 @@ class Tracer(TorchDispatchMode):
             return False
         made = self.graph.ops[known[1]] if known[1] >= 0 else self.graph.leaves[-1 - known[1]]
         worse = made.colour > op.colour or (self._writing() and known[1] < 0 and made.colour is op.colour)
-        return made.colour >= Colour.DELIBERATE and worse and _is_part(tensor)
+        return made.colour >= Colour.DELIBERATE and worse and is_part(tensor)
 
     def _colour(self, op: Op, name: str, args: Any) -> Colour:
         worst = max((s.colour for s in op.sources), default=Colour.CLEAN)
@@ -442,64 +442,3 @@ def named_arguments(func: Any, args: Any, kwargs: dict[str, Any]) -> list[tuple[
 def _names_of(func: Any) -> list[str]:
     schema = getattr(func, "_schema", None)
     return [a.name for a in schema.arguments] if schema is not None else []
-
-
-def storage_key(tensor: torch.Tensor) -> int:
-    """Identify the memory a tensor lives in; views share it."""
-    if tensor.layout is torch.sparse_coo:
-        tensor = tensor._values()
-    elif hasattr(tensor, "__tensor_flatten__"):  # a wrapper (DTensor) has no memory of its own
-        tensor = next(iter(parts(tensor)), tensor)
-    try:
-        return int(tensor.untyped_storage()._cdata)
-    except (RuntimeError, NotImplementedError):
-        return id(tensor)
-
-
-def is_whole(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is all of the memory it lives in, each value once."""
-    return plain(tensor) is tensor and 0 not in tensor.stride() and not _is_part(tensor)
-
-
-def _is_part(tensor: torch.Tensor) -> bool:
-    """Whether a tensor covers less than the memory it lives in."""
-    try:
-        return tensor.numel() * tensor.element_size() < tensor.untyped_storage().nbytes()
-    except (RuntimeError, NotImplementedError):
-        return False
-
-
-def weak_storage(tensor: torch.Tensor) -> object:
-    """Hold a storage weakly: its memory can be freed, its identity cannot be reused."""
-    try:
-        inner = next(iter(parts(tensor)), tensor) if hasattr(tensor, "__tensor_flatten__") else tensor
-        return torch.multiprocessing.reductions.StorageWeakRef(inner.untyped_storage())
-    except (RuntimeError, NotImplementedError):
-        return weakref.ref(tensor)
-
-
-def roles_of(entries: list[Entry], roots: list[torch.nn.Module], leaves_: dict[int, tuple[str, str]] | None = None) -> dict[int, tuple[str, str]]:
-    """Name the memory a step starts from: parameters, buffers, and what was handed in from outside."""
-    roles: dict[int, tuple[str, str]] = {}
-    for entry in entries:
-        for leaf in leaves((entry.args, entry.kwargs)):
-            if isinstance(leaf, Outside):
-                role = "parameter" if leaf.tensor.requires_grad and leaf.tensor.is_leaf else "input"
-                for tensor in (leaf.tensor, leaf.value()):
-                    roles.setdefault(storage_key(tensor), (role, ""))
-            else:
-                for tensor in _object_tensors(leaf):
-                    roles.setdefault(storage_key(tensor), ("input", ""))
-    for root in roots:
-        for name, buffer in root.named_buffers():
-            roles[storage_key(buffer)] = ("buffer", name)
-        for name, parameter in root.named_parameters():
-            roles[storage_key(parameter)] = ("parameter", name)
-    roles.update(leaves_ or {})
-    return roles
-
-
-def _object_tensors(value: object) -> list[torch.Tensor]:
-    if isinstance(value, torch.nn.Module) or not hasattr(value, "__dict__") or callable(value):
-        return []
-    return [v for v in vars(value).values() if isinstance(v, torch.Tensor)]

@@ -1,0 +1,71 @@
+"""The memory that tensors live in: who shares it, who covers it, and what it held when a step began."""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+
+from whynan.capsule.tape import Entry, Outside, leaves
+from whynan.tripwire.values import parts, plain
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """Identify the memory a tensor lives in; views share it."""
+    if tensor.layout is torch.sparse_coo:
+        tensor = tensor._values()
+    elif hasattr(tensor, "__tensor_flatten__"):  # a wrapper (DTensor) has no memory of its own
+        tensor = next(iter(parts(tensor)), tensor)
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (RuntimeError, NotImplementedError):
+        return id(tensor)
+
+
+def is_whole(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is all of the memory it lives in, each value once."""
+    return plain(tensor) is tensor and 0 not in tensor.stride() and not is_part(tensor)
+
+
+def is_part(tensor: torch.Tensor) -> bool:
+    """Whether a tensor covers less than the memory it lives in."""
+    try:
+        return tensor.numel() * tensor.element_size() < tensor.untyped_storage().nbytes()
+    except (RuntimeError, NotImplementedError):
+        return False
+
+
+def weak_storage(tensor: torch.Tensor) -> object:
+    """Hold a storage weakly: its memory can be freed, its identity cannot be reused."""
+    try:
+        inner = next(iter(parts(tensor)), tensor) if hasattr(tensor, "__tensor_flatten__") else tensor
+        return torch.multiprocessing.reductions.StorageWeakRef(inner.untyped_storage())
+    except (RuntimeError, NotImplementedError):
+        return weakref.ref(tensor)
+
+
+def roles_of(entries: list[Entry], roots: list[torch.nn.Module], leaves_: dict[int, tuple[str, str]] | None = None) -> dict[int, tuple[str, str]]:
+    """Name the memory a step starts from: parameters, buffers, and what was handed in from outside."""
+    roles: dict[int, tuple[str, str]] = {}
+    for entry in entries:
+        for leaf in leaves((entry.args, entry.kwargs)):
+            if isinstance(leaf, Outside):
+                role = "parameter" if leaf.tensor.requires_grad and leaf.tensor.is_leaf else "input"
+                for tensor in (leaf.tensor, leaf.value()):
+                    roles.setdefault(storage_key(tensor), (role, ""))
+            else:
+                for tensor in _object_tensors(leaf):
+                    roles.setdefault(storage_key(tensor), ("input", ""))
+    for root in roots:
+        for name, buffer in root.named_buffers():
+            roles[storage_key(buffer)] = ("buffer", name)
+        for name, parameter in root.named_parameters():
+            roles[storage_key(parameter)] = ("parameter", name)
+    roles.update(leaves_ or {})
+    return roles
+
+
+def _object_tensors(value: object) -> list[torch.Tensor]:
+    if isinstance(value, torch.nn.Module) or not hasattr(value, "__dict__") or callable(value):
+        return []
+    return [v for v in vars(value).values() if isinstance(v, torch.Tensor)]
