@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import re
+import signal
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from conftest import Sandbox
+
+from whynan.errors import let_through
 
 TRAIN = """
     import torch
@@ -414,6 +418,142 @@ def test_path_is_a_dangling_folder(box: Sandbox) -> None:
     assert len(done.out.splitlines()) == 9
     assert "Traceback" not in done.err
     assert not Path(folder).exists()
+
+
+# -- signals of the program's own ---------------------------------------------------------------------------------
+
+ALARM = """
+    import signal, torch
+
+    class Late(Exception):
+        pass
+
+    def late(signum, frame):
+        raise Late
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1))
+    model[0].register_forward_hook(lambda module, args, result: result * 1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+
+    def train(bad=False):
+        optimizer.zero_grad()
+        loss = model(torch.randn(16, 4)).pow(2).mean()
+        (loss + torch.log(loss.detach() * (not bad))).backward()
+        optimizer.step()
+
+    for step in range(3):
+        train()
+    signal.signal(signal.SIGUSR1, late)
+    caught = 0
+    for step in range(4):
+        try:
+            train(bad=step == 1)
+        except Late:
+            caught += 1
+    print("caught", caught)
+    before = model[0].weight.clone()
+    train()
+    print("goes on", not torch.equal(before, model[0].weight), torch.is_grad_enabled())
+    train(bad=True)
+"""
+INTERRUPTED = [
+    "whynan.engine.noticing:Noticing.losses",
+    "whynan.engine.stepping:Stepping._end_step",
+    "whynan.engine.guard:Guard._note_zero",
+    "whynan.capsule.recorder:take_site",
+    "whynan.capsule.recorder:_pop",
+    "whynan.capsule.recorder:Recorder._close",
+    "whynan.capsule.recorder:Recorder._hooked",
+    "whynan.capsule.tape:Tape.add",
+    "whynan.engine.acting:diagnose",
+    "whynan.diagnosis:locate",
+    "whynan.capsule.replay:Program._play_entry",
+    "whynan.trace.tracer:Tracer._before",
+]
+
+
+def interrupting(where: str) -> Callable[[], None]:
+    """Return what has a signal come once after one of whynan's functions, when the program listens to it."""
+
+    def plant() -> None:
+        module, _, path = where.partition(":")
+        *owners, name = path.split(".")
+        owner = importlib.import_module(module)
+        for step in owners:
+            owner = getattr(owner, step)
+        original = getattr(owner, name)
+        came: list[str] = []
+
+        @functools.wraps(original)
+        def interrupted(*args: object, **kwargs: object) -> object:
+            result = original(*args, **kwargs)
+            if not came and callable(signal.getsignal(signal.SIGUSR1)):
+                came.append(where)
+                signal.raise_signal(signal.SIGUSR1)
+            return result
+
+        setattr(owner, name, interrupted)
+
+    return plant
+
+
+@pytest.mark.parametrize("where", INTERRUPTED)
+def test_exception_of_a_signal_handler_arrives(box: Sandbox, where: str) -> None:
+    """A handler of the program's own raises while whynan's code runs: the program gets it, and is watched as before."""
+    done = box.watched(ALARM, before=interrupting(where))
+    assert done.status == 0, done.err
+    assert done.out == "caught 1\ngoes on True True\n"
+    assert "internal error" not in done.err
+    assert done.incidents[-1]["cause"]["code"] == "WN101"
+    assert done.incidents[-1]["step"] == done.metrics[-1]["step"]
+
+
+class Preempted(Exception):
+    """What handlers of the tests raise."""
+
+
+def _resets(number: int, _frame: object) -> None:
+    signal.signal(number, signal.SIG_DFL)
+    raise Preempted
+
+
+class _Callable:
+    def __call__(self, *_: object) -> None:
+        raise Preempted
+
+    def method(self, number: int, _frame: object, more: int = 0) -> None:
+        raise Preempted(number + more)
+
+
+HANDLERS = {
+    "resets itself": _resets,
+    "callable": _Callable(),
+    "method": _Callable().method,
+    "partial": functools.partial(_Callable.method, _Callable()),
+}
+
+
+@pytest.mark.parametrize("handler", HANDLERS.values(), ids=HANDLERS)
+def test_exceptions_of_signal_handlers_are_known(handler: Callable[..., None]) -> None:
+    """Whatever the handler is, what it raises is told from a failure of ours."""
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        signal.raise_signal(signal.SIGUSR1)
+    except Preempted as error:
+        with pytest.raises(Preempted) as caught:
+            let_through(error)
+        assert caught.value is error
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_exceptions_of_ours_are_no_signals() -> None:
+    """A failure that no handler raised is not raised again."""
+    try:
+        _Callable().method(10, None)
+    except Preempted as error:
+        let_through(error)
 
 
 # -- memory -------------------------------------------------------------------------------------------------------

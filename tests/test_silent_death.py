@@ -236,3 +236,213 @@ def test_healthy_stillness_is_no_incident(case: str) -> None:
                 solver.step(closure)
         told = guard.incidents
     assert told == []
+
+
+def words(rows: int, rate: float, steps: int = 120) -> list[Incident]:
+    """Train an embedding in half precision of which each batch touches few rows."""
+    torch.manual_seed(0)
+    table = nn.Embedding(4001, 16, dtype=torch.bfloat16)
+
+    def loss_of(step: int) -> torch.Tensor:
+        left, right = table(torch.randint(1, rows, (16,))), table(torch.randint(1, rows, (16,)))
+        return nn.functional.softplus(-(left * right).sum(-1).float()).mean()
+
+    return train(loss_of, table, torch.optim.SGD(table.parameters(), rate), steps)
+
+
+def test_rows_that_no_batch_touches_are_no_updates_that_round_away() -> None:
+    """Few rows of a table in half precision are trained: those with a gradient are looked at, and they move."""
+    assert words(200, 0.5) == []
+
+
+def test_updates_of_rare_rows_that_round_away_are_told() -> None:
+    incident = only(words(200, 1e-5))
+    assert incident.step < 50 and "with the largest gradients" in incident.cause.evidence[1]
+
+
+def test_one_weight_of_several_that_keeps_its_bits_is_no_standstill() -> None:
+    """A scale that is too large for its updates, beside weights that move."""
+    torch.manual_seed(0)
+    model = nn.Linear(16, 16).bfloat16()
+    scale = nn.Parameter(torch.full((16,), 4096.0, dtype=torch.bfloat16))
+    optimizer = torch.optim.SGD([*model.parameters(), scale], 0.01)
+    told = train(lambda step: ((model(torch.randn(8, 16).bfloat16()) * (scale / 4096)).float() - 1).square().mean(), model, optimizer, 120)
+    assert told == []
+
+
+@pytest.mark.parametrize("case", ["warm-up", "phases", "scheduled", "no loss of its own"])
+def test_an_optimizer_that_rests_while_another_learns_is_no_standstill(case: str) -> None:
+    """By a rate of 0 for a time, by a schedule, or because its part of the loss does not count yet."""
+    torch.manual_seed(0)
+    left, right = nn.Linear(4, 1), nn.Linear(4, 1)
+    first, second = torch.optim.SGD(left.parameters(), 0.01), torch.optim.SGD(right.parameters(), 0.01)
+    schedule = torch.optim.lr_scheduler.LambdaLR(first, lambda s: float((s // 40) % 2)) if case == "scheduled" else None
+    with whynan.watch(left, first, second, files=False) as guard:
+        for step in range(160):
+            if case in ("warm-up", "phases"):
+                first.param_groups[0]["lr"] = 0.01 * (step >= 60 if case == "warm-up" else step // 40 % 2)
+            x = torch.randn(8, 4)
+            share = float(case != "no loss of its own" or step >= 60)
+            loss = (share * left(x) + right(x) - x.sum(1, keepdim=True)).square().mean()
+            first.zero_grad()
+            second.zero_grad()
+            loss.backward()
+            first.step()
+            second.step()
+            if schedule is not None:
+                schedule.step()
+    assert guard.incidents == []
+
+
+def test_two_optimizers_at_rest_are_told_within_50_steps_of_theirs() -> None:
+    torch.manual_seed(0)
+    left, right = nn.Linear(4, 1), nn.Linear(4, 1)
+    both = torch.optim.SGD(left.parameters(), 0.01), torch.optim.SGD(right.parameters(), 0.01)
+    with whynan.watch(left, *both, files=False) as guard:
+        for step in range(120):
+            for optimizer in both:
+                optimizer.zero_grad()
+                optimizer.param_groups[0]["lr"] = 0.01 if step < 10 else 0.0
+            (left(torch.randn(8, 4)) + right(torch.randn(8, 4)) - 1).square().mean().backward()
+            for optimizer in both:
+                optimizer.step()
+    assert {i.cause.code for i in guard.incidents} == {"WN609"}
+    assert guard.incidents[0].step // 2 - 10 < 50
+    assert "since step 20" in guard.incidents[0].cause.evidence[0]
+
+
+def test_one_of_two_optimizers_with_a_constant_loss_and_no_gradient_is_told() -> None:
+    """A generator behind a saturated discriminator, while the other one learns on."""
+    torch.manual_seed(0)
+    left, right = nn.Linear(4, 1), nn.Linear(4, 1)
+    first, second = torch.optim.SGD(left.parameters(), 0.01), torch.optim.SGD(right.parameters(), 0.01)
+    with whynan.watch(left, first, second, files=False) as guard:
+        for _ in range(STEPS):
+            first.zero_grad()
+            (left(torch.randn(8, 4)) + 100).clamp(-5, 5).mean().backward()
+            first.step()
+            second.zero_grad()
+            (right(torch.randn(8, 4)) - 1).square().mean().backward()
+            second.step()
+    incident = only(guard.incidents)
+    assert incident.step // 2 < 50
+    assert "weight of this optimizer" in incident.cause.evidence[0] and "another optimizer learns on" in incident.cause.evidence
+
+
+@pytest.mark.parametrize("kind", ["delay", "phases", "waves", "restarts", "cycles"])
+def test_a_schedule_that_raises_its_rate_again_is_no_standstill(kind: str) -> None:
+    """One optimizer, at 0 for a while: before a warm-up, in turns, in the lower half of a wave, between two cycles."""
+    model, optimizer = small()
+    of = {
+        "delay": lambda s: min(1.0, max(0, s - 60) / 20),
+        "phases": lambda s: float((s // 40) % 2),
+        "waves": lambda s: max(0.0, torch.cos(torch.tensor(s / 16)).item()),
+        "restarts": lambda s: max(0.0, 1 - (s % 80) / 40),
+        "cycles": lambda s: float(s % 16 != 15),  # 0 whenever somebody looks
+    }[kind]
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, of)
+    with whynan.watch(model, optimizer, files=False) as guard:
+        for step in range(160):
+            assert optimizer.param_groups[0]["lr"] == 0.1 * of(step)  # that somebody looked ahead is not seen
+            optimizer.zero_grad()
+            (model(torch.randn(8, 4)) - 1).square().mean().backward()
+            optimizer.step()
+            schedule.step()
+    assert guard.incidents == []
+
+
+@pytest.mark.parametrize("kind", ["ended", "past its end", "never stepped"])
+def test_a_schedule_that_stays_at_zero_is_told(kind: str) -> None:
+    """It has come to its end and the loop goes on; or nobody steps it."""
+    model, optimizer = small()
+    schedules = torch.optim.lr_scheduler
+    schedule = {
+        "ended": lambda: schedules.LambdaLR(optimizer, lambda s: max(0.0, 1 - s / 20)),
+        "past its end": lambda: schedules.PolynomialLR(optimizer, 20),
+        "never stepped": lambda: schedules.LambdaLR(optimizer, lambda s: s / 20),
+    }[kind]()
+
+    def loss_of(step: int) -> torch.Tensor:
+        if step and kind != "never stepped":
+            schedule.step()
+        return (model(torch.randn(8, 4)) - 1).square().mean()
+
+    incident = only(train(loss_of, model, optimizer))
+    assert incident.step - (0 if kind == "never stepped" else 20) < 50
+    assert any("it is not stepped" in e for e in incident.cause.evidence) == (kind == "never stepped")
+
+
+@pytest.mark.parametrize("kind", ["filled", "sliced", "masked", "queue", "rebound", "by index"])
+def test_a_table_in_which_nan_marks_what_is_not_known_is_no_running_value(kind: str) -> None:
+    """Set back to NaN now and then, written anew item by item, read by functions that know of NaN."""
+    model, optimizer = small(0.01)
+    table = torch.zeros(64)
+
+    def loss_of(step: int) -> torch.Tensor:
+        nonlocal table
+        loss = (model(torch.randn(8, 4)) - 1).square().mean()
+        if step % 64 == 20:
+            if kind == "filled":
+                table.fill_(torch.nan)
+            elif kind == "sliced":
+                table[:] = torch.nan
+            else:
+                table = torch.full((64,), torch.nan)
+        place = 0 if kind in ("filled", "masked") else step % 64  # most of it stays unknown
+        if kind == "masked":
+            table.masked_fill_(torch.arange(64) == place, loss.item())
+        elif kind == "queue":
+            table = torch.cat([table[1:], loss.detach()[None]])
+        elif kind == "rebound":
+            table = torch.where(torch.arange(64) == place, loss.detach(), table)
+        else:
+            table[place] = loss.detach()
+        if kind == "by index":
+            known = table[~table.isnan()]
+            return loss / (known.mean() + 1)
+        return loss / (torch.nan_to_num(table.nanmean(), nan=1.0) + 1)
+
+    assert train(loss_of, model, optimizer, 120) == []
+
+
+def test_marks_that_go_by_and_by_are_no_average() -> None:
+    """Each item has its own average, NaN until it is seen: NaN that become finite again mark something."""
+    model, optimizer = small(0.01)
+    table = torch.zeros(256)
+
+    def loss_of(step: int) -> torch.Tensor:
+        loss = (model(torch.randn(8, 4)) - 1).square().mean()
+        if step == 20:
+            table.fill_(torch.nan)
+        mean = 0.9 * table[step] + 0.1 * loss.detach()
+        table[step] = torch.where(mean.isnan(), loss.detach(), mean)
+        return loss / (table.nanmean() + 1)
+
+    assert train(loss_of, model, optimizer, 120) == []
+
+
+@pytest.mark.parametrize("kind", ["one item", "view", "copied", "lerp", "read by nanmean"])
+def test_a_running_value_is_told_however_it_goes_into_its_next_value(kind: str) -> None:
+    """By item, through a view, by a copy, in place; also where the loss reads it by a function that hides the NaN."""
+    model, optimizer = small(0.01)
+    centre = torch.zeros(4)
+
+    def loss_of(step: int) -> torch.Tensor:
+        x = torch.randn(8, 4)
+        new = x.mean(0) if step != 12 else x.mean(0) * torch.nan
+        if kind == "one item":
+            centre[2] = 0.9 * centre[2] + 0.1 * new[2]
+        elif kind == "view":
+            centre[1:3].mul_(0.9).add_(0.1 * new[1:3])
+        elif kind == "copied":
+            centre.copy_(0.9 * centre + 0.1 * new)
+        elif kind == "lerp":
+            centre.lerp_(new, 0.1)
+        else:
+            centre.mul_(0.9).add_(new, alpha=0.1)
+        offset = centre.nanmean().nan_to_num() if kind == "read by nanmean" else torch.nan_to_num(centre).sum()
+        return (model(x) - 1 - offset).square().mean()
+
+    incident = only(train(loss_of, model, optimizer))
+    assert incident.step - 12 < 50
+    assert "has nan among its 4 values" in incident.cause.evidence[0]

@@ -20,6 +20,7 @@ from unharmed import Expecting, Outcome, all_events, differences, unwatched, wat
 
 import whynan
 from whynan.engine.noticing import Noticing
+from whynan.engine.probes import Probes
 
 COMBINATIONS = list(itertools.product(OPTIMIZERS, PRECISIONS, PLACES, POLICIES))
 NUMBERS = {combination: number for number, combination in enumerate(COMBINATIONS)}
@@ -159,7 +160,7 @@ def test_bad_state_under_a_scaler_that_the_host_does_not_wait_for(optimizer: str
     """As on a device: the loss is not read before the update, and bad state shows in gradients and buffers only."""
     look = Noticing.check_loss
     monkeypatch.setattr(Noticing, "check_loss", lambda self, entry, wait=False: look(self, entry) if wait else None)
-    monkeypatch.setattr(Noticing, "probed", lambda self, tensor, result: None)
+    monkeypatch.setattr(Probes, "probed", lambda self, tensor, result: None)
     for policy in POLICIES:
         check(case_of(optimizer, "fp16 scaler", place, policy))
 

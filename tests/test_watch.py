@@ -6,7 +6,9 @@ import copy
 import gc
 import math
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
+from types import CellType, FunctionType
 from typing import Any
 
 import pytest
@@ -127,6 +129,128 @@ def test_model_can_be_copied_and_pickled_while_watched() -> None:
         assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
         assert "whynan" not in repr(vars(other))
     assert saved["param_groups"][0]["lr"] == 0.1
+
+
+class Descent(torch.optim.Optimizer):
+    """An optimizer of the program's own."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            parameter -= 0.1 * parameter.grad
+
+
+class Slower(torch.optim.lr_scheduler.LRScheduler):
+    """A scheduler of the program's own."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__(optimizer)
+
+    def get_lr(self) -> list[float | torch.Tensor]:
+        return [group["lr"] * 0.5 for group in self.optimizer.param_groups]
+
+    def step(self, epoch: int | None = None) -> None:
+        super().step(epoch)
+
+
+def held_by(function: FunctionType) -> Iterator[object]:
+    """What a pickle by value takes along with a function of ours, beside other functions."""
+    items = [*(cell.cell_contents for cell in function.__closure__ or ()), *vars(function).values()]
+    return (item for item in items if not isinstance(item, FunctionType))
+
+
+def by_value(item: Any) -> Any:
+    """What comes out of a pickle by value; functions of others are left as they are."""
+    if not isinstance(item, FunctionType):
+        return pickle.loads(pickle.dumps(item))
+    if "whynan" not in item.__code__.co_filename:
+        return item
+    cells = tuple(CellType(by_value(cell.cell_contents)) for cell in item.__closure__ or ())
+    made = FunctionType(item.__code__, item.__globals__, item.__name__, item.__defaults__, cells)
+    made.__dict__.update({name: by_value(value) for name, value in vars(item).items()})
+    return made
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of")
+def test_functions_of_watched_classes_can_be_pickled_by_value() -> None:
+    """What we put on the program's own classes holds nothing that cannot be pickled, nor anything that needs whynan to be read."""
+    model, _ = make()
+    with whynan.watch(files=False):
+        optimizer = Descent(model.parameters())
+        scheduler = Slower(optimizer)
+        functions: list[Any] = [Descent.step, Slower.step, Slower.__init__, torch.func.grad(lambda x: x.square().sum())]
+        assert all("whynan" in function.__code__.co_filename for function in functions)
+        for item in [item for function in functions for item in held_by(function)]:
+            assert b"whynan" not in pickle.dumps(item)
+    loaded = [by_value(function) for function in functions]
+    model(torch.ones(2, 3)).sum().backward()
+    before = model[0].weight.clone()
+    loaded[0](optimizer)
+    assert not torch.equal(model[0].weight, before)
+    loaded[1](scheduler)
+    loaded[2](scheduler, optimizer)
+    assert optimizer.param_groups[0]["lr"] == 0.0125
+    assert loaded[3](torch.ones(2)).tolist() == [2, 2]
+
+
+def test_class_pickled_by_value_is_watched_again() -> None:
+    """A class that came out of a pickle by value, into a program that is watched, is watched as any other."""
+    model, _ = make()
+    with whynan.watch(files=False) as guard:
+        Descent(model.parameters())
+        twin = type("Twin", (Descent,), {"step": by_value(Descent.step)})
+        train(model, twin(model.parameters()))
+    assert [i.step for i in guard.incidents] == [2]
+    assert not hasattr(Descent.step, "_whynan")
+
+
+def test_main_can_be_pickled_by_value(box: Sandbox) -> None:
+    """cloudpickle, pickle and torch.save of a watched script's own classes give what they give without whynan."""
+    pytest.importorskip("cloudpickle")
+    path = box.write("""
+        import cloudpickle, copy, io, pickle, torch
+
+        class Descent(torch.optim.Optimizer):
+            def __init__(self, params):
+                super().__init__(params, {"lr": 0.1})
+
+            @torch.no_grad()
+            def step(self, closure=None):
+                for parameter in self.param_groups[0]["params"]:
+                    parameter -= 0.01 * parameter.grad
+
+        class Net(torch.nn.Linear):
+            pass
+
+        def double(module, args, result):
+            return result * 2
+
+        def saved(item):
+            file = io.BytesIO()
+            torch.save(item, file)
+            file.seek(0)
+            return torch.load(file, weights_only=False)
+
+        torch.manual_seed(0)
+        model = Net(3, 1)
+        model.register_forward_hook(double)
+        optimizer = Descent(model.parameters())
+        for twice in (lambda x: x, lambda x: pickle.loads(pickle.dumps(x)), copy.deepcopy, saved, lambda x: cloudpickle.loads(cloudpickle.dumps(x))):
+            model, optimizer = twice((model, optimizer))
+            for step in range(2):
+                optimizer.zero_grad()
+                model(torch.ones(2, 3)).square().mean().backward()
+                optimizer.step()
+            print(model.weight.sum().item().hex())
+    """)
+    done = box.whynan(str(path))
+    assert done.status == 0, done.err
+    assert done.out == box.python(str(path)).out
+    assert done.out.count("0x") == 5
+    assert done.metrics[-1]["step"] == 9
 
 
 def test_exception_passes_through() -> None:

@@ -13,6 +13,7 @@ from whynan.capsule.read import Capsule
 from whynan.capsule.sites import show_as
 from whynan.capsule.trusted import TrustedCode
 from whynan.diagnosis import Case, diagnose
+from whynan.errors import let_through
 from whynan.records import Incident, Symptom
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class Shelf:
         try:
             made = write_capsule(case, incident, home / "capsules" / f"step-{case.step:06d}", self.limit)
         except Exception as error:  # the diagnosis is worth more than its capsule
+            let_through(error)
             made = f"{type(error).__name__}: {error}"
         if isinstance(made, Path):
             self.written.append(made)

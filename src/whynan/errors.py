@@ -8,6 +8,11 @@ BaseException
 
 from __future__ import annotations
 
+from inspect import CO_VARARGS
+from itertools import pairwise
+from types import FrameType
+from typing import Any
+
 
 class WhynanError(Exception):
     """Anything whynan raises on purpose."""
@@ -22,3 +27,24 @@ class TrainingStopped(BaseException):
 
     Not an `Exception`: a loop's own `except Exception: continue` must not swallow it.
     """
+
+
+def let_through(error: BaseException) -> None:
+    """Raise an exception again that a signal handler of the program raised while our code ran: it is the program's, no failure of ours.
+
+    Called wherever failures of ours are caught. A handler is known by what it is given: the number of the signal and the
+    frame it interrupted, which is the one before its own in the traceback.
+    """
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        if any(type(number) is int and frame is trace.tb_frame for number, frame in pairwise(_given(trace.tb_next.tb_frame))):
+            raise error
+        trace = trace.tb_next
+
+
+def _given(frame: FrameType) -> list[Any]:
+    """Return the positional arguments of a call, those of `*args` too."""
+    code, held = frame.f_code, frame.f_locals
+    given = [held.get(name) for name in code.co_varnames[: code.co_argcount]]
+    more = held.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount]) if code.co_flags & CO_VARARGS else ()
+    return given + list(more) if isinstance(more, tuple) else given

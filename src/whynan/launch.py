@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import gc
 import io
 import os
 import runpy
@@ -75,6 +76,7 @@ def _compiled(path: str) -> CodeType:
 
 def _guarded(guard: Guard, program: object) -> int:
     children = Children(guard)
+    gc.freeze()  # torch and whynan stay to the end: a collection that the tape's objects bring about need not go through them
     try:
         with children.watched(), guard:
             program()  # type: ignore[operator]

@@ -18,7 +18,7 @@ def watch_followers(interception: Interception) -> None:
     doors = interception.doors
     for cls in (LRScheduler, *_below(LRScheduler)):
         _watch_creation(interception, cls)
-        _watch_moves(interception, cls, "step")
+        watch_moves(interception, cls, "step")
     init = AveragedModel.__init__
 
     @functools.wraps(init)
@@ -27,7 +27,7 @@ def watch_followers(interception: Interception) -> None:
         doors.follower_made(self)
 
     interception.replace(AveragedModel, "__init__", __init__)
-    _watch_moves(interception, AveragedModel, "update_parameters")
+    watch_moves(interception, AveragedModel, "update_parameters")
 
 
 def _below(cls: Any) -> list[Any]:
@@ -41,34 +41,37 @@ def _watch_creation(interception: Interception, cls: Any) -> None:
     """A scheduler's first step is part of its making; classes written later are met here."""
     if "__init__" not in vars(cls):
         return
-    init, doors = cls.__init__, interception.doors
+    init, reach = cls.__init__, interception.reach
 
     @functools.wraps(init)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        for own in type(self).__mro__:
-            if issubclass(own, LRScheduler) and not getattr(vars(own).get("step"), "_whynan", None):
-                _watch_moves(interception, own, "step")
-        doors.recorder.suspended(init, self, *args, **kwargs)
-        doors.follower_made(self)
+        if (recorder := reach.recorder) is None:
+            init(self, *args, **kwargs)
+            return
+        reach.interception.watch_moves_of(type(self))
+        recorder.suspended(init, self, *args, **kwargs)
+        reach.doors.follower_made(self)
 
     interception.replace(cls, "__init__", __init__)
 
 
-def _watch_moves(interception: Interception, cls: Any, name: str) -> None:
-    original = vars(cls).get(name)
-    if original is None or getattr(original, "_whynan", None):
+def watch_moves(interception: Interception, cls: Any, name: str) -> None:
+    """Stand where a class of followers moves, once."""
+    original, reach = vars(cls).get(name), interception.reach
+    if original is None or getattr(getattr(original, "_whynan", None), "recorder", None):
         return
-    doors, recorder = interception.doors, interception.doors.recorder
 
     @functools.wraps(original)
     def move(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if (recorder := reach.recorder) is None:
+            return original(self, *args, **kwargs)
         if recorder.here:
-            return recorder.suspended(doors.follow, original, self, args, kwargs)
+            return recorder.suspended(reach.doors.follow, original, self, args, kwargs)
         if recorder.replaying:
             return None
         return original(self, *args, **kwargs)
 
-    move._whynan = True  # type: ignore[attr-defined]
+    move._whynan = reach  # type: ignore[attr-defined]
     interception.replace(cls, name, move)
 
 

@@ -7,6 +7,7 @@ are, so wherever compiled code runs the plain ones stand in their places.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -89,11 +90,7 @@ class WatchedHook:
         return self._recorder.resumed(self.plain, *args, **kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _same, (self.plain,)
+        return operator.getitem, ((self.plain,), 0)  # nothing of ours: it may be read where whynan is not installed
 
 
 skip_frame(WatchedHook.__call__)
-
-
-def _same(hook: Callable[..., Any]) -> Callable[..., Any]:
-    return hook

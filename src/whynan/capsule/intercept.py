@@ -10,6 +10,7 @@ import functools
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import torch
@@ -17,7 +18,7 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 
 from whynan.capsule.collectives import watch_collectives
 from whynan.capsule.compiled import CompiledFunctions, skip_frame
-from whynan.capsule.following import watch_followers, watch_scaler
+from whynan.capsule.following import watch_followers, watch_moves, watch_scaler
 from whynan.capsule.hooks import Hooks
 from whynan.capsule.loaders import watch_loaders
 from whynan.capsule.recorder import Recorder
@@ -62,11 +63,30 @@ class _Door:
     lasting: bool  # stands until the guard is closed, also when watching is off
 
 
+class Reach:
+    """What the wrappers on the program's own classes hold of the engine.
+
+    cloudpickle takes such a class by value, wrappers and all, to a process that may have no whynan: there nothing is within
+    reach (`recorder` is None), and a wrapper calls the original.
+    """
+
+    __slots__ = ("doors", "interception", "recorder")
+
+    def __init__(self, interception: Interception) -> None:
+        self.interception = interception
+        self.doors = interception.doors
+        self.recorder: Recorder | None = interception.doors.recorder
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SimpleNamespace, (), {"recorder": None}
+
+
 class Interception:
     """The set of replaced attributes; `remove` leaves torch exactly as it was."""
 
     def __init__(self, doors: Doors) -> None:
         self.doors = doors
+        self.reach = Reach(self)
         self._undo: list[_Door] = []
         _made.add(self)
         self.hooks = Hooks(doors.recorder)
@@ -224,45 +244,51 @@ class Interception:
 
     def watch_step_of(self, cls: type[torch.optim.Optimizer]) -> None:
         """Wrap the `step` of an optimizer class, once."""
-        original = cls.step
-        if getattr(original, "_whynan", None) is self:
+        original, reach = cls.step, self.reach
+        if getattr(original, "_whynan", None) is reach:
             return
-        doors, recorder = self.doors, self.doors.recorder
 
         @functools.wraps(original)
         def step(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-            if is_compiling():
+            if is_compiling() or (recorder := reach.recorder) is None:
                 return original(self, *args, **kwargs)
             if recorder.here:
-                return recorder.outermost(doors.step, original, self, args, kwargs)
+                return recorder.outermost(reach.doors.step, original, self, args, kwargs)
             if recorder.replaying:
                 return recorder.left_out(self, args, kwargs)
-            if recorder.running and not doors.stepping:
-                return doors.step_elsewhere(original, self, args, kwargs)
+            if recorder.running and not reach.doors.stepping:
+                return reach.doors.step_elsewhere(original, self, args, kwargs)
             return original(self, *args, **kwargs)
 
-        step._whynan = self  # type: ignore[attr-defined]
+        step._whynan = reach  # type: ignore[attr-defined]
         self.replace(cls, "step", step)
+
+    def watch_moves_of(self, cls: type[torch.optim.lr_scheduler.LRScheduler]) -> None:
+        """Do the same for a scheduler class and those it is made of: one written after watching began."""
+        for own in cls.__mro__:
+            if issubclass(own, torch.optim.lr_scheduler.LRScheduler):
+                watch_moves(self, own, "step")
 
     def watch_step_on(self, optimizer: torch.optim.Optimizer) -> None:
         """Wrap a `step` that hangs on the optimizer itself: a scheduler made before watching began put it there."""
-        original = vars(optimizer).get("step")
+        original, reach = vars(optimizer).get("step"), self.reach
         if original is None:
             return
-        doors, recorder = self.doors, self.doors.recorder
 
         def call(_: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
             return original(*args, **kwargs)
 
         @functools.wraps(original)
         def step(*args: Any, **kwargs: Any) -> Any:
+            if (recorder := reach.recorder) is None:
+                return original(*args, **kwargs)
             if not is_compiling() and recorder.here:
                 optimizer._opt_called = True  # type: ignore[attr-defined]  # what the scheduler's wrapper notes, also for a step that is left out
-                return recorder.suspended(doors.step, call, optimizer, args, kwargs)
+                return recorder.suspended(reach.doors.step, call, optimizer, args, kwargs)
             if recorder.replaying:
                 return recorder.left_out(optimizer, args, kwargs)
-            if recorder.running and not doors.stepping and not is_compiling():
-                return doors.step_elsewhere(call, optimizer, args, kwargs)
+            if recorder.running and not reach.doors.stepping and not is_compiling():
+                return reach.doors.step_elsewhere(call, optimizer, args, kwargs)
             return original(*args, **kwargs)
 
         self.replace(optimizer, "step", step)
@@ -305,7 +331,7 @@ class Interception:
     def _transform(self, recorder: Recorder, owner: Any, name: str) -> None:
         original = getattr(owner, name)
         immediate = name in ("vjp", "jvp")
-        doors = self.doors
+        reach = self.reach
 
         @functools.wraps(original)
         def transform(*args: Any, **kwargs: Any) -> Any:
@@ -316,9 +342,9 @@ class Interception:
 
             @functools.wraps(made)
             def call(*inner: Any, **named: Any) -> Any:
-                if not recorder.here:
+                if (recorder := reach.recorder) is None or not recorder.here:
                     return made(*inner, **named)
-                return recorder.suspended(doors.derived, made, inner, named) if derives else recorder.opaque("call", made, made, inner, named)
+                return recorder.suspended(reach.doors.derived, made, inner, named) if derives else recorder.opaque("call", made, made, inner, named)
 
             call._whynan_derives = derives  # type: ignore[attr-defined]
             return call

@@ -366,10 +366,10 @@ class Recorder(TorchFunctionMode):
         """Do the same where it is known that a call made now would be recorded."""
         depth = _depth()
         on_top = depth > 0 and _at(depth - 1) is self  # not so inside our own handler, or under a mode of the user's
-        if on_top:
-            _pop()
         self.inside += 1
-        try:
+        try:  # a signal handler may raise after any call, also after the next
+            if on_top:
+                _pop()
             return call(*args, **kwargs)
         finally:
             self.inside -= 1
@@ -380,17 +380,17 @@ class Recorder(TorchFunctionMode):
         """Run a user's hook that is called from inside a module with recording on again."""
         if not self.inside or not self.running or self.replaying or get_ident() != self.thread:
             return call(*args, **kwargs)
-        outer, self.inside = self.inside, 0
-        entry, around = self.failed, self.within
-        self.within = self._hooked(entry, args[0]) if entry is not None and args and isinstance(args[0], torch.nn.Module) else around
+        outer, entry, around = self.inside, self.failed, self.within
+        within = self._hooked(entry, args[0]) if entry is not None and args and isinstance(args[0], torch.nn.Module) else around
         first = self.tape.number()
-        _push(self)
+        self.inside, self.within = 0, within
         try:
+            _push(self)
             return call(*args, **kwargs)
         finally:
-            if _depth() and _at(_depth() - 1) is self:
-                _pop()
             self.inside, self.within = outer, around
+            if self.running and (top := _pop()) is not self:  # else `stop` took it off
+                _push(top)
             self.failed = self.failed or entry  # what goes wrong after the hook is the call's own fault
             try:
                 self.tape.drop_unless_trained(first)

@@ -21,7 +21,8 @@ from whynan.capsule.collectives import no_functional_collectives
 from whynan.capsule.compiled import eagerly
 from whynan.capsule.recorder import Recorder
 from whynan.capsule.state import Stasis, put_rng
-from whynan.capsule.tape import Entry, Inner, Outside, Rebuild, Slot, tensors_of
+from whynan.capsule.tape import Entry, Inner, Outside, Rebuild, Slot, overwrites, tensors_of
+from whynan.errors import let_through
 
 _node_number = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 _SAME = frozenset({"__get__", "detach", "detach_"})  # of a gradient: the gradient itself
@@ -111,7 +112,15 @@ class Program:
         recorder = self.recorder
         held = [] if self.undo is not None else self.leaves
         undo = self.undo() if self.undo is not None else nullcontext()
-        with Stasis(self.roots, held), undo, unreplicated(self.roots), no_functional_collectives(), torch.autograd.set_multithreading_enabled(False), eagerly():
+        with (
+            Stasis(self.roots, held),
+            self._weights_as_before(),
+            undo,
+            unreplicated(self.roots),
+            no_functional_collectives(),
+            torch.autograd.set_multithreading_enabled(False),
+            eagerly(),
+        ):
             for state in self._rewound:
                 state.replay_from()
             recorder.inside += 1
@@ -123,6 +132,26 @@ class Program:
                 recorder.stepped.clear()
                 recorder.replaying = False
                 recorder.inside -= 1
+
+    @contextmanager
+    def _weights_as_before(self) -> Iterator[None]:
+        """Put weights that the step itself writes to, before it calls their module, back to what they were: the replay writes them again."""
+        weights = {id(p) for root in self.roots for p in root.parameters()}
+        written = {id(t): t for e in self.entries if (t := overwrites(e)) is not None and t.saved is not None and id(t.tensor) in weights}
+        if not written:
+            yield
+            return
+        present = [(kept, kept.tensor.detach().clone(), kept.value(), kept.written) for kept in written.values()]
+        with torch.autograd._unsafe_preserve_version_counter(tuple(kept.tensor for kept, *_ in present)):  # type: ignore[attr-defined]
+            try:
+                for kept, _, saved, _ in present:
+                    kept.tensor.detach().copy_(saved)
+                    kept.saved, kept.written = None, False
+                yield
+            finally:
+                for kept, value, saved, was in present:
+                    kept.tensor.detach().copy_(value)
+                    kept.saved, kept.written = saved, was
 
     def play(self, listener: Listener | None = None) -> Run:
         """Run all entries once. Call inside `still()`."""
@@ -139,6 +168,7 @@ class Program:
             except BaseException as error:
                 if isinstance(error, KeyboardInterrupt | SystemExit):
                     raise
+                let_through(error)
                 if out_of_memory(error):
                     traceback.clear_frames(error.__traceback__)  # they hold the values that filled the memory
                     raise MemoryError("replay") from None

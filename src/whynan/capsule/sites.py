@@ -101,6 +101,19 @@ def take_caller(site: Site | None) -> Site | None:
     return _own(sys._getframe(1)) if site is not None and is_installed(site.code) else None
 
 
+def asked_for(thing: object) -> Site | None:
+    """Return where an object that is being made was asked for: outside its own `__init__`, in the program's own code where there is some."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and (is_internal(frame.f_code) or _makes(frame, thing)):
+        frame = frame.f_back
+    return None if frame is None else _own(frame) or Site(frame.f_code, frame.f_lasti)
+
+
+def _makes(frame: FrameType, thing: object) -> bool:
+    code = frame.f_code
+    return code.co_name == "__init__" and code.co_argcount > 0 and frame.f_locals.get(code.co_varnames[0]) is thing
+
+
 def _own(frame: FrameType | None, stop: CodeType | None = None) -> Site | None:
     while frame is not None and frame.f_code is not stop and frame.f_code is not _ENGINE:
         if not is_internal(frame.f_code) and not is_installed(frame.f_code):

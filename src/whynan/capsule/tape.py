@@ -55,6 +55,7 @@ class Outside:
     version: int
     saved: torch.Tensor | None = None  # its value before the first change, where one was seen coming
     written: bool = False  # the step itself writes to it, perhaps through a view: a replay works on a copy
+    carried: bool = False  # made by the program in an earlier step
 
     @property
     def changed(self) -> bool:
@@ -149,6 +150,7 @@ class Tape:
         self._slots: dict[int, tuple[weakref.ref[torch.Tensor], Slot]] = {}
         self._outside: dict[int, Outside] = {}
         self._memory: dict[int, list[Outside]] = {}  # storage: the outside tensors that live in it
+        self._patience = IDLE  # how many of these until the next look: as many as were kept at the last one, so that looking stays cheap
         self._idle = 0  # entries made without gradients since the last look whether anybody can still use them
         self._held = 0  # bytes of outside tensors met since then
         self._unfiled: list[Outside] = []  # not in `_memory` yet: it is asked for only when something is written
@@ -170,7 +172,7 @@ class Tape:
             self._register(entry, result)
         if not entry.needs_grad and not entry.grad_enabled:
             self._idle += 1
-            if self._idle >= IDLE or self._held > HELD_LIMIT:
+            if self._idle >= self._patience or self._held > HELD_LIMIT:
                 self.prune()
 
     def _register(self, entry: Entry, result: object) -> None:
@@ -233,7 +235,7 @@ class Tape:
         known, version = self._outside.get(id(tensor)), version_of(tensor)
         if known is not None and known.tensor is tensor and version == known.version:
             return known
-        outside = Outside(tensor, version)
+        outside = Outside(tensor, version, carried=found is not None and found[0]() is tensor)
         self._outside[id(tensor)] = outside
         self._unfiled.append(outside)
         if not tensor.requires_grad and not isinstance(tensor, _Lazy):
@@ -282,6 +284,7 @@ class Tape:
                 keep.add(number)
                 keep.update(dependencies(entry))
                 read_later.update(id(leaf.tensor) for leaf in entry.reads if isinstance(leaf, Outside))
+        self._patience = max(IDLE, len(keep))
         if len(keep) < len(self.entries):
             self.entries = {n: e for n, e in self.entries.items() if n in keep}
             self._slots = {i: (ref, slot) for i, (ref, slot) in self._slots.items() if slot.entry in keep}
@@ -337,8 +340,14 @@ def needed_for(entries: dict[int, Entry], numbers: set[int]) -> list[Entry]:
     """Return the entries these entries depend on, and themselves, in order."""
     keep = set(numbers)
     backward = {n for n, e in entries.items() if e.kind in ("backward", "zero")}
+    weights: set[int] = set()  # of the modules that are called
+    overwritten = any(overwrites(e) for e in entries.values())
     for number in reversed(entries):
         entry = entries[number]
+        if (target := overwrites(entry)) is not None and id(target.tensor) in weights:
+            keep.add(number)
+        if overwritten and number in keep and isinstance(entry.fn, torch.nn.Module):
+            weights.update(map(id, entry.fn.parameters()))
         made_here = entry.kind == "write" and entry.args and isinstance(entry.args[0], Slot | Inner)
         if made_here and number < max(numbers, default=0):
             keep.add(number)  # a write to a tensor made on the tape may be seen through any of its views
@@ -347,6 +356,12 @@ def needed_for(entries: dict[int, Entry], numbers: set[int]) -> list[Entry]:
             if entry.kind == "grad":
                 keep.update(n for n in backward if n < number)
     return [e for n, e in entries.items() if n in keep]
+
+
+def overwrites(entry: Entry) -> Outside | None:
+    """Return the tensor from outside that an entry writes to, if it is one: a call of the module it is a weight of reads it."""
+    target = entry.args[0] if entry.kind == "write" and entry.args else None
+    return target if isinstance(target, Outside) else None
 
 
 def _alive(refs: list[weakref.ref[torch.Tensor]]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from whynan.records import number
@@ -130,6 +131,109 @@ def consumers(birth: Birth, view: View) -> Iterator[View]:
             if made.name in VIEWS:
                 wanted.add(op.index)
             yield made
+
+
+_ADDED = {"index_add": "source", "scatter_add": "src", "scatter_reduce": "src", "index_put": "values"}
+_COUNTS = ("sum", "count_nonzero", "numel", "bincount", "cumsum", *_ADDED)
+_SUMS = frozenset({"sum", "nansum", "dot", "mv", "mm", "bmm"})
+
+
+def fixed(view: View, index: int | str) -> bool:
+    """Whether an argument carries no gradient: data, a mask, a count."""
+    made = skip_views(view.maker(index))
+    if (op := as_view(made)) is not None:
+        return op.op.node < 0
+    leaf = cast("Leaf | None", made)
+    return leaf is None or not (leaf.tensor.requires_grad or leaf.role == "parameter")
+
+
+def zeros_and_ones(tensor: torch.Tensor) -> bool:
+    """Whether nothing else is in a tensor."""
+    return bool(((tensor == 0) | (tensor == 1)).all())
+
+
+def counting(view: View, name: str) -> View | None:
+    """Return the sum that may have counted what an argument is, through elementwise operations; whether it did is another question."""
+    made = as_view(skip_views(view.maker(name)))
+    return next((m for m in [made, *lineage(made, depth=4)] if m.name in _COUNTS), None) if made is not None else None
+
+
+def counts_members(step: View) -> bool:
+    """Whether an operation counts the members of groups: it adds up ones, each at the place of its group."""
+    if step.name == "bincount":
+        return step.source("weights") is None
+    if (step.name == "scatter_reduce" and step.scalar("reduce") != "sum") or (step.name == "index_put" and not step.scalar("accumulate")):
+        return False
+    name = _ADDED.get(step.name, "")
+    added = step.input(name)
+    return added is not None and zeros_and_ones(added) and fixed(step, name) and (bool(added.any()) or not added.numel())
+
+
+def one_less(view: View) -> bool:
+    """Whether a divisor is a count minus 1 and is 0 because the count is 1."""
+    made = as_view(skip_views(view.maker("other")))
+    held = frozenset({"clamp", "clamp_min", "maximum", "relu"})
+    for step in [made, *lineage(made, held | VIEWS, depth=3)] if made is not None else []:
+        count = step.input(0)
+        if step.name not in ("sub", "add") or count is None:
+            continue
+        number_off, times = step.scalar("other"), step.scalar("alpha")
+        if not isinstance(number_off, int | float) or not isinstance(times, int | float | None):
+            return False
+        off = number_off * (1 if times is None else times) * (1 if step.name == "sub" else -1)
+        exact = step is made or not zeros(count)  # below a floor of 0 a count of 0 gives 0 as well
+        return off == 1 and exact and bool((count == 1).any()) and bool((count == count.round()).all())
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Summed:
+    """What a numerator adds up: how many elements, and how that is seen."""
+
+    count: int
+    words: str
+    masked: bool = False
+
+
+def summed(view: View) -> Summed | None:
+    """Say how many elements the numerator of a quotient is a sum over, where it is 0; the fewest where it has several parts."""
+    above = view.input("self")
+    if above is None or bool(above.any()):
+        return None
+    parts = (_summed(step) for step in lineage(view, depth=4, start=0))
+    return min((p for p in parts if p is not None), key=lambda p: (p.count, not p.masked), default=None)
+
+
+def _summed(step: View) -> Summed | None:
+    output = step.output()
+    empty = next((t for t in step.inputs().values() if not t.numel()), None)
+    if output is not None and output.numel() and empty is not None:
+        return Summed(0, f"the numerator sums a tensor of shape {list(empty.shape)}: no elements")
+    if step.name.startswith("nll_loss"):
+        target, ignore = step.input("target"), step.scalar("ignore_index")
+        used = None if target is None else int((target != (ignore if isinstance(ignore, int) else -100)).sum())
+        return None if target is None or used else Summed(0, f"all {target.numel()} targets equal ignore_index {ignore}")
+    values = step.input(0)
+    if step.name not in _SUMS or values is None or output is None or not output.numel():
+        return None
+    products = (m for m in lineage(step, frozenset({"mul", "pow", *VIEWS}), depth=3) if m.name in ("mul", "where", "masked_fill"))
+    masks = [mask for m in ([step] if "sum" not in step.name else [*products]) if (mask := _mask(m)) is not None and mask.numel()]
+    chosen = [(int(m.sum()) * max(values.numel() // m.numel(), 1), m) for m in masks]
+    count, mask = min(chosen, key=lambda c: c[0], default=(values.numel(), values))
+    if count < values.numel():
+        words = "is 0 everywhere" if not count else f"selects {count}"
+        return Summed(count, f"the numerator is multiplied by a mask of shape {list(mask.shape)} that {words}", masked=True)
+    return Summed(values.numel() // output.numel(), f"the numerator sums a tensor of shape {list(values.shape)}")
+
+
+def _mask(product: View) -> Any:
+    """Return which entries a product or a selection keeps, if one of its arguments decides that by 0 and 1."""
+    if product.name in ("where", "masked_fill"):
+        mask = product.input("condition" if product.name == "where" else "mask")
+        zero = product.scalar("value") == 0 or any(not bool(t.any()) for n, t in product.inputs().items() if n in ("other", "value"))
+        return None if mask is None or not zero else ~mask if product.name == "masked_fill" else mask
+    given = ((i, product.input(i)) for i in range(len(product.op.sources)))
+    return next((t for i, t in given if t is not None and t.dim() and zeros_and_ones(t) and fixed(product, i)), None)
 
 
 def plus(value: float) -> str:

@@ -6,17 +6,20 @@
 from __future__ import annotations
 
 import ast
+import inspect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from whynan.causes import patterns
-from whynan.causes.source import Expression, as_operand
+from whynan.causes.source import Expression, as_operand, positioned
 
 if TYPE_CHECKING:
     from whynan.capsule.sites import Site
 
+Change = tuple[Any, ...]  # a node and its new text, and further pairs of both
 _ALIASES = {
     "truediv": "div", "itruediv": "div", "rtruediv": "div", "divide": "div", "true_divide": "div", "rdiv": "div", "rsub": "sub", "isub": "sub",
     "radd": "add", "iadd": "add", "rmul": "mul", "imul": "mul", "multiply": "mul", "rpow": "pow", "ipow": "pow", "inverse": "inv", "mm": "matmul",
@@ -38,46 +41,77 @@ class Fix:
     inner: str = ""  # or: rewrite together with the call that made the first operand (softmax, sigmoid, sumsq)
     site: Site | None = None  # another place than the birth's
 
-    def text(self, expression: Expression) -> tuple[ast.AST, str] | None:
+    def text(self, expression: Expression) -> Change | None:
         """Return the node to replace and its new text, or None where the template does not fit the source."""
-        operands = [as_operand(o) for o in expression.operands]
         if not self.template:
             return None
         if self.keyword:
             return self._keyword_text(expression)
         if self.inner:
-            arguments = patterns.inner_text(expression, self.inner)
-            return None if arguments is None else (expression.node, self.template.replace("{inner}", arguments))
+            found = patterns.inner_text(expression, self.inner)
+            return None if found is None else (expression.node, self.template.replace("{inner}", found[0]), *found[1:])
         if self.operand is not None:
-            if self.operand >= len(operands):
-                return None
-            node = expression.nodes[self.operand]
-            new = self.template.replace("{x}", operands[self.operand]).format(*operands)
-            receiver = isinstance(expression.node, ast.Call) and isinstance(expression.node.func, ast.Attribute) and expression.node.func.value is node
-            tight = receiver or isinstance(expression.node, ast.BinOp)
-            return node, as_operand(new) if tight else new
-        if isinstance(expression.node, ast.AugAssign) or not operands or _writes_there(expression):
+            return self._operand_text(expression, self.operand)
+        if isinstance(expression.node, ast.AugAssign) or not expression.operands or _writes_there(expression):
             return None
-        rest = [*expression.operands[1:], *(f"{k}={v}" for k, v in expression.keywords.items())]
-        try:
-            new = self.template.format(*operands, rest="".join(f", {r}" for r in rest))
-        except IndexError:
-            return None
-        return expression.node, new
+        made = self._made_of(expression)
+        new = _filled(expression, self.template, made) if made is not None else None
+        return None if new is None else (expression.node, new)
 
-    def _keyword_text(self, expression: Expression) -> tuple[ast.AST, str] | None:
+    def _made_of(self, expression: Expression) -> list[str] | None:
+        """Return what an object that is called was made with, so that a function can stand for it; None where that is not known."""
+        if not expression.calls_object():
+            return []
+        made = expression.construction()
+        if made is None or made[0].args or not all(k.arg and patterns.is_number(k.value) for k in made[0].keywords):
+            return None
+        given = [f"{k.arg}={expression.segment(k.value)}" for k in made[0].keywords if f" {k.arg}=" not in self.template]
+        return given if not given or "{rest}" in self.template else None
+
+    def _operand_text(self, expression: Expression, place: int) -> Change | None:
+        if place >= len(expression.nodes):
+            return None
+        node = expression.nodes[place]
+        beside = [i for i in range(len(expression.nodes)) if i != place and f"{{{i}}}" in self.template]
+        if any(not expression.is_repeatable(expression.nodes[i]) for i in beside):
+            return None
+        new = _filled(expression, self.template.replace("{x}", f"{{{place}}}"))
+        if new is None:
+            return None
+        receiver = isinstance(expression.node, ast.Call) and isinstance(expression.node.func, ast.Attribute) and expression.node.func.value is node
+        return node, as_operand(new) if receiver or isinstance(expression.node, ast.BinOp) else new
+
+    def _keyword_text(self, expression: Expression) -> Change | None:
         if not isinstance(expression.node, ast.Call) or ("{0}" in self.template and not expression.operands):
             return None
-        template = self.template.replace("{0}", as_operand(expression.operands[0])) if "{0}" in self.template else self.template
-        value = expression.keywords.get(self.keyword, "")
-        for keyword in expression.node.keywords:
-            if keyword.arg == self.keyword:
-                return keyword.value, template.replace("{x}", as_operand(value))
+        template, bound = self.template, ""
+        if "{0}" in template:
+            first = expression.nodes[0]
+            if not expression.is_repeatable(first):
+                bound = expression.free_name("value")
+            template = template.replace("{0}", bound or _one_line(expression, first))
+        given = next((k for k in expression.node.keywords if k.arg == self.keyword), None)
+        if given is not None:
+            return None if bound else (given.value, template.replace("{x}", as_operand(expression.segment(given.value))))
         if "{x}" in template:
             return None
-        inside = expression.text[:-1].rstrip().rstrip(",")
-        comma = "" if inside.endswith("(") else ", "
-        return expression.node, f"{inside}{comma}{self.keyword}={template})"
+        if expression.calls_object():
+            return self._made_with(expression, template)
+        whole = expression.rewritten(expression.node, expression.nodes[0], f"({bound} := {expression.operands[0]})") if bound else expression.text
+        return expression.node, _with_keyword(whole, self.keyword, template)
+
+    def _made_with(self, expression: Expression, value: str) -> Change | None:
+        """Set the keyword where the module that is called here is made."""
+        made = expression.construction()
+        if made is None or "{0}" in self.template or self.keyword not in inspect.signature(made[1].__init__).parameters:  # type: ignore[misc]
+            return None
+        given = next((k for k in made[0].keywords if k.arg == self.keyword), None)
+        names = list(inspect.signature(made[1]).parameters)
+        if given is None and (any(isinstance(a, ast.Starred) for a in made[0].args) or None in (k.arg for k in made[0].keywords)):
+            return None
+        if given is None and self.keyword in names[: len(made[0].args)]:
+            return made[0].args[names.index(self.keyword)], value
+        return (given.value, value) if given is not None else (made[0], _with_keyword(expression.segment(made[0]), self.keyword, value))
 
     def swap(
         self, expression: Expression | None, name: str, stopped: list[tuple[int, int]] | None = None
@@ -95,6 +129,7 @@ class Fix:
         def change(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if plain_name(func) != name or (self.operand is None and _writes(func)):
                 return NotImplemented
+            args, kwargs = positioned(args, kwargs)
             flipped = expression is not None and _flipped(expression, func, args)
             operands = list(reversed(args[:2])) + list(args[2:]) if flipped else list(args)
             if self.operand is None:
@@ -123,6 +158,7 @@ class Fix:
         def change(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if plain_name(func) != name:
                 return NotImplemented
+            args, kwargs = positioned(args, kwargs)
             given = kwargs.get(self.keyword)
             if isinstance(given, torch.Tensor) and given.is_floating_point() and "&" in self.template:
                 # attention modules turn a boolean mask into 0 and -inf before they call this function
@@ -136,6 +172,43 @@ class Fix:
 
 BRAIN = Fix("use bfloat16 instead of float16: it has the range of float32", "{inner}", inner="bfloat16")
 BY_HAND = Fix("use binary_cross_entropy, which keeps the logarithm at or above -100", "{inner}", safe=True, inner="cross-entropy by hand")
+
+
+def _filled(expression: Expression, template: str, made_of: list[str] | None = None) -> str | None:
+    """Return a template with the operands in it. One that may not be evaluated twice is given a name where it is evaluated first."""
+    order = [int(found) for found in re.findall(r"{(\d)}", template)]
+    if any(place >= len(expression.nodes) for place in order):
+        return None
+    once = [place for place in dict.fromkeys(order) if not expression.is_repeatable(expression.nodes[place])]
+    if once != sorted(once) or ("{rest}" in template and any(place > 0 for place in once)):
+        return None  # evaluated in another order, or also among the remaining arguments
+    names = {place: expression.free_name("divisor" if expression.name == "div" and place else "value") for place in once if order.count(place) > 1}
+    if names and re.search(r"\b(if|and|or|lambda|for)\b", template):
+        return None  # where it stands first may not be evaluated at all
+    rest = [*expression.operands[1:], *(f"{k}={v}" for k, v in expression.keywords.items()), *(made_of or [])]
+    placed: set[int] = set()
+
+    def fill(found: re.Match[str]) -> str:
+        if found[1] == "rest":
+            return "".join(f", {r}" for r in rest)
+        place = int(found[1])
+        if place not in names:
+            return _one_line(expression, expression.nodes[place]) if order.count(place) > 1 else as_operand(expression.operands[place])
+        first = place not in placed
+        placed.add(place)
+        return f"({names[place]} := {expression.operands[place]})" if first else names[place]
+
+    return re.sub(r"{(\d|rest)}", fill, template)
+
+
+def _one_line(expression: Expression, node: ast.expr) -> str:
+    text = expression.segment(node)
+    return as_operand(ast.unparse(node) if "\n" in text else text)
+
+
+def _with_keyword(call: str, keyword: str, value: str) -> str:
+    inside = call[:-1].rstrip().rstrip(",")
+    return f"{inside}{'' if inside.endswith('(') else ', '}{keyword}={value})"
 
 
 def _stopped(code: CodeType, scope: dict[str, Any]) -> tuple[int, int]:

@@ -26,7 +26,7 @@ from whynan.causes.widening import BRAIN, LARGEST, SHORT, WIDE, converted, size_
 from whynan.records import number
 from whynan.trace.jumps import Jump
 from whynan.tripwire.checks import total_norm
-from whynan.tripwire.values import damage_of
+from whynan.tripwire.values import damage_of, largest
 
 Swap = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 Sites = frozenset[Site] | None  # None: wherever it fits
@@ -42,6 +42,7 @@ class Outcome:
     finite: bool
     error: str = ""
     along: float | None = None  # cosine of the gradient with that of the same step in float64
+    reached: frozenset[int] = frozenset()  # places of the leaves that got a gradient other than 0
 
     def effect(self) -> str:
         """Say it in words."""
@@ -57,6 +58,7 @@ class Outcome:
 
 ALONG = 0.9  # the least cosine with the gradient in float64
 TOLERANCE = 0.01  # by how much the loss of a healthy step may move: an epsilon does not come free
+NOTHING = 1e-20  # a gradient in float64 that is smaller is 0 in what is trained
 NO_MEMORY = Outcome(None, None, False, "MemoryError: there was too little memory for another replay")
 
 
@@ -82,6 +84,7 @@ class Lab:
         self.healthy = dict(list((healthy or {}).items())[: 2 if self.quick else 1])
         self.truth: dict[int, torch.Tensor] = {}  # the gradients in float64, by their place
         self.wide: Outcome | None = None
+        self._excused = False  # what is judged may leave weights without a gradient: the batch has nothing to teach
         self._usual: dict[int, Outcome] = {}  # by healthy step: what it gives as it is, with the weights of today
         self.losses = [h["loss"] for h in history if math.isfinite(h.get("loss", math.nan))]
         self.norms = [h["grad_norm"] for h in history if math.isfinite(h.get("grad_norm", math.nan))]
@@ -110,15 +113,17 @@ class Lab:
         failing = program is self.program
         with torch.no_grad():
             losses = [float(t.detach().float().sum()) for t in run.losses]
-            grads = list(_gradients(program, run).values())
+            placed = _gradients(program, run)
+            grads = list(placed.values())
             norm = total_norm([g.detach().to_dense() if g.is_sparse else g for g in grads]) if grads else None
             seen = {id(g) for g in grads} if norm is not None and math.isfinite(float(norm)) else set()  # a finite norm has no bad part
             suspects = [t for t in (self.targets(run) if failing else []) + grads if id(t) not in seen]
             finite = all(map(math.isfinite, losses)) and not any(damage_of(t.detach()) for t in suspects)
             along = self._along(run) if failing and finite and self.truth else None
+            reached = frozenset(place for place, g in placed.items() if (most := largest(g.detach())) is None or not float(most) <= NOTHING)
         scaled = program.entries[-1].kind == "backward" if program.entries else False  # else the scaler has divided already
         size = None if norm is None else float(norm) / (self.scale if scaled else 1.0)
-        return Outcome(losses[-1] / self.scale if losses else None, size, finite, along=along)
+        return Outcome(losses[-1] / self.scale if losses else None, size, finite, along=along, reached=reached)
 
     # -- the same step in float64 -------------------------------------------------------------------------------
 
@@ -195,11 +200,26 @@ class Lab:
             kept[step] = abs(changed.loss - usual.loss) / max(abs(usual.loss), 1e-6)
             if kept[step] > tolerance and not self._truer(program, changed.loss, usual.loss):
                 return False, f"finite, but healthy step {step} then has another loss: {number(changed.loss)} where it was {number(usual.loss)}"
+        if silent := self._silenced(outcome):
+            return False, f"finite, but no gradient reaches {silent} weights any more ({outcome.effect()})"
         if kept:
             steps = ", ".join(map(str, sorted(kept)))
             apart = max(kept.values())
             words.append(f"same loss {f'within {apart:.1g} ' if apart > 1e-5 else ''}on the last healthy step{'s' * (len(kept) > 1)} ({steps})")
         return True, ", ".join(words)
+
+    def _silenced(self, outcome: Outcome) -> str:
+        """Say how many weights a remedy leaves without any gradient, where that is most of those that have one; else nothing.
+
+        What has one is known from float64, from the healthy steps, or from what the bad values reached, in this order.
+        """
+        if self.wide is not None and self.wide.finite:
+            seen = [self.wide]
+        else:
+            seen = [o for o in self._usual.values() if o.finite] or [o for o in (self.wide, *self._usual.values()) if o is not None]
+        alive = frozenset[int]().union(*(o.reached for o in seen))
+        lost = alive - outcome.reached
+        return f"{len(lost)} of {len(alive)}" if outcome.norm and not self._excused and 2 * len(lost) > len(alive) else ""
 
     def _truer(self, program: Program, changed: float, usual: float) -> bool:
         """Whether a loss that moved came nearer to that of float64: then the old one was the inaccurate one."""
@@ -210,6 +230,7 @@ class Lab:
 
     def judge(self, outcome: Outcome, empty: bool = False, same: float | None = None) -> tuple[bool, str]:
         """Say whether an outcome proves a remedy, and what is wrong with it otherwise."""
+        self._excused = empty
         if outcome.error or not outcome.finite:
             return False, outcome.effect() if outcome.error else f"still not finite ({outcome.effect()})"
         if self._beyond(outcome):
@@ -296,7 +317,9 @@ def without_rows(program: Program, rows: list[int], size: int) -> Iterator[None]
     """Leave samples out: every outside tensor with that first dimension loses these rows for the time being."""
     keep = [i for i in range(size) if i not in set(rows)]
     found = {id(leaf): leaf for entry in program.entries for leaf in entry.reads if isinstance(leaf, Outside)}
-    batched = [leaf for leaf in found.values() if leaf.tensor.dim() and leaf.tensor.shape[0] == size and not leaf.tensor.requires_grad]
+    weights = {id(p) for root in program.roots for p in root.parameters()}
+    handed = [leaf for leaf in found.values() if not leaf.tensor.requires_grad and id(leaf.tensor) not in weights]
+    batched = [leaf for leaf in handed if leaf.tensor.dim() and leaf.tensor.shape[0] == size]
     indexed = [(entry, entry.fn) for entry in program.entries if getattr(entry.fn, "__name__", "") in _BY_NUMBER]
     before = [(leaf, leaf.saved) for leaf in batched]
     try:

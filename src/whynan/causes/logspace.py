@@ -10,7 +10,7 @@ import ast
 from typing import Any
 
 from whynan.causes.made import Made, maker
-from whynan.causes.source import Expression, as_operand, call_parts
+from whynan.causes.source import Expression, as_operand
 
 _DEPTH = 8
 
@@ -21,8 +21,8 @@ def around(expression: Expression, kind: str) -> tuple[ast.AST, str] | None:
         text = _text(expression, expression.node, _DEPTH)
         return None if text is None or "soft" not in text else (expression.node, f"torch.exp({text})")
     for node in expression.parents():
-        if isinstance(node, ast.Call) and call_parts(node)[0] == "log" and len(call_parts(node)[1]) == 1:
-            text = _text(expression, call_parts(node)[1][0], _DEPTH)
+        if isinstance(node, ast.Call) and expression.parts(node)[0] == "log" and len(expression.parts(node)[1]) == 1:
+            text = _text(expression, expression.parts(node)[1][0], _DEPTH)
             return None if text is None or "soft" not in text else (node, text)
     return None
 
@@ -31,11 +31,13 @@ def _text(expression: Expression, node: ast.AST, depth: int) -> str | None:
     """Return the source of the logarithm of an expression."""
     if depth == 0:
         return None
-    if isinstance(node, ast.Name) and (given := expression.assigned(node.id)) is not None and _is_soft(given):
+    if isinstance(node, ast.Name) and (given := expression.assigned(node.id)) is not None and _is_soft(expression, given):
+        if not expression.is_repeatable(given):
+            return None
         node = given
     if isinstance(node, ast.BinOp):
         return _operator(expression, node, depth)
-    name, operands = call_parts(node) if isinstance(node, ast.Call) else ("", [])
+    name, operands = expression.parts(node) if isinstance(node, ast.Call) else ("", [])
     if isinstance(node, ast.Call) and operands:
         if name == "softmax":
             return f"torch.log_softmax({_arguments(expression, operands, node)})"
@@ -50,8 +52,8 @@ def _text(expression: Expression, node: ast.AST, depth: int) -> str | None:
     return None if isinstance(node, ast.Constant) else f"torch.log({expression.segment(node)})"
 
 
-def _is_soft(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and call_parts(node)[0] in ("softmax", "sigmoid")
+def _is_soft(expression: Expression, node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and expression.parts(node)[0] in ("softmax", "sigmoid")
 
 
 def _arguments(expression: Expression, operands: list[ast.expr], node: ast.Call) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from whynan.causes.source import positioned
+
 PICKS = frozenset(
     {"gather", "getitem", "select", "index_select", "take_along_dim", "squeeze", "unsqueeze", "view", "reshape", "flatten", "transpose", "permute",
      "diagonal", "contiguous", "masked_select", "narrow", "expand", "t", "swapaxes", "movedim"}
@@ -43,6 +45,7 @@ def remember(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: A
     """Keep what a call of interest was made with."""
     name = getattr(func, "__name__", "").strip("_")
     if name in _ARITHMETIC or name in PICKS:
+        args, kwargs = positioned(args, kwargs)
         _made[id(result)] = Made(result, name, args, kwargs, func)
 
 

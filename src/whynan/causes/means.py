@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from whynan.causes.arguments import forward_view
 from whynan.causes.catalogue import Finding, Scene, rule
-from whynan.causes.facts import as_view, lineage, skip_views
+from whynan.causes.facts import as_view, counting, counts_members, fixed, one_less, skip_views, summed, zeros, zeros_and_ones
 from whynan.causes.fixes import Fix
+from whynan.causes.spreads import spread_of
 
 if TYPE_CHECKING:
     from whynan.trace.birth import View
@@ -23,7 +24,8 @@ def mean_of_nothing(scene: Scene) -> Finding | None:
 
     What happened
     The tensor was empty, every target had the ignored index, the weights of all classes in the
-    batch were 0, or a mask summed to 0 below a fraction line.
+    batch were 0, or a count below a fraction line was 0: the sum of a mask, the members of a
+    group, a number from len(), numel() or item().
 
     Why the result is non-finite
     A mean is a sum over a count. Here both are 0, and 0 / 0 is NaN.
@@ -53,7 +55,8 @@ def mean_of_nothing(scene: Scene) -> Finding | None:
 
     How sure
     whynan looks at the number of elements, the targets against ignore_index, the class weights,
-    and whether the divisor is a sum over a mask. Proven when the replay with the change is
+    and whether the divisor is a sum over a mask or counts members; of a divisor that is a plain
+    number, whether the numerator sums nothing. Proven when the replay with the change is
     finite; a gradient of 0 is accepted here and said, since the batch has nothing to teach.
     Otherwise suspected.
 
@@ -67,7 +70,7 @@ def mean_of_nothing(scene: Scene) -> Finding | None:
     if view.name in _MEANS or view.name.startswith("nll_loss"):
         return _empty_mean(view)
     if view.name == "div":
-        return _empty_mask(view)
+        return _empty_count(view)
     return None
 
 
@@ -112,21 +115,52 @@ def _sum_over_count(view: View, ignore: int) -> Fix:
     )
 
 
-def _empty_mask(view: View) -> Finding | None:
+def _empty_count(view: View) -> Finding | None:
+    """A quotient whose divisor counts what the numerator sums, and that is nothing."""
     below = view.input("other")
-    if below is None or not int((below == 0).sum()):
+    if below is None:
+        return _summed_nothing(view, "max({x}, 1)") if view.scalar("other") == 0 else None
+    if not zeros(below):
         return None
-    made = as_view(skip_views(view.maker("other")))
-    for step in [made, *lineage(made, depth=4)] if made is not None else []:
-        if step.name in ("sum", "count_nonzero", "numel", "index_add", "scatter_add", "bincount", "index_put", "cumsum"):
-            values = step.input(0) if step.name in ("sum", "count_nonzero", "bincount", "cumsum") else step.output()
-            if values is not None and _is_mask(values, step):
-                zero = int((below == 0).sum())
-                what = "the mask selects nothing" if below.numel() == 1 else f"{zero} of {below.numel()} groups select nothing"
-                clamp = Fix("count at least 1", "{x}.clamp_min(1)", 1)
-                return Finding(f"{what}: the count is 0", [f"{what}", f"the divisor is a sum over a mask of shape {list(values.shape)}"], [clamp], empty=True)
-            return _masked_weights(step, below) if step.name == "sum" else None
-    return None
+    step = counting(view, "other")
+    if step is None:
+        made = as_view(skip_views(view.maker("other")))
+        given = below.numel() == 1 and fixed(view, 1) and (made is None or made.name in ("lift_fresh", "scalar_tensor", "full"))
+        return _summed_nothing(view, "{x}.clamp_min(1)") if given else None
+    if one_less(view):
+        return _count_of_one(view)
+    count = step.output()
+    if count is not None and not zeros(count):
+        return None  # the count is not 0: something was taken off it
+    if counts_members(step):
+        empty = "the only group is" if below.numel() == 1 else f"{zeros(below)} of {below.numel()} groups are"
+        return Finding(f"{empty} empty: the count is 0", [f"{empty} empty", "the divisor counts the members of each group"], [_AT_LEAST_ONE], empty=True)
+    counted = step.input(0) if step.name in ("sum", "count_nonzero", "cumsum") else step.output()
+    if counted is not None and _is_mask(counted, step):
+        what = "the mask selects nothing" if below.numel() == 1 else f"{zeros(below)} of {below.numel()} groups select nothing"
+        evidence = [f"{what}", f"the divisor is a sum over a mask of shape {list(counted.shape)}"]
+        return Finding(f"{what}: the count is 0", evidence, [_AT_LEAST_ONE], empty=True)
+    return _masked_weights(step, below) if step.name == "sum" else None
+
+
+_AT_LEAST_ONE = Fix("count at least 1", "{x}.clamp_min(1)", 1)
+
+
+def _summed_nothing(view: View, floor: str) -> Finding | None:
+    """The divisor is a number that was counted outside of torch: what the numerator sums shows that it is a count."""
+    found = summed(view)
+    if found is None or found.count:
+        return None
+    label = "the mask selects nothing: the count is 0" if found.masked else "there is nothing here to average: 0/0"
+    return Finding(label, [found.words, "the divisor is the number 0"], [Fix("count at least 1", floor, 1)], empty=True)
+
+
+def _count_of_one(view: View) -> Finding | None:
+    """A sum over a count minus 1 that is no variance: of differences between neighbours, of pairs."""
+    above, below = view.input("self"), view.input("other")
+    if above is None or below is None or spread_of(view, 0) is not None or bool(((above != 0) & (below == 0)).any()):
+        return None
+    return Finding("there is nothing here to average: 0/0", ["the count is 1, minus 1 is 0", "the numerator is 0 there"], [_AT_LEAST_ONE], empty=True)
 
 
 def _masked_weights(total: View, below: Any) -> Finding | None:
@@ -147,7 +181,7 @@ def _is_mask(values: Any, step: View) -> bool:
     """Whether values are a mask or a count, by themselves or by what made them."""
     if not values.is_floating_point():
         return True
-    if not bool(((values == 0) | (values == 1)).all()):
+    if not zeros_and_ones(values):
         return False
     maker = skip_views(step.maker(0))
     if maker is None:
@@ -165,7 +199,8 @@ def variance_of_one(scene: Scene) -> Finding | None:
 
     What happened
     var, std, var_mean or std_mean with its default correction ran over one element: the last,
-    smaller batch of an epoch, a group with one member, a dimension of size 1. BatchNorm raises
+    smaller batch of an epoch, a group with one member, a dimension of size 1; or the sum of
+    squared deviations was divided by a count minus 1. BatchNorm raises
     "Expected more than 1 value per channel" for the same reason.
 
     Why the result is non-finite
@@ -208,6 +243,8 @@ def variance_of_one(scene: Scene) -> Finding | None:
             [Fix("use drop_last=True, or a normalisation that needs no batch")],
             proven=True,
         )
+    if view is not None and view.name == "div" and birth is not None and not birth.derivative:
+        return _by_hand(view)
     if view is None or view.name not in ("var", "std", "var_mean", "std_mean"):
         return None
     values, output = view.input("self"), view.output()
@@ -231,5 +268,24 @@ def variance_of_one(scene: Scene) -> Finding | None:
         [Fix(title, f"int({several})", keyword="correction"), Fix(title, several, keyword="unbiased")]
         if keyword == "correction"
         else [Fix(title, several, keyword="unbiased")],
+        empty=True,
+    )
+
+
+def _by_hand(view: View) -> Finding | None:
+    """A sum of squared deviations over a count minus 1, and the count is 1."""
+    below = view.input("other")
+    if below is None:
+        found = summed(view) if view.scalar("other") == 0 else None
+        one, groups = found is not None and found.count == 1, 1
+    else:
+        one, groups = bool(zeros(below)) and one_less(view), below.numel()
+    if not one or spread_of(view, 0) is None:
+        return None
+    where = "" if groups == 1 or below is None else f" in {zeros(below)} of {groups} groups"
+    return Finding(
+        "one element has no unbiased spread: the count is 1, minus 1 is 0",
+        [f"the count is 1{where}, minus 1 is 0", "the numerator is a sum of squared deviations from the mean"],
+        [Fix("divide by at least 1: the spread of one element is then 0", "max({x}, 1)" if below is None else "{x}.clamp_min(1)", 1)],
         empty=True,
     )

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from whynan.causes import logspace
 from whynan.causes.made import maker
-from whynan.causes.source import Expression, call_parts
+from whynan.causes.source import Expression
 
 _POWERS = ("log of powers by hand", "powers by hand")
 OUTER = ("softmax by hand", "sigmoid by hand", "logsumexp by hand", "softplus by hand", "logcosh by hand", "tanh by hand", "cross-entropy by hand", *_POWERS)
@@ -44,18 +45,44 @@ def _norm(torch: Any, value: Any) -> Any:
     return torch.linalg.vector_norm(base, dim=summed.dim, keepdim=summed.keepdim)
 
 
-def inner_text(expression: Expression, kind: str) -> str | None:
-    """Return the source text of the joint call's arguments."""
-    node = _call(expression, expression.nodes[0] if expression.nodes else None)
+def inner_text(expression: Expression, kind: str) -> tuple[Any, ...] | None:
+    """Return the source text of the joint call's arguments, and changes that it needs elsewhere (pairs of a node and its new text)."""
+    first = expression.nodes[0] if expression.nodes else None
+    node = _call(expression, first)
     if node is None:
         return None
-    name, operands = call_parts(node)
+    name, operands = expression.parts(node)
     if kind == "sumsq":
-        return _norm_text(expression, name, operands, node)
-    if name.lower() != kind:
+        text = _norm_text(expression, name, operands, node) if node is first or expression.is_repeatable(node) else None
+        return None if text is None else (text,)
+    if name.lower() != kind or not operands:
         return None
-    rest = [expression.segment(o) for o in operands] + [f"{k.arg}={expression.segment(k.value)}" for k in node.keywords]
-    return ", ".join(rest)
+    rest = _rest_of(expression, node, operands)
+    if rest is None:
+        return None
+    argument = expression.segment(operands[0])
+    if node is first or expression.is_repeatable(operands[0]):
+        return (", ".join([argument, *rest]),)
+    kept = expression.free_name("logits")  # computed once more it may be something else: it is given a name where it is made
+    return ", ".join([kept, *rest]), (operands[0], f"{kept} := {argument}" if operands[0] in node.args else f"({kept} := {argument})")
+
+
+def _rest_of(expression: Expression, node: ast.Call, operands: list[ast.expr]) -> list[str] | None:
+    """Return the arguments after the first: those of the call, or those that the module which is called was made with."""
+    given = [(None, o) for o in operands[1:]] + [(k.arg, k.value) for k in node.keywords if k.value not in operands]
+    if replace(expression, node=node).calls_object():
+        made = expression.construction(node)
+        if made is None:
+            return None
+        given += [*((None, a) for a in made[0].args), *((k.arg, k.value) for k in made[0].keywords)]
+        if not all(arg != "inplace" and is_number(value) for arg, value in given):
+            return None
+    return [expression.segment(value) if arg is None else f"{arg}={expression.segment(value)}" for arg, value in given]
+
+
+def is_number(node: ast.expr) -> bool:
+    """Whether a node is a number (or a word) written out: it means the same anywhere."""
+    return isinstance(node.operand if isinstance(node, ast.UnaryOp) else node, ast.Constant)
 
 
 def _call(expression: Expression, node: ast.expr | None) -> ast.Call | None:
@@ -88,7 +115,7 @@ def _squared(expression: Expression, node: ast.expr) -> ast.expr | None:
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) and ast.dump(node.left) == ast.dump(node.right):
         return node.left
     if isinstance(node, ast.Call):
-        name, operands = call_parts(node)
+        name, operands = expression.parts(node)
         if name == "square" and operands:
             return operands[0]
         if name == "pow" and len(operands) == 2 and isinstance(operands[1], ast.Constant) and operands[1].value == 2:
@@ -97,7 +124,7 @@ def _squared(expression: Expression, node: ast.expr) -> ast.expr | None:
 
 
 def around(expression: Expression, kind: str) -> tuple[ast.AST, str] | None:
-    """Return the expression around an exponential that writes `kind` by hand, and the text to put in its place."""
+    """Return the expression around an exponential that writes `kind` by hand, and the text to put in its place, empty where none can be given."""
     if not expression.operands:
         return None
     if kind in _POWERS:
@@ -108,23 +135,27 @@ def around(expression: Expression, kind: str) -> tuple[ast.AST, str] | None:
     for node in expression.parents()[:5]:
         if kind in _WHOLE and (found := _WHOLE[kind](expression, node)) is not None:
             return node, found
-        if kind == "softmax by hand" and _is_div(node) and _is_exp(node.left, same):  # type: ignore[attr-defined]
+        if kind == "softmax by hand" and _is_div(node) and _is_exp(expression, node.left, same):  # type: ignore[attr-defined]
             total = node.right  # type: ignore[attr-defined]
-            if isinstance(total, ast.Call) and call_parts(total)[0] == "sum" and _is_exp(call_parts(total)[1][0], same):
+            if isinstance(total, ast.Call) and expression.parts(total)[0] == "sum" and _is_exp(expression, expression.parts(total)[1][0], same):
                 dim = _dim_text(expression, total)
                 return (node, f"torch.softmax({text}, dim={dim})") if dim is not None else None
-        if kind == "sigmoid by hand" and _is_div(node) and _is_exp(node.left, same) and _one_plus(node.right, same):  # type: ignore[attr-defined]
+        if kind == "sigmoid by hand" and _is_div(node) and _is_exp(expression, node.left, same) and _one_plus(expression, node.right, same):  # type: ignore[attr-defined]
             return node, f"torch.sigmoid({text})"
-        if kind == "logsumexp by hand" and isinstance(node, ast.Call) and call_parts(node)[0] == "log" and call_parts(node)[1]:
-            total = call_parts(node)[1][0]
-            if isinstance(total, ast.Call) and call_parts(total)[0] == "sum" and _is_exp(call_parts(total)[1][0], same):
+        if kind == "logsumexp by hand" and isinstance(node, ast.Call) and expression.parts(node)[0] == "log" and expression.parts(node)[1]:
+            total = expression.parts(node)[1][0]
+            if isinstance(total, ast.Call) and expression.parts(total)[0] == "sum" and _is_exp(expression, expression.parts(total)[1][0], same):
                 dim = _dim_text(expression, total)
                 return (node, f"torch.logsumexp({text}, dim={dim})") if dim is not None else None
         if kind == "softplus by hand" and isinstance(node, ast.Call):
-            name, operands = call_parts(node)
-            if (name == "log" and operands and _one_plus(operands[0], same)) or (name == "log1p" and operands and _is_exp(operands[0], same)):
+            name, operands = expression.parts(node)
+            if (name == "log" and operands and _one_plus(expression, operands[0], same)) or (
+                name == "log1p" and operands and _is_exp(expression, operands[0], same)
+            ):
                 return node, f"torch.nn.functional.softplus({text})"
-        if kind == "logcosh by hand" and isinstance(node, ast.Call) and call_parts(node)[0] == "log":
+        if kind == "logcosh by hand" and isinstance(node, ast.Call) and expression.parts(node)[0] == "log":
+            if not expression.is_repeatable(argument):
+                return node, ""
             return node, f"(({text}).abs() + torch.nn.functional.softplus(-2 * ({text}).abs()) - 0.6931471805599453)"
     return None
 
@@ -136,12 +167,12 @@ def _tanh_text(expression: Expression, node: ast.AST) -> str | None:
     above, below = node.left, node.right  # type: ignore[attr-defined]
     if not (isinstance(above, ast.BinOp) and isinstance(above.op, ast.Sub) and isinstance(below, ast.BinOp) and isinstance(below.op, ast.Add)):
         return None
-    first = call_parts(above.left)[1] if isinstance(above.left, ast.Call) else []
+    first = expression.parts(above.left)[1] if isinstance(above.left, ast.Call) else []
     if not first:
         return None
     plus, minus = ast.dump(first[0]), ast.dump(ast.UnaryOp(ast.USub(), first[0]))
     pairs = ((above.left, above.right), (below.left, below.right), (below.right, below.left))
-    fits = [_is_exp(a, plus) and _is_exp(b, minus) for a, b in pairs]
+    fits = [_is_exp(expression, a, plus) and _is_exp(expression, b, minus) for a, b in pairs]
     return f"torch.tanh({expression.segment(first[0])})" if fits[0] and (fits[1] or fits[2]) else None
 
 
@@ -149,7 +180,7 @@ def _entropy_text(expression: Expression, node: ast.AST) -> str | None:
     """Read y * log(p) + (1 - y) * log(1 - p), in whatever order."""
     if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add)):
         return None
-    terms = [_weighted_log(node.left), _weighted_log(node.right)]
+    terms = [_weighted_log(expression, node.left), _weighted_log(expression, node.right)]
     for first, second in (terms, terms[::-1]):
         if first is None or second is None:
             continue
@@ -158,13 +189,13 @@ def _entropy_text(expression: Expression, node: ast.AST) -> str | None:
     return None
 
 
-def _weighted_log(node: ast.expr) -> tuple[ast.expr, ast.expr] | None:
+def _weighted_log(expression: Expression, node: ast.expr) -> tuple[ast.expr, ast.expr] | None:
     """Return weight and argument of `weight * log(argument)`."""
     if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)):
         return None
     for weight, log in ((node.left, node.right), (node.right, node.left)):
-        if isinstance(log, ast.Call) and call_parts(log)[0] == "log" and len(call_parts(log)[1]) == 1:
-            return weight, call_parts(log)[1][0]
+        if isinstance(log, ast.Call) and expression.parts(log)[0] == "log" and len(expression.parts(log)[1]) == 1:
+            return weight, expression.parts(log)[1][0]
     return None
 
 
@@ -180,23 +211,25 @@ def _is_div(node: ast.AST) -> bool:
     return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div)
 
 
-def _is_exp(node: ast.AST, same: str) -> bool:
-    return isinstance(node, ast.Call) and call_parts(node)[0] == "exp" and bool(call_parts(node)[1]) and ast.dump(call_parts(node)[1][0]) == same
+def _is_exp(expression: Expression, node: ast.AST, same: str) -> bool:
+    return (
+        isinstance(node, ast.Call) and expression.parts(node)[0] == "exp" and bool(expression.parts(node)[1]) and ast.dump(expression.parts(node)[1][0]) == same
+    )
 
 
-def _one_plus(node: ast.AST, same: str) -> bool:
-    if isinstance(node, ast.Call) and call_parts(node)[0] == "add" and len(call_parts(node)[1]) == 2:
-        left, right = call_parts(node)[1]
+def _one_plus(expression: Expression, node: ast.AST, same: str) -> bool:
+    if isinstance(node, ast.Call) and expression.parts(node)[0] == "add" and len(expression.parts(node)[1]) == 2:
+        left, right = expression.parts(node)[1]
     elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         left, right = node.left, node.right
     else:
         return False
     ones = [n for n in (left, right) if isinstance(n, ast.Constant) and n.value == 1]
-    return len(ones) == 1 and any(_is_exp(n, same) for n in (left, right))
+    return len(ones) == 1 and any(_is_exp(expression, n, same) for n in (left, right))
 
 
 def _dim_text(expression: Expression, total: ast.Call) -> str | None:
-    operands = call_parts(total)[1]
+    operands = expression.parts(total)[1]
     if len(operands) > 1:
         return expression.segment(operands[1])
     return next((expression.segment(k.value) for k in total.keywords if k.arg in ("dim", "axis")), None)

@@ -175,7 +175,7 @@ def _large(view: View) -> bool:
 
 def _growth(values: list[float | None]) -> tuple[list[float], float] | None:
     """Return the run of rising values at the end and by how much they rose, if that is divergence."""
-    finite = [abs(v) for v in values if v is not None and math.isfinite(v)]
+    finite = [abs(v) for v in values if v and math.isfinite(v)]  # nothing grows out of a loss of exactly 0: a hinge without a violation
     if len(finite) < 4:
         return None
     run = [finite[-1]]

@@ -66,11 +66,7 @@ def zero_over_zero(scene: Scene) -> Finding | None:
         return None
     above, below, scalar = view.input("self"), view.input("other"), view.scalar("other")
     if below is None and scalar in (0, 0.0) and above is not None:
-        return (
-            None
-            if not bool((above == 0).any())
-            else Finding("0 / 0 is nan", ["the divisor is the number 0"], [Fix("keep the divisor away from 0", "max({x}, 1e-6)", 1)])
-        )
+        return None if not bool((above == 0).any()) else Finding("0 / 0 is nan", ["the divisor is the number 0"], [_floor(scalar)])
     if above is None or below is None:
         return None
     hit = (above == 0) & (below == 0)
@@ -95,6 +91,11 @@ def zero_over_zero(scene: Scene) -> Finding | None:
         from_spans(view, 1),
         empty=scene.birth is not None and scene.birth.phase is Phase.OPTIMIZER,
     )
+
+
+def _floor(divisor: object) -> Fix:
+    """Keep a number away from 0; a whole number is a count, and 1e-6 is none."""
+    return Fix("count at least 1", "max({x}, 1)", 1) if isinstance(divisor, int) else Fix("keep the divisor away from 0", "max({x}, 1e-6)", 1)
 
 
 @rule("WN103", "division-by-zero", "division by zero", rank=63)
@@ -147,11 +148,8 @@ def division_by_zero(scene: Scene) -> Finding | None:
         return None
     below = view.input({"addcdiv": "tensor2", "reciprocal": "self"}.get(view.name, "other"))
     if below is None:
-        return (
-            Finding("division by the number 0", ["the divisor is the number 0"], [Fix("keep the divisor away from 0", "max({x}, 1e-6)", 1)])
-            if view.scalar("other") in (0, 0.0)
-            else None
-        )
+        divisor = view.scalar("other")
+        return Finding("division by the number 0", ["the divisor is the number 0"], [_floor(divisor)]) if divisor in (0, 0.0) else None
     count = int((below == 0).sum())
     if not count:
         return None

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from whynan.causes.arguments import forward_view
 from whynan.causes.catalogue import Finding, Scene, rule
-from whynan.causes.facts import LIMITS, biggest, lineage
+from whynan.causes.facts import ELEMENTWISE, LIMITS, biggest, lineage
 from whynan.causes.fixes import BRAIN, Fix, guarded
 from whynan.records import number
 
 if TYPE_CHECKING:
+    from whynan.records import Span
     from whynan.trace.birth import Birth, View
 
 _EXPONENTIALS = ("exp", "expm1", "exp2", "sinh", "cosh", "softplus", "poisson_nll_loss")
@@ -80,21 +81,70 @@ def epsilon_lost(scene: Scene) -> Finding | None:
     view = forward_view(scene)
     if view is None or (view.name not in _GUARDED and "norm" not in view.name):
         return None
-    for made in [view, *lineage(view, depth=6)]:
+    near = {view.op.index, *(made.op.index for made in lineage(view, depth=6))}
+    for made in [view, *lineage(view, ELEMENTWISE | _BETWEEN, depth=8)]:
         lost = _lost_constant(made)
         if lost is None:
             continue
         value, became, dtype = lost
-        if not _matters(view, became):
+        direct = made.op.index in near
+        if not (_matters(view, became) if direct else _at_its_edge(view, made, became)):
             continue
         eps = {"float16": "1e-4", "bfloat16": "1e-2" if became == 1 else "1e-6", "float32": "1e-6"}.get(dtype, "1e-6")
         fixes = _fixes_for(view, dtype, eps)
         return Finding(
             f"the guard {_constant(value)} is {int(became)} in {dtype}",
-            [f"{_constant(value)} rounds to {int(became)} in {dtype}, whose smallest step there is {_step(dtype, became)}", _zeros_of(view)],
-            fixes,
+            [
+                f"{_constant(value)} rounds to {int(became)} in {dtype}, whose smallest step there is {_step(dtype, became)}",
+                _zeros_of(view) if direct else _let_through(made, became),
+            ],
+            fixes if direct else [*_next_to_zero(view, value, dtype), *_at_the_guard(made, became, dtype), *fixes],
+            [] if direct else _guard_spans(view, made),
         )
     return None
+
+
+_BETWEEN = frozenset({"log", "log1p", "log2", "log10", "sigmoid", "reciprocal", "rsqrt", "expm1", "logit", "acos", "asin", "atanh", "tanh"})
+
+
+def _at_its_edge(view: View, guard: View, became: float) -> bool:
+    """Whether a guard some operations earlier let through its edge exactly where this operation got a bad argument."""
+    bad, held = view.output(), guard.output()
+    if bad is None or held is None or bad.shape != held.shape:
+        return False
+    hit = ~bad.isfinite()
+    return bool(hit.any()) and bool((held[hit] == became).all())
+
+
+def _let_through(guard: View, became: float) -> str:
+    held = guard.output()
+    return "" if held is None else f"{int((held == became).sum())} of {held.numel()} values are {int(became)} after the guard"
+
+
+def _at_the_guard(guard: View, became: float, dtype: str) -> list[Fix]:
+    """Give the guard a bound that exists in the dtype, at its own line."""
+    if guard.site is None or not guard.name.startswith("clamp"):
+        return []
+    eps = {"float16": "5e-4", "bfloat16": "4e-3"}.get(dtype, "1e-6") if became == 1 else "1e-4" if dtype == "float16" else "1e-6"
+    bound, title = f"1 - {eps}" if became == 1 else eps, f"use a guard that exists in {dtype}: {eps}"
+    place = 2 if became == 1 and guard.name == "clamp" else 1
+    return [Fix(title, bound, place, site=guard.site), Fix(title, bound, keyword="max" if became == 1 else "min", site=guard.site)]
+
+
+def _next_to_zero(view: View, value: float, dtype: str) -> list[Fix]:
+    """Put a guard that is lost next to 1 behind the logarithm, where what it keeps off is 0 and the dtype has small steps."""
+    if view.name not in ("log", "log2", "log10") or not 0.5 < value < 1:
+        return []
+    eps = "1e-4" if dtype == "float16" else number(1 - value)
+    return [Fix(f"put the guard next to 0, where {dtype} has small steps", f"{{x}}.clamp_min({eps})", 0)]
+
+
+def _guard_spans(view: View, guard: View) -> list[Span]:
+    """The line of the guard, if it is another."""
+    from whynan.capsule.sites import resolve
+
+    span, here = resolve(guard.site, "the guard is here"), resolve(view.site)
+    return [span] if span.known and (span.file, span.line) != (here.file, here.line) else []
 
 
 def _constant(value: float) -> str:
@@ -133,6 +183,8 @@ def _lost_constant(view: View) -> tuple[float, float, str] | None:
 
 def _matters(view: View, became: float) -> bool:
     """Whether the lost guard would have kept this very argument off its edge."""
+    if view.name == "div" and view.source(1) is None:
+        return False  # the divisor is a plain number: no guard was ever in it
     if became == 1 or "norm" in view.name:
         return True
     below = view.input(1 if view.name == "div" else 0)

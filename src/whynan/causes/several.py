@@ -75,6 +75,8 @@ def _decide(first: Verdict, birth: Birth, explain: Callable[[Scene], Verdict]) -
     if other is None or _line(other) == _line(birth) or not _line(other).known:
         return first
     second = explain(replace(first.scene, birth=other))
+    if other.phase is Phase.BACKWARD and first.scene.symptom.place == "loss":
+        return _both(first, birth, second, other)  # no derivative makes a loss bad, even where its remedy mends both
     if second.healed or _without(second.scene, other).finite:
         second.finding.evidence.append(f"{_named(first, birth)} gives non-finite values too, but mending it alone leaves the step as it is")
         return second
@@ -105,6 +107,7 @@ def _both(first: Verdict, birth: Birth, second: Verdict, other: Birth) -> Verdic
     place = _named(second, other)
     more = "without both the step is finite" if together.finite else "and they are not the only ones"
     first.finding.evidence.append(f"a second place makes non-finite values of its own: {place}; {more}")
+    first.remedies = [r for r in second.remedies if r.result == "proven"] + first.remedies
     spans = {(s.file, s.line) for s in first.finding.spans}
     line = _line(other)
     if (line.file, line.line) not in spans:

@@ -1,13 +1,21 @@
-"""The source expression at a site: its operands as text, and the file with another expression in its place."""
+"""The source expression at a site: its operands as text, what its names stand for, and the file with another expression in its place."""
 
 from __future__ import annotations
 
 import ast
+import builtins
 import difflib
 import functools
+import inspect
 import linecache
+import os
+import sys
+import tokenize
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from types import CodeType, FrameType, ModuleType
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from whynan.capsule.sites import Site
@@ -16,7 +24,12 @@ _OPERATORS = {
     ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow", ast.MatMult: "matmul", ast.Mod: "remainder",
 }  # fmt: skip
 _COMPARISONS = {ast.Gt: "gt", ast.GtE: "ge", ast.Lt: "lt", ast.LtE: "le", ast.Eq: "eq", ast.NotEq: "ne"}
-_NAMESPACES = frozenset({"torch", "F", "nn", "functional", "linalg", "special", "fft", "func", "th", "ops"})
+_PLACES = {"input": 0, "other": 1, "exponent": 1, "target": 1}  # where torch's functions take an operand that is given by its name
+_PURE_BUILTINS = frozenset({"len", "abs", "float", "int", "max", "min", "sum", "range", "tuple", "list", "bool", "round", "isinstance", "slice"})
+_FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
+_OWN_SCOPE = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp | ast.ClassDef
+UNKNOWN: Any = object()
+Calls = Callable[["Site"], list[str]]  # the torch functions that a replay saw called at a site, by their readable names
 
 
 @dataclass(slots=True)
@@ -31,10 +44,17 @@ class Expression:
     nodes: list[ast.expr] = field(default_factory=list)
     keywords: dict[str, str] = field(default_factory=dict)
     function: ast.AST | None = None
+    code: CodeType | None = None
+    calls: Calls | None = None
 
     @property
     def text(self) -> str:
         return self.segment(self.node)
+
+    @property
+    def tree(self) -> list[ast.AST]:
+        """All nodes of the file, outer ones first."""
+        return _nodes("".join(self.lines))
 
     def segment(self, node: ast.AST) -> str:
         """Return the source text of a node."""
@@ -47,28 +67,208 @@ class Expression:
         lines[0] = lines[0][start:]
         return b"".join(lines).decode()
 
-    def replaced(self, node: ast.AST, text: str) -> list[str]:
-        """Return the file's lines with a node replaced by other text."""
+    def rewritten(self, node: ast.AST, inner: ast.AST, text: str) -> str:
+        """Return the text of a node with other text in the place of a part of it."""
+        lines = [line.encode() for line in self.lines]
+        head = _between(lines, (node.lineno, node.col_offset), (inner.lineno, inner.col_offset))  # type: ignore[attr-defined]
+        tail = _between(lines, (inner.end_lineno, inner.end_col_offset), (node.end_lineno, node.end_col_offset))  # type: ignore[attr-defined]
+        return head + text + tail
+
+    # -- the file with a change ---------------------------------------------------------------------------------------
+
+    def diff(self, node: ast.AST, text: str, *more: tuple[ast.AST, str]) -> str:
+        """Return a unified diff that `patch` accepts, with three lines of context; nothing if the result would not run.
+
+        The text says `torch` for torch: the diff says what the file calls it, and imports it where the file does not.
+        """
+        changes = [(n, self._fitted(n, t)) for n, t in ((node, text), *more)]
+        alias = self._torch_alias() if any("torch" in _loaded(t) for _, t in changes) else "torch"
+        if alias is None or not self._knows([t for _, t in changes]):
+            return ""
+        edits = [self._edit(n, _renamed(t, "torch", alias) if alias not in ("", "torch") else t) for n, t in changes]
+        edits += [_import_torch(self.tree)] if not alias else []
+        if not _compiles("".join(_edited(self.lines, edits))):
+            return ""
+        old = _on_disk(self.code.co_filename if self.code is not None else "", self.lines)
+        return _unified(old, _edited(old, edits), self.file)
+
+    def _fitted(self, node: ast.AST, text: str) -> str:
+        """Put a text in brackets where a call or a name stood that something binds to."""
+        if not isinstance(node, ast.Call | ast.Name | ast.Attribute | ast.Subscript):
+            return text
+        around = next((n for n in self.tree if any(child is node for child in ast.iter_child_nodes(n))), None)
+        binds = isinstance(around, ast.BinOp | ast.UnaryOp | ast.Compare | ast.Attribute | ast.Await | ast.Starred)
+        binds = binds or (isinstance(around, ast.Subscript) and around.value is node) or (isinstance(around, ast.Call) and around.func is node)
+        return as_operand(text) if binds else text
+
+    def _edit(self, node: ast.AST, text: str) -> tuple[int, int, list[str]]:
         first, last = node.lineno - 1, node.end_lineno - 1  # type: ignore[attr-defined]
         head = self.lines[first].encode()[: node.col_offset].decode()  # type: ignore[attr-defined]
         tail = self.lines[last].encode()[node.end_col_offset :].decode()  # type: ignore[attr-defined]
-        return [*self.lines[:first], head + text + tail, *self.lines[last + 1 :]]
+        return first, last + 1, _lines_of(head + text + tail)
 
-    def diff(self, node: ast.AST, text: str) -> str:
-        """Return a unified diff that `patch` accepts, with three lines of context; nothing if the result is not Python."""
-        new = self.replaced(node, text)
-        try:
-            ast.parse("".join(new))
-        except SyntaxError:
-            return ""
-        return "".join(difflib.unified_diff(self.lines, new, f"a/{self.file}", f"b/{self.file}", n=3))
+    def _torch_alias(self) -> str | None:
+        """Return the file's own name for torch, an empty string where it has none, None where `torch` is something else."""
+        import torch
+
+        found = self.lookup("torch")
+        if found is torch:
+            return "torch"
+        names = [name for name, value in _imports(self.tree[0]).items() if value is torch]
+        alias = next((name for name in names if self.lookup(name) is torch), "")
+        return alias or (None if "torch" in self._bound() else "")
+
+    def _knows(self, texts: list[str]) -> bool:
+        """Whether every name that the texts load exists at this place; `torch` can be had anywhere."""
+        trees = [_parsed(text) for text in texts]
+        nodes = [n for tree in trees if tree is not None for n in ast.walk(tree)]
+        made = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)} | {n.arg for n in nodes if isinstance(n, ast.arg)}
+        known = made | self._bound() | set(dir(builtins)) | {"torch"}
+        return None not in trees and all(_loaded(text) <= known for text in texts)
+
+    def _bound(self) -> set[str]:
+        """The names that exist at this place: those it reads already, of the function, of the one around it, of the module."""
+        code, around = self.code, self.function
+        found = set(code.co_varnames + code.co_freevars + code.co_cellvars) if code is not None else set()
+        found |= set(_globals_of(code) or ()) | _stored(self.tree[0]) | set(_imports(self.tree[0]))
+        return found | _loaded_by(self.node) | (_stored(around) | set(_imports(around)) if around is not None else set())
+
+    def free_name(self, stem: str) -> str:
+        """Return a name that nothing in this file has."""
+        used = {n.id for n in self.tree if isinstance(n, ast.Name)} | {a.arg for a in self.tree if isinstance(a, ast.arg)} | self._bound()
+        return next(name for name in (stem, *(f"{stem}_{number}" for number in range(2, 1000))) if name not in used)
+
+    # -- what its names stand for -------------------------------------------------------------------------------------
+
+    def lookup(self, name: str) -> Any:
+        """Return what a name of this place stands for; UNKNOWN for a variable of the function."""
+        function = self.function
+        if isinstance(function, _FUNCTIONS) and name in (inside := _imports(function)):
+            return inside[name]
+        code = self.code
+        if code is not None and name in code.co_varnames + code.co_freevars + code.co_cellvars:
+            return UNKNOWN
+        if isinstance(function, _FUNCTIONS) and name in _stored(function):
+            return UNKNOWN
+        globals_ = _globals_of(code) or {}
+        return globals_[name] if name in globals_ else _imports(self.tree[0]).get(name, getattr(builtins, name, UNKNOWN))
+
+    def value_of(self, node: ast.AST) -> Any:
+        """Return what a name with dots stands for, as far as it is known without running anything."""
+        if isinstance(node, ast.Name):
+            return self.lookup(node.id)
+        return _member(self.value_of(node.value), node.attr) if isinstance(node, ast.Attribute) else UNKNOWN
+
+    def parts(self, node: ast.AST) -> tuple[str, list[ast.expr]]:
+        """Return a call's bare name and its operands; the tensor of a method comes first. Nothing where it cannot be decided."""
+        if not isinstance(node, ast.Call):
+            return "", []
+        func = node.func
+        if isinstance(func, ast.Attribute):
+            kind = self.receiver(node)
+            given = [func.value] if kind == "tensor" else []
+            return ("", []) if not kind else (func.attr, _placed([*given, *node.args], node))
+        return (func.id if isinstance(func, ast.Name) else ""), _placed(list(node.args), node)
+
+    def receiver(self, node: ast.Call) -> str:
+        """Say what stands before the dot of a call: a `namespace`, a `tensor`, an `object`; nothing where that cannot be decided."""
+        import torch
+
+        func = node.func
+        assert isinstance(func, ast.Attribute)
+        value = self.value_of(func.value)
+        if isinstance(value, ModuleType | type):
+            return "namespace"
+        if isinstance(value, torch.Tensor | torch.nn.Module):
+            return "tensor" if isinstance(value, torch.Tensor) else "object"
+        if self._is_instance(func.value):
+            return "object"
+        method, name, seen = _is_method(func.attr), func.attr.strip("_"), self._seen(node)
+        if self.calls is None or any(called.startswith(("Tensor.", "torch._tensor.")) and _bare(called) == name for called in seen):
+            return "tensor" if method else "object"
+        if self._rooted_in_instance(func.value):
+            return "object" if seen else ""
+        return "object" if any(_bare(called) == name for called in seen) or not method else "tensor"
+
+    def _seen(self, node: ast.Call) -> list[str]:
+        if self.calls is None or self.code is None:
+            return []
+        from whynan.capsule.sites import Site
+
+        return [name for site in sites_of_node(Site(self.code, 0), node) for name in self.calls(site)]
+
+    def _is_instance(self, node: ast.AST) -> bool:
+        """Whether a name is the instance that a method is called on, of a class that is no tensor."""
+        function = self.function
+        if not isinstance(node, ast.Name) or not isinstance(function, _FUNCTIONS):
+            return False
+        around = next((c for c in self.tree if isinstance(c, ast.ClassDef) and any(f is function for f in c.body)), None)
+        arguments = [*function.args.posonlyargs, *function.args.args]
+        if around is None or not arguments or arguments[0].arg != node.id or any("staticmethod" in ast.dump(d) for d in function.decorator_list):
+            return False
+        return not any("Tensor" in ast.unparse(base) for base in around.bases)
+
+    def _rooted_in_instance(self, node: ast.AST) -> bool:
+        while isinstance(node, ast.Attribute | ast.Subscript):
+            node = node.value
+        return self._is_instance(node)
+
+    def calls_object(self) -> bool:
+        """Whether what is called is an object made elsewhere (`self.crit(…)`), not a function or a method of a tensor."""
+        if not isinstance(self.node, ast.Call):
+            return False
+        value = self.value_of(self.node.func)
+        if value is not UNKNOWN:
+            return not (isinstance(value, type) or inspect.isroutine(value) or _is_torch(value))
+        return not isinstance(self.node.func, ast.Attribute) or self.receiver(self.node) not in ("tensor", "namespace")
+
+    def construction(self, call: ast.AST | None = None) -> tuple[ast.Call, type] | None:
+        """Return the one call in this file that makes the module of torch which is called here, and its class."""
+        import torch
+
+        func = getattr(call or self.node, "func", None)
+        name = func.id if isinstance(func, ast.Name) else func.attr if isinstance(func, ast.Attribute) else ""
+        if not name or (isinstance(func, ast.Name) and name in _arguments_of(self.function)):
+            return None
+        made = [value for target, value in _assignments(self.tree) if type(target) is type(func) and _last_name(target) == name]
+        if len(made) != 1 or not isinstance(made[0], ast.Call):
+            return None
+        kind = replace(self, function=None, code=None).value_of(made[0].func)
+        if kind is UNKNOWN and isinstance(made[0].func, ast.Name | ast.Attribute):
+            kind = self.value_of(made[0].func)
+        fits = isinstance(kind, type) and issubclass(kind, torch.nn.Module) and kind.__module__.startswith("torch.nn.")
+        return (made[0], kind) if fits else None
+
+    def is_repeatable(self, node: ast.AST) -> bool:
+        """Whether a text may be evaluated once more or later: no call in it draws a random number or may change something."""
+        return all(self._is_pure(n) for n in ast.walk(node) if isinstance(n, ast.Call | ast.NamedExpr | ast.Await | ast.Yield | ast.YieldFrom))
+
+    def _is_pure(self, node: ast.AST) -> bool:
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name | ast.Attribute):
+            return False
+        name = _last_name(node.func)
+        if _draws(name) or (name.endswith("_") and not name.endswith("__")):
+            return False
+        value = self.value_of(node.func)
+        if isinstance(node.func, ast.Name):
+            return _is_torch(value) or (name in _PURE_BUILTINS and value is getattr(builtins, name))
+        kind = self.receiver(node)
+        return _is_method(name) if kind == "tensor" else kind == "namespace" and (_is_torch(value) or getattr(value, "__module__", "") == "math")
+
+    # -- its surroundings ---------------------------------------------------------------------------------------------
 
     def as_plain_call(self) -> Expression:
         """Read a call as one of a function or module: the part before the dot is not an operand."""
         if not isinstance(self.node, ast.Call):
             return self
-        nodes = list(self.node.args)
+        nodes = _placed(list(self.node.args), self.node)
         return replace(self, nodes=nodes, operands=[self.segment(n) for n in nodes])
+
+    def with_calls(self, calls: Calls) -> Expression:
+        """Read it again, with what a replay saw called at each place."""
+        found = replace(self, calls=calls, operands=[], nodes=[], keywords={}, name="")
+        _fill(found)
+        return found
 
     def parents(self) -> list[ast.AST]:
         """Return the nodes around this expression, innermost first."""
@@ -80,7 +280,7 @@ class Expression:
         return chain[::-1]
 
     def assigned(self, name: str) -> ast.expr | None:
-        """Return the one expression a local name was assigned before this place, if there is exactly one."""
+        """Return the one expression a local name was assigned before this place, if there is exactly one and it still holds."""
         if self.function is None:
             return None
         found: list[ast.expr] = []
@@ -91,7 +291,241 @@ class Expression:
                 for leaf in ast.walk(target):
                     if isinstance(leaf, ast.Name) and leaf.id == name and node.lineno <= self.node.lineno:
                         found.append(node.value if isinstance(node, ast.Assign) and target is leaf else ast.Constant(None))
-        return found[0] if len(found) == 1 and not isinstance(found[0], ast.Constant) else None
+        if len(found) != 1 or isinstance(found[0], ast.Constant):
+            return None
+        return found[0] if not self._changed_since(found[0]) else None
+
+    def _changed_since(self, made: ast.expr) -> bool:
+        """Whether a name in an expression was given another value between there and here."""
+        used = _loaded_by(made)
+        later = (n for n in ast.walk(self.function or made) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store) and n.id in used)
+        return any((made.end_lineno or 0) < n.lineno < self.node.lineno for n in later)
+
+
+# -- names ------------------------------------------------------------------------------------------------------------
+
+
+def _globals_of(code: CodeType | None) -> dict[str, Any] | None:
+    """Return the global names of the module that a code object belongs to, where that module runs in this process."""
+    if code is None:
+        return None
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename == code.co_filename:
+            return frame.f_globals
+        frame = frame.f_back
+    file = os.path.abspath(code.co_filename)
+    for module in list(sys.modules.values()):
+        held = vars(module).get("__file__") if isinstance(module, ModuleType) else None
+        if isinstance(held, str) and os.path.abspath(held) == file:
+            return vars(module)
+    return None
+
+
+def _member(value: Any, name: str) -> Any:
+    """Return an attribute without running code of it."""
+    import torch
+
+    if isinstance(value, torch.nn.Module):
+        held = vars(value)
+        tables = [held, *(held.get(table) or {} for table in ("_modules", "_parameters", "_buffers"))]
+        return next((table[name] for table in tables if name in table), UNKNOWN)
+    if isinstance(value, ModuleType):
+        return vars(value).get(name, UNKNOWN)
+    return getattr(value, name, UNKNOWN) if isinstance(value, type) and value is torch.Tensor else UNKNOWN
+
+
+def _imports(tree: ast.AST) -> dict[str, Any]:
+    """Return what the import statements of a file or function bind, as far as it is loaded; not those of inner functions."""
+    found: dict[str, Any] = {}
+    for node in _own(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                module = sys.modules.get(alias.name if alias.asname else alias.name.partition(".")[0], UNKNOWN)
+                found[alias.asname or alias.name.partition(".")[0]] = module
+        elif isinstance(node, ast.ImportFrom):
+            home = sys.modules.get(node.module or "") if not node.level else None
+            for alias in node.names:
+                held = vars(home).get(alias.name, UNKNOWN) if home is not None else UNKNOWN
+                found[alias.asname or alias.name] = held
+    return found
+
+
+def _own(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes of a scope, without those of the scopes in it and of blocks that only a type checker reads."""
+    for child in ast.iter_child_nodes(tree):
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
+            continue
+        yield child
+        if not isinstance(child, _OWN_SCOPE):
+            yield from _own(child)
+
+
+def _stored(tree: ast.AST) -> set[str]:
+    """Return the names that a scope binds, arguments included."""
+    found = _arguments_of(tree)
+    for node in _own(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, _FUNCTIONS | ast.ClassDef):
+            found.add(node.name)
+    outside = {name for node in _own(tree) if isinstance(node, ast.Global) for name in node.names}
+    return found - outside
+
+
+def _arguments_of(tree: ast.AST | None) -> set[str]:
+    return {a.arg for a in ast.walk(tree.args) if isinstance(a, ast.arg)} if isinstance(tree, _FUNCTIONS | ast.Lambda) else set()
+
+
+def _assignments(nodes: list[ast.AST]) -> Iterator[tuple[ast.AST, ast.AST | None]]:
+    """Yield every target in a file with what it is given; nothing where that is a part of something."""
+    for node in nodes:
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AugAssign | ast.AnnAssign | ast.NamedExpr) else []
+        for target in targets:
+            value = node.value  # type: ignore[attr-defined]
+            if not isinstance(target, ast.Tuple | ast.List):
+                yield target, None if isinstance(node, ast.AugAssign) else value
+                continue
+            several = value.elts if isinstance(value, ast.Tuple | ast.List) and len(value.elts) == len(target.elts) else [None] * len(target.elts)
+            yield from zip(target.elts, several, strict=True)
+
+
+def _last_name(node: ast.AST) -> str:
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+
+
+@functools.cache
+def _is_method(name: str) -> bool:
+    """Whether tensors have a method of this name."""
+    import torch
+
+    return callable(getattr(torch.Tensor, name, None))
+
+
+def _is_torch(value: Any) -> bool:
+    """Whether something is a function of torch."""
+    home = getattr(value, "__module__", None) or ""
+    owner = getattr(value, "__self__", None)
+    return callable(value) and not isinstance(value, type) and (home.split(".")[0] == "torch" or _is_torch_owner(owner)) and hasattr(value, "__name__")
+
+
+def _is_torch_owner(owner: Any) -> bool:
+    name = owner.__name__ if isinstance(owner, ModuleType | type) else ""
+    return name.startswith(("torch", "_VariableFunctions", "_linalg", "_nn", "_special", "_fft"))
+
+
+def _bare(called: str) -> str:
+    return called.rsplit(".", 1)[-1].strip("_")
+
+
+def _draws(name: str) -> bool:
+    """Whether a function of torch draws random numbers."""
+    from whynan.capsule.recorder import Sort, sort_of
+
+    def named() -> None: ...
+
+    named.__name__ = name
+    return sort_of(named) is Sort.RANDOM and name != "normalize"
+
+
+def _loaded(text: str) -> set[str]:
+    """Return the names that a text reads."""
+    tree = _parsed(text)
+    return _loaded_by(tree) if tree is not None else set()
+
+
+def _loaded_by(tree: ast.AST) -> set[str]:
+    return {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+
+
+# -- text -------------------------------------------------------------------------------------------------------------
+
+
+def _parsed(text: str) -> ast.Expression | None:
+    """Parse an expression that may go over several lines, or that stands on the left of an assignment."""
+    try:
+        return ast.parse(f"(\n{text}\n)", mode="eval")
+    except (SyntaxError, ValueError):
+        return None
+
+
+def _renamed(text: str, name: str, new: str) -> str:
+    """Write another name in the place of one."""
+    tree = _parsed(text)
+    lines = [b"", *(line.encode() for line in text.split("\n"))]
+    places = [(n.lineno - 1, n.col_offset) for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id == name] if tree is not None else []
+    for line, column in sorted(places, reverse=True):
+        lines[line] = lines[line][:column] + new.encode() + lines[line][column + len(name.encode()) :]
+    return b"\n".join(lines[1:]).decode()
+
+
+def _between(lines: list[bytes], start: tuple[int, int], end: tuple[int, int]) -> str:
+    chosen = lines[start[0] - 1 : end[0]]
+    chosen[-1] = chosen[-1][: end[1]]
+    chosen[0] = chosen[0][start[1] :]
+    return b"".join(chosen).decode()
+
+
+def _lines_of(text: str) -> list[str]:
+    parts = text.split("\n")
+    return [part + "\n" for part in parts[:-1]] + ([parts[-1]] if parts[-1] else [])
+
+
+def _edited(lines: list[str], edits: list[tuple[int, int, list[str]]]) -> list[str]:
+    """Return lines with others in their place, with the line ends that were there."""
+    new = list(lines)
+    for first, last, changed in sorted(edits, key=lambda e: e[0], reverse=True):
+        beside = lines[min(first, len(lines) - 1)]
+        end = "\r\n" if beside.endswith("\r\n") else "\n"
+        new[first:last] = [line.replace("\n", end) for line in changed]
+        if last > first and not lines[last - 1].endswith("\n"):
+            new[first + len(changed) - 1] = new[first + len(changed) - 1].rstrip("\r\n")
+    return new
+
+
+def _import_torch(tree: list[ast.AST]) -> tuple[int, int, list[str]]:
+    """Return the edit that imports torch: after the imports at the top, after the docstring, or before everything."""
+    body: list[ast.stmt] = tree[0].body  # type: ignore[attr-defined]
+    documented = bool(body) and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant) and isinstance(body[0].value.value, str)
+    last = body[0] if documented else None
+    for statement in body[int(documented) :]:
+        if not isinstance(statement, ast.Import | ast.ImportFrom):
+            break
+        last = statement
+    if last is None:
+        decorated = getattr(body[0], "decorator_list", [])
+        place = min([body[0].lineno, *(d.lineno for d in decorated)]) - 1
+        return place, place, ["import torch\n", "\n"]
+    place = last.end_lineno or 0
+    return place, place, ["import torch\n"] if isinstance(last, ast.Import | ast.ImportFrom) else ["\n", "import torch\n"]
+
+
+def _compiles(text: str) -> bool:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compile(text, "<diff>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    except (SyntaxError, ValueError, RecursionError):
+        return False
+    return True
+
+
+def _on_disk(file: str, lines: list[str]) -> list[str]:
+    """Return the lines of a file with the line ends that they have there, which Python's own reading makes all alike."""
+    try:
+        with open(file, "rb") as stream:
+            encoding, _ = tokenize.detect_encoding(stream.readline)
+        with open(file, encoding="utf-8" if encoding == "utf-8-sig" else encoding, newline="") as text:
+            found = text.readlines()
+    except (OSError, SyntaxError, ValueError):
+        return lines
+    same = len(found) == len(lines) and all(a.lstrip("\ufeff").rstrip("\r\n") == b.rstrip("\n") for a, b in zip(found, lines, strict=True))
+    return found if same else lines
+
+
+def _unified(old: list[str], new: list[str], file: str) -> str:
+    made = difflib.unified_diff(old, new, f"a/{file}", f"b/{file}", n=3)
+    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in made)
 
 
 @functools.lru_cache(maxsize=8)
@@ -116,7 +550,7 @@ def expression_at(site: Site | None, shown: str) -> Expression | None:
         if not isinstance(node, ast.expr | ast.AugAssign):
             continue
         if (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset) == (line, end_line, column, end_column):
-            found = Expression(shown, node, lines, function=_function_around(nodes, line))
+            found = Expression(shown, node, lines, function=_function_around(nodes, line), code=site.code)
             return found if _fill(found) else None
     return None
 
@@ -134,7 +568,7 @@ def sites_of_node(site: Site, node: ast.AST) -> frozenset[Site]:
 def _function_around(nodes: list[ast.AST], line: int) -> ast.AST:
     best = nodes[0]
     for node in nodes:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.lineno <= line <= (node.end_lineno or 0):
+        if isinstance(node, _FUNCTIONS) and node.lineno <= line <= (node.end_lineno or 0):
             best = node
     return best
 
@@ -146,8 +580,9 @@ def _fill(found: Expression) -> bool:
     elif isinstance(node, ast.AugAssign):
         found.name, found.nodes = _OPERATORS.get(type(node.op), ""), [node.target, node.value]
     elif isinstance(node, ast.Call):
-        found.name, found.nodes = call_parts(node)
-        found.keywords = {k.arg: found.segment(k.value) for k in node.keywords if k.arg}
+        found.name, found.nodes = found.parts(node)
+        found.name = found.name or _last_name(node.func)
+        found.keywords = {k.arg: found.segment(k.value) for k in node.keywords if k.arg and k.value not in found.nodes}
     elif isinstance(node, ast.UnaryOp):
         found.name, found.nodes = "neg", [node.operand]
     elif isinstance(node, ast.Compare) and len(node.ops) == 1:
@@ -156,24 +591,33 @@ def _fill(found: Expression) -> bool:
     return True
 
 
-def call_parts(node: ast.Call) -> tuple[str, list[ast.expr]]:
-    """Return a call's bare name and its operands; the receiver of a method comes first."""
-    func = node.func
-    if isinstance(func, ast.Name):
-        return func.id, list(node.args)
-    if isinstance(func, ast.Attribute):
-        root = func.value
-        is_namespace = isinstance(root, ast.Name | ast.Attribute) and (root.id if isinstance(root, ast.Name) else root.attr) in _NAMESPACES
-        return func.attr, list(node.args) if is_namespace else [root, *node.args]
-    return "", list(node.args)
+def _placed(operands: list[ast.expr], node: ast.Call) -> list[ast.expr]:
+    """Add the operands that a call gives by name, where they come right after the others."""
+    named = {_PLACES[k.arg]: k.value for k in node.keywords if k.arg in _PLACES}
+    while len(operands) in named:
+        operands = [*operands, named[len(operands)]]
+    return operands
+
+
+def positioned(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Bring the operands that a call of torch gives by name into their places.
+
+    >>> positioned((), {"exponent": -0.5, "input": "x", "out": None})
+    (('x', -0.5), {'out': None})
+    """
+    named = {_PLACES[name]: name for name in kwargs if name in _PLACES}
+    while len(args) in named:
+        name = named[len(args)]
+        args, kwargs = (*args, kwargs[name]), {k: v for k, v in kwargs.items() if k != name}
+    return args, kwargs
 
 
 def as_operand(text: str) -> str:
     """Put an operand in brackets unless it binds tightly by itself."""
-    try:
-        node = ast.parse(text.strip(), mode="eval").body
-    except SyntaxError:
+    tree = _parsed(text)
+    if tree is None:
         return text
+    node = tree.body
     tight = ast.Name | ast.Attribute | ast.Call | ast.Subscript
     if isinstance(node, tight) or (isinstance(node, ast.Constant) and not isinstance(node.value, int)):
         return text

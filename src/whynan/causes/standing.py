@@ -52,8 +52,10 @@ def training_stands_still(scene: Scene) -> Finding | None:
     found by a replay: the operation that gets a gradient and hands on zeros.
 
     Not this when
-    The loss is exactly 0 and nothing carried is NaN: a hinge loss that is satisfied. That is
-    written to `warnings.jsonl` and not called an incident.
+    The loss is exactly 0 and nothing carried is NaN: a hinge loss that is satisfied. Nor an
+    optimizer that rests while another one learns, nor a rate of 0 that its schedule will raise
+    again. These are written to `warnings.jsonl` and not called an incident. A table in which NaN
+    marks what is not known yet (written anew, read by `nanmean`) is no running value.
     """
     still = scene.still
     if still is None:
@@ -62,10 +64,11 @@ def training_stands_still(scene: Scene) -> Finding | None:
 
 
 def _resting(scene: Scene, still: Any) -> Finding:
+    advice = "call scheduler.step()" if still.detail else "end the training here, or give the schedule more steps"
     return Finding(
         f"the learning rate is 0 since step {still.since}",
-        [f"the learning rate is 0 since step {still.since}: no update changes a weight"],
-        [Fix("end the training here, or give the schedule more steps")],
+        [f"the learning rate is 0 since step {still.since}: no update changes a weight", *filter(None, [still.detail])],
+        [Fix(advice)],
         site=scene.made_at,
         phase=Phase.OPTIMIZER,
         proven=True,
@@ -107,7 +110,10 @@ def _average(scene: Scene, still: Any) -> Finding:
 def _no_gradient(scene: Scene, still: Any) -> Finding:
     steps = scene.step - still.since + 1
     loss = f"; the loss stays at {number(still.loss)}" if still.same and still.loss is not None else ""
-    evidence = [f"no gradient has arrived at any weight for {steps} steps, since step {still.since}{loss}"]
+    weight = "weight of this optimizer" if still.apart else "weight"
+    evidence = [f"no gradient has arrived at any {weight} for {steps} steps, since step {still.since}{loss}"]
+    if still.apart:
+        evidence.append("another optimizer learns on")
     if still.detail:
         evidence.append(still.detail)
     weights = [p for group in scene.optimizer.param_groups for p in group["params"]]
@@ -116,7 +122,7 @@ def _no_gradient(scene: Scene, still: Any) -> Finding:
     from whynan.trace.dying import Endings, endings
 
     try:
-        found = endings(scene.program)
+        found = Endings([], True) if still.elsewhere else endings(scene.program)
     except Exception:  # MemoryError too: the finding stands without the place
         found = Endings([], True)
     if not found.reaches:

@@ -33,6 +33,7 @@ class Trial:
 def remedies_of(scene: Scene, finding: Finding, expression: Expression | None, site: Site | None) -> list[Remedy]:
     """Try the fixes of a finding, until one is proven that keeps the gradient alive; the best first."""
     tried: list[Remedy] = []
+    expression = _read_again(scene, expression)
     for fix in finding.fixes:
         if sum(r.result != "not tried" for r in tried) >= TRIES:
             break
@@ -51,6 +52,7 @@ def remedies_of(scene: Scene, finding: Finding, expression: Expression | None, s
 
 def tempting(scene: Scene, finding: Finding, expression: Expression | None, site: Site | None) -> list[str]:
     """Try the changes that people reach for and that are wrong; say what is wrong with them, by this step."""
+    expression = _read_again(scene, expression)
     wrong = finding.wrong if scene.lab is not None and scene.lab.quick else []
     tried = [_attempt(scene, replace(finding, empty=False), fix, expression, site) for fix in wrong]
     words = {"failed": "does not help", "proven": "only hides it"}
@@ -74,7 +76,7 @@ def _trial(scene: Scene, fix: Fix, expression: Expression | None, site: Site | N
     lab = scene.lab
     assert lab is not None
     if fix.site is not None:
-        return _at(lab, fix, fix.site)
+        return _at(scene, fix, fix.site)
     if not fix.template or expression is None:
         return None
     if fix.inner in patterns.OUTER:
@@ -90,13 +92,26 @@ def _playing(lab: Lab, swap: Swap, sites: Sites) -> Callable[[Program | None], O
     return lambda program: lab.run(swap, sites, program=program)
 
 
-def _at(lab: Lab, fix: Fix, site: Site) -> Trial | None:
+def _read_again(scene: Scene, expression: Expression | None) -> Expression | None:
+    """Read an expression with what the trace saw called at each place of its function."""
+    if expression is None or scene.birth is None:
+        return expression
+    calls: dict[Site, list[str]] = {}
+    for op in scene.birth.graph.ops:
+        if op.site is not None and not op.backward:
+            calls.setdefault(op.site, []).append(op.call)
+    return expression.with_calls(lambda site: calls.get(site, []))
+
+
+def _at(scene: Scene, fix: Fix, site: Site) -> Trial | None:
     """A change at another line than the birth's: where the mask was decided, where a value was made."""
-    expression = expression_at(site, resolve(site).file)
-    change = fix.text(expression) if expression is not None else None
-    if expression is None or change is None:
+    assert scene.lab is not None
+    expression = _read_again(scene, expression_at(site, resolve(site).file))
+    if expression is None or not expression.operands:
         return None
-    return Trial(_playing(lab, fix.swap(expression, source_name(expression.name)), frozenset([site])), expression.diff(*change))
+    change = fix.text(expression)
+    diff = expression.diff(*change) if change is not None else ""
+    return Trial(_playing(scene.lab, fix.swap(expression, source_name(expression.name)), frozenset([site])), diff)
 
 
 def _around(lab: Lab, fix: Fix, expression: Expression, site: Site | None) -> Trial | None:
@@ -105,7 +120,7 @@ def _around(lab: Lab, fix: Fix, expression: Expression, site: Site | None) -> Tr
     outer = sites_of_node(site, found[0]) if found is not None and site is not None else frozenset()
     if found is None or not outer:
         return None
-    return Trial(_playing(lab, patterns.outer_swap(fix.inner), outer), expression.diff(*found))
+    return Trial(_playing(lab, patterns.outer_swap(fix.inner), outer), expression.diff(*found) if found[1] else "")
 
 
 def _in_place(scene: Scene, fix: Fix, expression: Expression, site: Site | None) -> Trial | None:
@@ -187,11 +202,16 @@ def _fits(scene: Scene, fix: Fix, runtime: str) -> bool:
 
 def _handed_through(scene: Scene, fix: Fix, expression: Expression, runtime: str) -> bool:
     """Whether the arguments in the source are those of the function that ran: torch's own modules hand them on, other code may not."""
-    if runtime == source_name(expression.name) or fix.keyword or fix.inner:
+    if fix.keyword or fix.inner or (runtime == source_name(expression.name) and not expression.calls_object()):
         return True
+    made = expression.construction()
+    if made is not None:
+        return made[1].__name__.lower().startswith(runtime.replace("_", ""))
     view = scene.birth.forward if scene.birth is not None else None
-    if view is None or not view.op.in_module:
+    if view is None or not view.op.in_module or scene.birth is None:
         return False
+    if len({op.module for op in scene.birth.graph.ops if op.site == view.site and not op.backward}) > 1:
+        return False  # a module of several: what it is given is not what this one of them was given
     running = [m for root in scene.program.roots for name, m in root.named_modules() if name == view.op.module]
     return any(type(m).__module__.startswith("torch.nn.") for m in running)
 

@@ -138,8 +138,12 @@ def _names(view: View, expression: Expression | None) -> dict[str, str]:
         return {}
     kept = [s.name for s in view.op.sources]
     texts = expression.operands
-    if len(kept) == 1 and len(texts) == 2 and not _looks_numeric(texts[1]) and _looks_numeric(texts[0]):
-        texts = texts[1:]
+    if len(kept) == 1 and len(texts) == 2:  # the other operand is a number
+        numbers = [_looks_numeric(text) for text in texts]
+        if view.name in ("mul", "add") and not any(numbers):
+            return {}  # `beta * x` and `x * beta` arrive alike
+        if numbers[0] or ".__r" in view.op.call:
+            texts = texts[1:]
     return {name: " ".join(text.split()) for name, text in zip(kept, texts, strict=False) if len(text) < 60}
 
 
@@ -180,11 +184,12 @@ def wrong(scene: Scene) -> str:
 
 
 def _batch_size(scene: Scene) -> int:
-    """The most common first dimension of what was handed in."""
+    """The most common first dimension of what was handed in, weights apart: a teacher's are written in the step."""
     sizes: dict[int, int] = {}
+    weights = {id(p) for root in scene.program.roots for p in root.parameters()}
     for entry in scene.program.entries:
         for leaf in entry.reads:
             tensor: Any = leaf.tensor if isinstance(leaf, Outside) else None
-            if tensor is not None and tensor.dim() and not tensor.requires_grad:
+            if tensor is not None and tensor.dim() and not tensor.requires_grad and id(tensor) not in weights:
                 sizes[tensor.shape[0]] = sizes.get(tensor.shape[0], 0) + 1
     return max(sizes, key=lambda s: sizes[s], default=0)

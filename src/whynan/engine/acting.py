@@ -15,7 +15,7 @@ from whynan.capsule.raised import entry_behind
 from whynan.capsule.replay import Program
 from whynan.capsule.sites import take_site
 from whynan.capsule.snapshot import Snapshot
-from whynan.capsule.tape import Entry, Outside, Slot, Tape, dependencies, memory_of, needed_for, tensors_of
+from whynan.capsule.tape import Entry, Outside, Slot, Tape, dependencies, memory_of, needed_for
 from whynan.capsules import Shelf
 from whynan.diagnosis import Case, diagnose
 from whynan.engine.partial import TAKEN, without_bad_terms
@@ -254,13 +254,6 @@ class Acting:
             session.journal.say("whynan: the program zeroes bad gradients and steps on: momentum and weight decay would still move the weights; left out")
         self.drop()
         return True
-
-    def same_loss(self, tensors: Any) -> bool:
-        """Whether the program goes back from the bad loss it looked at."""
-        tape = self.session.recorder.tape
-        slots = [tape.slot_of(t) for t in tensors_of(tensors)]
-        ends = {s.entry for s in slots if s is not None}
-        return any(e.number == -self.session.window.entry for e in tape.needed_for(ends))
 
     def failed_with(self, error: BaseException) -> None:
         """The program raised: say why if the failing call is one of ours to explain."""

@@ -19,9 +19,9 @@ import torch
 
 from whynan.capsule.intercept import Interception
 from whynan.capsule.recorder import Recorder
-from whynan.capsule.sites import take_site
+from whynan.capsule.sites import asked_for, take_site
 from whynan.capsule.state import take_rng
-from whynan.capsule.tape import Entry
+from whynan.capsule.tape import Entry, Slot
 from whynan.capsules import Shelf
 from whynan.causes import rates
 from whynan.engine.acting import Acting
@@ -30,6 +30,7 @@ from whynan.engine.clipping import Clipping
 from whynan.engine.foreseeing import Foreseeing
 from whynan.engine.noticing import Noticing
 from whynan.engine.options import Options
+from whynan.engine.probes import Probes
 from whynan.engine.recovering import Recovering
 from whynan.engine.regular import Regular
 from whynan.engine.scaling import Scaling
@@ -41,7 +42,7 @@ from whynan.engine.together import Together
 from whynan.engine.tracing import Tracing
 from whynan.engine.waiting import Waiting
 from whynan.engine.watched import watched
-from whynan.errors import TrainingStopped
+from whynan.errors import TrainingStopped, let_through
 from whynan.recovery.followers import Followers
 from whynan.recovery.place import rank_here
 from whynan.recovery.ranks import several
@@ -98,7 +99,8 @@ class Guard:
         self.clipping = Clipping(self.session)
         standing = Standing(self.session, self.followers, self.acting.stands_still)
         self.acting.drops_terms = self.options.bad_terms == "drop" and not self.options.drop_alone
-        self.acting.left_alone, self.noticing.left = standing.turned_away, self.acting.turned_away
+        self.probes = Probes(self.session)
+        self.acting.left_alone, self.probes.left = standing.turned_away, self.acting.turned_away
         self.foreseeing = Foreseeing(self.session, self.options, standing, Tracing(self.session, self.acting).spike)
         self.by_hand = ByHand(self.session, self.noticing, self.acting)
         self.steps = Stepping(
@@ -142,7 +144,7 @@ class Guard:
         self.recovering.begin()
         self.interception.install()
         self.session.broken = self.recorder.faulty = self._internal_error
-        self.recorder.seen_probe = self.noticing.probed
+        self.recorder.seen_probe = self.probes.probed
         self.recorder.seen_write = self.by_hand.may_write
         self.recorder.seen_root = self._met_root
         self.recorder.start()
@@ -171,6 +173,15 @@ class Guard:
         _open_guards.discard(self)
         atexit.unregister(self.close)
         try:
+            self._settle()
+        finally:  # also when a signal handler raised
+            self.together.leave()
+            self.recorder.stop()
+            self.interception.remove()
+            self._finish_files()
+
+    def _settle(self) -> None:
+        try:
             self.waiting.settle()
             self._tell_overrides()
             if self.session.window.symptom is None:
@@ -187,15 +198,15 @@ class Guard:
         self.session.guarded(self.foreseeing.settle)
         self.session.guarded(self.foreseeing.standing.settle)
         self.session.guarded(lambda: self.foreseeing.state(wait=True))
-        self.together.leave()
-        self.recorder.stop()
-        self.interception.remove()
+
+    def _finish_files(self) -> None:
         for line in self.session.guarded(self.session.tally.lines) or []:
             self.journal.say(line)
         try:
             steps = self.session.step_count + bool(self.session.stopped)  # the one it was stopped in never ended
             self.journal.close(steps, self.session.budget, watched(self.session, self.options, self.foreseeing))
         except Exception as error:
+            let_through(error)
             self.journal.internal_error(error)
 
     def __enter__(self) -> Guard:
@@ -227,10 +238,20 @@ class Guard:
                 self.interception.hooks.wrap(item)
 
     def _internal_error(self, error: BaseException) -> None:
-        """Log once, switch the watching off, let the training go on."""
+        """Log once, switch the watching off, let the training go on; what a signal handler raised goes on to the program."""
+        try:
+            let_through(error)
+        except BaseException:
+            self._break_off()
+            raise
         self.journal.internal_error(error)
         self.recorder.stop()
         self.interception.remove(lasting=False)
+
+    def _break_off(self) -> None:
+        """Something of the program's broke into what is done about a bad step: that step is over, the next ones are none of its."""
+        if self.session.window.told:
+            self.session.next_step()
 
     # -- doors: state -------------------------------------------------------------------------------------------
 
@@ -240,7 +261,7 @@ class Guard:
         self.session.guarded(lambda: self._note_optimizer(optimizer))
 
     def _note_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        self.session.made_at[id(optimizer)] = take_site(2)
+        self.session.made_at[id(optimizer)] = asked_for(optimizer)
         self.steps.met(optimizer)
         self.noticing.made_or_loaded(optimizer)
         self.recorder.tape.clear()
@@ -326,8 +347,9 @@ class Guard:
 
     def backward(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         """The user goes back from a loss."""
+        entry: Entry | None = None
         try:
-            self._note_backward(call, args, kwargs)
+            entry = self._note_backward(call, args, kwargs)
             if self.options.drop_alone and self._drops_alone() and self.acting.drop_micro_batch():
                 return None
             if self.session.window.several:
@@ -341,6 +363,10 @@ class Guard:
         self._in_backward = True
         try:
             result = call(*args, **kwargs)
+        except BaseException:
+            if entry is not None:
+                self.session.guarded(functools.partial(self._raised, entry))
+            raise
         finally:
             self._in_backward = False
         if self.session.by_hand:
@@ -369,12 +395,21 @@ class Guard:
         mine = bad and not window.several and not self.stepping  # no rank leaves out a backward pass alone; a closure hands its loss on
         return mine and bool(session.optimizers) and not session.budget.observes
 
-    def _note_backward(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> None:
+    def _raised(self, entry: Entry) -> None:
+        """A backward pass raised, and the program may go on: there was none. A bad loss is one that the program looked at itself."""
+        window = self.session.window
+        self.recorder.tape.entries.pop(entry.number, None)
+        window.backwards -= 1
+        del window.losses[-1:]
+        if window.symptom is not None and window.entry == entry.number:
+            window.entry = -next((leaf.entry for leaf in entry.reads if isinstance(leaf, Slot)), 0)
+
+    def _note_backward(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Entry:
         tensors = args[0] if args else kwargs.get("tensors")
         session = self.session
         if session.by_hand and session.window.backwards:
             self.steps.finish(None, True)
-        if session.window.entry < 0 and not self.acting.same_loss(tensors):
+        if self.probes.goes_back(tensors):
             self.acting.turned_away()
         window = session.window
         self.sharing.went_back()
@@ -395,6 +430,7 @@ class Guard:
         if window.several and window.symptom is None:  # before the gradients go out: they carry it to the other ranks
             self.noticing.look_at_state()
             self.noticing.look_at_buffers()
+        return entry
 
     def grad(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         """`torch.autograd.grad`: recorded as a call; in programs without optimizers its outputs are the gradients."""
@@ -428,6 +464,11 @@ class Guard:
         self.stepping = True
         try:
             return self.steps.step(call, optimizer, args, kwargs)
+        except TrainingStopped:
+            raise
+        except BaseException:  # also Ctrl-C, in a notebook
+            self._break_off()
+            raise
         finally:
             self.stepping = False
 

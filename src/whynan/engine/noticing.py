@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from whynan.capsule.tape import Entry, tensors_of
+from whynan.engine.markers import Markers
 from whynan.engine.session import Session, parameters_of, symptom_of
 from whynan.records import Symptom
 from whynan.tripwire.checks import nonfinite, norm_of_gradients, optimizer_state, scalar_damage
@@ -21,9 +21,8 @@ class Noticing:
 
     def __init__(self, session: Session) -> None:
         self.session = session
+        self.markers = Markers(session)
         self.unchecked: list[weakref.ref[Any]] = []  # state that was made or loaded and not looked at yet
-        self.left: Callable[[], None] = lambda: None  # told when the program has left a bad step behind
-        self._leaves = False  # it is known to do so
 
     def made_or_loaded(self, owner: Any) -> None:
         """Look at this before the next step."""
@@ -49,35 +48,6 @@ class Noticing:
             window.loss, damage = float(loss.abs().float().sum()), damage_of(loss)
         if damage and (window.symptom is None or window.entry < 0):
             self.session.see(Symptom("loss", damage.kind, "loss"), entry)
-
-    def probed(self, tensor: torch.Tensor, result: object) -> None:
-        """The program looked at a value that requires grad: if it is a bad scalar, it is a loss."""
-        session = self.session
-        pending = session.window.symptom is not None
-        if (not pending or session.window.entry < 0) and tensor.numel() == 1 and tensor.device.type == "cpu" and session.optimizers:
-            damage = damage_of(tensor.detach())
-            slot = session.recorder.tape.slot_of(tensor)
-            if damage and slot is not None and slot.entry > session.window_start:
-                if pending and not self._has_left(slot.entry):
-                    return
-                if pending:
-                    session.guarded(self.left)
-                session.see(Symptom("loss", damage.kind, "loss"))
-                session.window.entry = -slot.entry
-
-    def _has_left(self, entry: int) -> bool:
-        """Whether the program has left the step of a bad loss behind: a model was called again, and that not for the first time.
-
-        A step may have two losses, each from a call of its own; one that goes back makes a new window.
-        """
-        window = self.session.window
-        first = window.looked_at or -window.entry
-        if not any(e.kind == "module" and first < e.number < entry for e in self.session.recorder.tape):
-            return False
-        window.looked_at = entry
-        window.left += 1
-        self._leaves = self._leaves or window.left > 1
-        return self._leaves
 
     def look(self, optimizer: torch.optim.Optimizer) -> None:
         """Look at everything an update would build on. Reads the device where values are there."""
@@ -121,7 +91,7 @@ class Noticing:
         """Look at the buffers that the forward passes of this step wrote."""
         for state in self.session.recorder.current():
             changed = state.changed_buffers()
-            if changed and (bad := nonfinite(changed)):
+            if changed and (bad := [found for found in nonfinite(changed) if not self.markers.is_one(found[1])]):
                 self.session.see(symptom_of("buffer", bad))
                 return
 

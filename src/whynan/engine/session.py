@@ -49,6 +49,7 @@ class Window:
     agreed: bool = False  # all ranks know that all act on this step
     received: bool = False  # the symptom is that of another rank
     inside: bool = False  # the backward pass is inside the update (a closure), or the update inside the backward pass (a hook)
+    evaluations: int = 0  # how often its closure was evaluated
     late: bool = False  # its values are read when the next step comes
     looked_at: int = 0  # the entry of the last of several bad losses that the program looked at
     left: int = 0  # how many

@@ -2,28 +2,56 @@
 
 Loss, gradient norm and learning rate are there anyway. Every 16 steps it also looks at values that the program carries
 from step to step, at averaged models, and at whether weights in half precision still move.
+
+What is meant is no death: an optimizer that rests while another one learns, a schedule that will raise its rate again, a
+table in which NaN marks what is not known yet.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from whynan.capsule.sites import Site
-from whynan.capsule.tape import Outside
+from whynan.capsule.state import put_rng, take_rng
+from whynan.capsule.tape import Entry, Outside, Tape, leaves, memory_of
 from whynan.engine.session import Session, parameters_of, shape_of
 from whynan.records import Notice, NoticeKind
-from whynan.recovery.followers import Followers
+from whynan.recovery.followers import Followers, Moved
 from whynan.tripwire.checks import nonfinite
-from whynan.tripwire.stillness import STILL, Still, Stillness
+from whynan.tripwire.stillness import STILL, Still, Stillness, Unmoved
 
 EVERY = 16  # steps between two looks at carried values
 SMALL = 1 << 20  # elements of a carried value that is looked at
-SAMPLES = 8  # weights whose movement is followed, and elements of each
-_HALF = (torch.float16, torch.bfloat16)
+AHEAD = 1024  # calls of a schedule that are tried, to know whether its rate of 0 is the last
+
+# NaN goes in and does not come out: who calls these knows of it
+_AWARE = frozenset(
+    {"nanmean", "nansum", "nanmedian", "nanquantile", "nan_to_num", "fmax", "fmin", "eq", "ne", "lt", "le", "gt", "ge", "__eq__", "__ne__", "__lt__",
+     "__le__", "__gt__", "__ge__", "count_nonzero", "nonzero", "argmax", "argmin", "argsort", "isclose", "zeros_like", "ones_like", "full_like",
+     "empty_like", "rand_like", "randn_like", "new_zeros", "new_ones", "new_full", "new_empty", "new_tensor"}
+)  # fmt: skip
+# what comes out is some of what went in, unchanged: seen through the same memory,
+_VIEWS = frozenset(
+    {"__getitem__", "__get__", "select", "narrow", "view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "t", "transpose", "permute",
+     "movedim", "detach", "expand", "expand_as", "chunk", "split", "unbind", "__iter__", "view_as", "contiguous", "diagonal", "swapaxes"}
+)  # fmt: skip
+# or copied
+_COPIES = frozenset(
+    {"clone", "to", "cpu", "cuda", "float", "double", "half", "bfloat16", "cat", "concat", "stack", "where", "masked_fill", "masked_select",
+     "index_select", "index_copy", "gather", "take", "scatter", "roll", "flip", "repeat", "tile", "sort", "topk", "masked_scatter", "index_fill",
+     "select_scatter", "slice_scatter", "type_as", "tensor", "as_tensor"}
+)  # fmt: skip
+# the old value of what is written does not count
+_OVERWRITES = frozenset({"fill", "zero", "copy", "set", "__set__", "normal", "uniform", "random", "bernoulli", "exponential"})
+_OVERWRITES_PART = frozenset({"__setitem__", "masked_fill", "index_copy", "index_fill", "scatter", "index_put", "masked_scatter", "put"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +61,9 @@ class _Value:
     key: object  # who reads it, or its name, and its shape
     words: str
     site: Site | None
+    gaps: torch.Tensor  # where it is NaN
     nan: bool
+    tensor: torch.Tensor
 
 
 class Standing:
@@ -43,9 +73,11 @@ class Standing:
         self.session, self.followers, self.tell = session, followers, tell
         self._curves: weakref.WeakKeyDictionary[torch.optim.Optimizer, Stillness] = weakref.WeakKeyDictionary()
         self._finite: set[object] = set()  # carried values that were finite at some look
-        self._suspects: set[object] = set()  # and were not at the last one
+        self._suspects: dict[object, torch.Tensor] = {}  # and were not at the last one, and where
+        self._markers: set[object] = set()  # those whose NaN come and go
         self._told: set[str] = set()
-        self._sample: tuple[int, list[torch.Tensor]] | None = None
+        self._unmoved: weakref.WeakKeyDictionary[torch.optim.Optimizer, Unmoved] = weakref.WeakKeyDictionary()
+        self._rates: tuple[int, dict[int, float]] = (-1, {})  # by step, as known at a step
         self._turned = 0  # steps in a row that the program itself left
         self._next, self._looks = 1, 0
         self._waiting: list[tuple[Still, torch.optim.Optimizer]] = []
@@ -56,7 +88,7 @@ class Standing:
         curve = self._curves.get(optimizer)
         if curve is None:
             curve = self._curves[optimizer] = Stillness()
-        still = curve.see(step, loss, dead, _rate(optimizer))
+        still = curve.see(step, loss, dead, self._rate_at(step, optimizer))
         if still is not None and any(p.requires_grad for p in parameters_of(optimizer)):
             self._waiting.append((still, optimizer))
 
@@ -71,19 +103,24 @@ class Standing:
             if found is not None and found.detail not in self._told:
                 self._told.add(found.detail)
                 self.tell(found, optimizer)
-        self.settle()
+        self.settle(optimizer)
 
-    def settle(self) -> None:
-        """Tell what the numbers showed."""
+    def settle(self, steps: torch.optim.Optimizer | None = None) -> None:
+        """Tell what the numbers showed, in a step of this optimizer."""
         waiting, self._waiting = self._waiting, []
         for still, optimizer in waiting:
-            self._settle(still, optimizer)
+            self._settle(replace(still, elsewhere=self.session.has_several and steps is not optimizer), optimizer)
 
     def _settle(self, still: Still, optimizer: torch.optim.Optimizer) -> None:
+        others = any(o is not optimizer and c.learns and c.last >= still.since for o, c in self._curves.items())
         if still.kind == "rate":
-            self.tell(replace(still, since=self._resting_since(still.since)), optimizer)
+            self._settle_rate(still, optimizer, others)
             return
-        bad = next((value for value in self._carried() if value.nan and value.key in self._finite), None)
+        if others and not (still.same and still.loss is not None):  # one that is trained later, or not by this loss
+            self._note(still, optimizer, f"no gradient arrives at the weights of one optimizer since step {still.since}; another one learns")
+            return
+        still = replace(still, apart=others)
+        bad = next((value for value in self._carried() if self._is_bad(value) and self._feeds_itself(value)), None)
         if bad is not None and bad.words in self._told:
             return  # told already: this is what comes of it
         if bad is not None:
@@ -95,14 +132,40 @@ class Standing:
             return
         self.tell(still, optimizer)
 
-    def _resting_since(self, noticed: int) -> int:
-        """The rate is looked at now and then; the history has it for every step."""
-        rates = {int(row["step"]): row["lr"] for row in self.session.journal.history() if "lr" in row}
-        while rates.get(noticed) != 0 and noticed + 1 in rates:
-            noticed += 1
-        while rates.get(noticed - 1) == 0:
-            noticed -= 1
-        return noticed
+    # -- rates --------------------------------------------------------------------------------------------------
+
+    def _settle_rate(self, still: Still, optimizer: torch.optim.Optimizer, others: bool) -> None:
+        """Tell a rate of 0 that nothing in sight will end."""
+        if others:
+            self._note(still, optimizer, f"the learning rate of one optimizer is 0 since step {still.since}; another one learns")
+            return
+        schedulers = _driving(self.followers.schedulers, optimizer)
+        begun = any(getattr(s, "_step_count", 2) > 1 for s in schedulers)
+        calls = self.session.recorder.suspended(_calls_until_it_rises, schedulers, optimizer) if begun else None
+        if calls is not None:
+            self._note(still, optimizer, f"the learning rate is 0 since step {still.since}; its schedule raises it in {calls} steps")
+            return
+        scheduled = schedulers or hasattr(optimizer.step, "_wrapped_by_lr_sched")  # one that was made before the watch
+        self.tell(replace(still, detail="there is a scheduler, and it is not stepped") if scheduled and not begun else still, optimizer)
+
+    def _note(self, still: Still, optimizer: torch.optim.Optimizer, text: str) -> None:
+        """Write down once what may be meant, and ask again later."""
+        self._curves[optimizer].ask_again(still.kind)
+        key = f"{still.kind} {id(optimizer)} {still.since}"
+        if key not in self._told:
+            self._told.add(key)
+            name, value = ("lr", 0.0) if still.kind == "rate" else ("grad_norm", 0.0)
+            self.session.journal.warning(Notice(NoticeKind.STILL, self.session.step_count, name, value, text, severe=False), aloud=False)
+
+    def _rate_at(self, step: int, optimizer: torch.optim.Optimizer) -> float | None:
+        """Steps are looked at some time later: where the rate is 0 now, the history has that of the step."""
+        rate = _rate(optimizer)
+        if rate != 0:
+            return rate
+        now = self.session.step_count
+        if self._rates[0] != now:
+            self._rates = now, {int(row["step"]): row["lr"] for row in self.session.journal.history() if "lr" in row}
+        return self._rates[1].get(step, rate)
 
     def turned_away(self) -> None:
         """The program left a step by itself."""
@@ -115,23 +178,40 @@ class Standing:
     def _carried_badly(self) -> Still | None:
         """A value that was finite when it was looked at before, and is NaN at two looks in a row: no label or table with gaps."""
         values = list(self._carried())
-        bad = [v for v in values if v.nan and v.key in self._finite]
-        again = next((v for v in bad if v.key in self._suspects), None)
+        for value in values:
+            before = self._suspects.get(value.key)
+            if before is not None and value.nan and bool((before & ~value.gaps).any()):
+                self._markers.add(value.key)  # a NaN has become finite again, others have not: they mark something
+        bad = [v for v in values if self._is_bad(v)]
+        again = next((v for v in bad if v.key in self._suspects and self._feeds_itself(v)), None)
         self._finite |= {v.key for v in values if not v.nan and v.key not in self._suspects}
-        self._suspects = {v.key for v in bad}
+        self._suspects = {v.key: v.gaps for v in bad}
         return None if again is None else Still("average", self.session.step_count, detail=again.words, site=again.site)
+
+    def _is_bad(self, value: _Value) -> bool:
+        return value.nan and value.key in self._finite and value.key not in self._markers
+
+    def _feeds_itself(self, value: _Value) -> bool:
+        """Whether the next value is computed from this one; inside a module nobody knows, and it is taken for granted."""
+        entries = [e for e in self.session.recorder.tape if e.number > self.session.window_start]
+        flow = _Flow(self.session.recorder.tape, value.tensor)
+        return flow.returns(entries) or (value.site is None and not flow.met)
 
     def _carried(self) -> Iterator[_Value]:
         """Yield what this step reads of the one before, or writes in place, and what a model keeps as plain attributes."""
         recorder = self.session.recorder
+        seen: set[tuple[Site | None, int]] = set()
+        count: Counter[object] = Counter()  # several values may be read at one line
         for entry in list(recorder.tape):
             for leaf in entry.reads if entry.number > self.session.window_start else ():
-                if isinstance(leaf, Outside) and _plain(leaf.tensor) and (leaf.written or recorder.tape.made_before(leaf.tensor)):
-                    yield _value("a value carried from step to step", leaf.tensor, entry.site)
+                known = isinstance(leaf, Outside) and (entry.site, id(leaf.tensor)) in seen
+                if isinstance(leaf, Outside) and not known and _plain(leaf.tensor) and (leaf.written or recorder.tape.made_before(leaf.tensor)):
+                    seen.add((entry.site, id(leaf.tensor)))
+                    yield _value("a value carried from step to step", leaf.tensor, entry.site, count)
         for state in recorder.current():
             for name, tensor in state.carried():
                 if _plain(tensor):
-                    yield _value(f"`{name}`, which the model carries from step to step,", tensor, None)
+                    yield _value(f"`{name}`, which the model carries from step to step,", tensor, None, count)
 
     def _averaged_badly(self) -> Still | None:
         if self._looks % 3:
@@ -146,19 +226,97 @@ class Standing:
     # -- weights that do not move -------------------------------------------------------------------------------
 
     def _rounded_away(self, optimizer: torch.optim.Optimizer) -> Still | None:
-        """Weights in half precision that kept every bit over 32 steps although gradients arrive: the updates round away."""
-        groups = [g for g in optimizer.param_groups if g.get("lr") != 0]
-        weights = [p for g in groups for p in g["params"] if p.requires_grad and p.dtype in _HALF and p.numel()]
-        step = self.session.step_count
-        if not weights or self.session.has_several or self._looks % 2 == 0:
+        """Weights in half precision that keep every bit although gradients arrive: the updates round away."""
+        if self.session.has_several:
             return None
-        chosen = weights[:: max(1, len(weights) // SAMPLES)][:SAMPLES]
-        now = [p.detach().flatten()[:: max(1, p.numel() // SAMPLES)][:SAMPLES].clone().cpu() for p in chosen]
-        before, self._sample = self._sample, (step, now)
-        if before is None or not _same(before[1], now) or not any(p.grad is not None and bool(p.grad.count_nonzero()) for p in chosen):
-            return None
-        dtype = str(chosen[0].dtype).removeprefix("torch.")
-        return Still("rounding", before[0], detail=f"the weights are {dtype}, and none of {sum(t.numel() for t in now)} looked at has moved")
+        return self._unmoved.setdefault(optimizer, Unmoved()).see(self.session.step_count, optimizer)
+
+
+class _Flow:
+    """Follows a value through the calls of a step: an average goes into its own next value, and its NaN with it.
+
+    A table in which NaN marks what is not known yet does not: it is read by functions that know of NaN, and written anew.
+    """
+
+    def __init__(self, tape: Tape, tensor: torch.Tensor) -> None:
+        self._tensor, self._memory = tensor, memory_of(tensor)
+        self._rebound = tape.made_before(tensor)
+        self._holds = True  # the memory still has something of the old value
+        self._views: set[int] = set()  # entries that return a view of it
+        self._made: dict[int, bool] = {}  # entries that return something of it, and whether they computed with it
+        self.met = False  # some call of the step reads or writes it
+
+    def returns(self, entries: list[Entry]) -> bool:
+        """Whether the step computes the next value from this one."""
+        return any(self._follow(entry) for entry in entries)
+
+    def _follow(self, entry: Entry) -> bool:
+        name = getattr(entry.fn, "__name__", "").removeprefix("_foreach_")
+        stem = name if name.endswith("__") else name.rstrip("_")
+        writes = entry.kind == "write"
+        target = list(leaves(entry.args[0])) if writes and entry.args else []
+        own = any(self._is_it(leaf) for leaf in target)
+        self.met = self.met or own or any(self._is_it(leaf) for leaf in entry.reads)
+        overwrites = stem in _OVERWRITES or (writes and stem in _OVERWRITES_PART)
+        reads = [leaf for leaf in entry.reads if not (writes and overwrites and any(leaf is t for t in target))]
+        sources = [self._computed(leaf) for leaf in reads if self._has_it(leaf)]
+        if not sources or stem in _AWARE:
+            if own and overwrites and _whole(entry, stem) and any(isinstance(leaf, Outside) for leaf in target):
+                self._holds = False
+            return False
+        computed = any(sources) or not (stem in _VIEWS or stem in _COPIES or overwrites)
+        self._made[entry.number] = computed
+        if stem in _VIEWS and any(self._is_it(leaf) for leaf in entry.reads):
+            self._views.add(entry.number)
+        if own:
+            self._holds = True
+        return computed and (own or (self._rebound and any(map(self._succeeds, (ref() for ref in entry.refs)))))
+
+    def _is_it(self, leaf: Any) -> bool:
+        if isinstance(leaf, Outside):
+            return leaf.tensor is self._tensor or memory_of(leaf.tensor) == self._memory
+        return getattr(leaf, "entry", None) in self._views
+
+    def _has_it(self, leaf: Any) -> bool:
+        return self._holds if self._is_it(leaf) else getattr(leaf, "entry", None) in self._made
+
+    def _computed(self, leaf: Any) -> bool:
+        return self._made.get(getattr(leaf, "entry", -1), False)
+
+    def _succeeds(self, made: torch.Tensor | None) -> bool:
+        """Whether a result that is still held can be the value of the next step."""
+        return made is not None and _plain(made) and made.shape == self._tensor.shape
+
+
+def _whole(entry: Entry, stem: str) -> bool:
+    index = entry.args[1] if len(entry.args) > 1 else None
+    return stem in _OVERWRITES or (stem == "__setitem__" and (index is Ellipsis or index == slice(None)))
+
+
+def _driving(schedulers: list[Any], optimizer: torch.optim.Optimizer) -> list[Any]:
+    """Return the schedulers of an optimizer that no other scheduler calls."""
+    own = [s for s in schedulers if getattr(getattr(s, "optimizer", None), "param_groups", None) is optimizer.param_groups]
+    inner = {id(i) for s in own for i in getattr(s, "_schedulers", None) or ()}
+    return [s for s in own if id(s) not in inner]
+
+
+def _calls_until_it_rises(schedulers: list[Any], optimizer: torch.optim.Optimizer) -> int | None:
+    """Try what a schedule does next, and put everything back; nothing where its rate stays 0. Cost: at most 1024 calls of it."""
+    saved, rng = [Moved(s) for s in schedulers], take_rng(everything=True)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            for calls in range(1, AHEAD + 1):
+                for scheduler in schedulers:
+                    scheduler.step()
+                if _rate(optimizer) != 0:
+                    return calls
+    except Exception:  # one that wants a number of the program's, or is past its end
+        return None
+    finally:
+        for moved in reversed(saved):
+            moved.restore()
+        put_rng(rng)
+    return None
 
 
 def _rate(optimizer: torch.optim.Optimizer) -> float | None:
@@ -174,11 +332,10 @@ def _plain(tensor: torch.Tensor) -> bool:
     return type(tensor) is torch.Tensor and tensor.is_floating_point() and not tensor.requires_grad and 0 < tensor.numel() <= SMALL
 
 
-def _value(what: str, tensor: torch.Tensor, site: Site | None) -> _Value:
-    bad = int(tensor.isnan().sum())
+def _value(what: str, tensor: torch.Tensor, site: Site | None, count: Counter[object]) -> _Value:
+    gaps = tensor.detach().isnan()
     shape = shape_of(tensor)
-    return _Value((site or what, shape), f"{what} has nan among its {tensor.numel()} values (shape {shape})", site, bool(bad))
-
-
-def _same(before: list[torch.Tensor], now: list[torch.Tensor]) -> bool:
-    return len(before) == len(now) and all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(before, now, strict=True))
+    place = (site or what, shape)
+    count[place] += 1
+    words = f"{what} has nan among its {tensor.numel()} values (shape {shape})"
+    return _Value((place, count[place]), words, site, gaps, bool(gaps.any()), tensor)

@@ -110,6 +110,8 @@ class Stepping:
             if session.window.alone:
                 self.acting.report()
                 return True
+            if session.window.symptom is None and session.window.evaluations > 1:
+                return True  # a trial point of a line search: its size says nothing of the run
             if session.window.symptom is None:
                 taken = self.foreseeing.before_update(optimizer)
                 return in_closure or not self.foreseeing.acts or not self._spike(optimizer, taken)
@@ -208,6 +210,7 @@ class Stepping:
         def watched() -> Any:
             last[0] = recorder.resumed(closure)
             self.session.window.inside = True
+            self.session.window.evaluations += 1
             if not recorder.resumed(self.allowed, optimizer, True):
                 raise _SkipStep
             self.session.guarded(lambda: self._remember_evaluation(optimizer))

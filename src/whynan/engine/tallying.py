@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +12,7 @@ from whynan.capsule.replay import Program
 from whynan.capsule.tape import Entry
 from whynan.causes.handed import given
 from whynan.diagnosis import Case
+from whynan.errors import let_through
 
 MOST = 4  # conditions followed at a time
 
@@ -55,8 +55,10 @@ class Tally:
                 fresh.append(Count(entry.fn, name, case.step))
                 self._counts.append(fresh[-1])
         if fresh:
-            with suppress(Exception):  # what was before is told beside it
+            try:
                 _look_back(fresh, case)
+            except Exception as error:  # what was before is told beside it
+                let_through(error)
         self.look()
 
     def look(self) -> None:

@@ -22,6 +22,7 @@ from whynan.capsule.replay import Program
 from whynan.diagnosis import Case, diagnose
 from whynan.engine.peers import Peers, peers_of, some_have_ended
 from whynan.engine.session import Session, parameters_of
+from whynan.errors import let_through
 from whynan.records import NOWHERE, Cause, Confidence, Incident, Origin, Phase, Symptom
 from whynan.recovery.place import rank_here
 from whynan.recovery.ranks import RankLost, Ranks, several
@@ -206,6 +207,7 @@ class Together:
         try:
             return action()
         except Exception as error:
+            let_through(error)
             self.session.journal.internal_error(error, watching=True)
             return otherwise
 

@@ -10,6 +10,7 @@ import torch
 from whynan.capsule.intercept import unwatched_step
 from whynan.capsule.snapshot import copy_of
 from whynan.capsule.state import put_rng, take_rng
+from whynan.errors import let_through
 from whynan.records import Experiment, Incident, count, number
 from whynan.recovery.ranks import several
 from whynan.tripwire.values import damage_of
@@ -31,7 +32,8 @@ def with_update(incident: Incident, optimizer: Any) -> Incident:
     """Add to an incident what this optimizer makes of the step's gradients: most die, one that takes signs does not."""
     try:
         found = _tried(optimizer) if _fit(optimizer) else None
-    except Exception:  # an optimizer that cannot be copied keeps its secret
+    except Exception as error:  # an optimizer that cannot be copied keeps its secret
+        let_through(error)
         found = None
     if found is None:
         return incident

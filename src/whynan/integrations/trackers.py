@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from whynan.errors import let_through
 from whynan.integrations import accelerate_log, mlflow, tensorboard, trackio, wandb
 from whynan.integrations.telling import Telling
 from whynan.records import Incident
@@ -95,6 +96,7 @@ class Trackers:
         try:
             action()
         except Exception as error:
+            let_through(error)
             if name not in self._failed:
                 self._failed.add(name)
                 self._journal.say(f"whynan: {name} could not be told: {type(error).__name__}: {error}")

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from whynan.errors import let_through
 from whynan.recovery import marks
 from whynan.recovery.health import describe, examine, roles_of
 from whynan.recovery.series import Candidate
@@ -98,6 +99,7 @@ def read(path: Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except Exception as error:
+        let_through(error)
         raise Unhealthy(_shortly(error)) from None
 
 

@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict, set_model_state_dict, set_optimizer_state_dict
 from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 
-from whynan.errors import UsageError
+from whynan.errors import UsageError, let_through
 from whynan.recovery import atomic, series
 from whynan.recovery.health import Hurt, Role, examine, roles_of
 from whynan.recovery.marks import Mark, sum_of_file
@@ -213,6 +213,7 @@ def _verdict(candidate: Candidate, parts: Mapping[str, Any], allow: Sequence[str
     try:
         why = _examine(candidate, parts, allow)
     except Exception as error:
+        let_through(error)
         why = f"cannot be read: {(str(error).strip() or type(error).__name__).splitlines()[0][:120]}"
     found = [(rank, text) for rank, text in enumerate(gather(why)) if text]
     return found[0][1] if found else ""

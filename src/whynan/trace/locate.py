@@ -96,6 +96,8 @@ def birth_in(graph: Graph, found: Slice) -> Birth:
     op, leaf = _first_birth(graph, found)
     if leaf is not None and leaf.role == "input":
         _hand_in(graph, leaf)
+    elif leaf is not None and leaf.role == "parameter":
+        _read_in(graph, leaf)
     return Birth(graph, found, op, leaf, _phase(graph, op) if op is not None else _leaf_phase(leaf))
 
 
@@ -125,6 +127,16 @@ def _hand_in(graph: Graph, leaf: Leaf) -> None:
     use = real_use(graph.ops, leaf.first_use)
     if use != leaf.first_use:
         leaf.first_use, leaf.used_at = use, graph.sites.get(graph.ops[use].entry) or leaf.used_at
+
+
+def _read_in(graph: Graph, leaf: Leaf) -> None:
+    """A weight that the step itself writes to (`clamp_`) is read where its module computes with it."""
+    use: Op | None = graph.ops[leaf.first_use] if 0 <= leaf.first_use < len(graph.ops) else None
+    while use is not None and use.kind == "write":
+        written = use.index
+        use = next((op for op in graph.ops[written + 1 :] if any(s.maker == written for s in op.sources)), None)
+    if use is not None and use.index != leaf.first_use:
+        leaf.first_use, leaf.used_at = use.index, use.site
 
 
 def _first_birth(graph: Graph, found: Slice) -> tuple[Op | None, Leaf | None]:

@@ -50,7 +50,9 @@ def roles_of(entries: list[Entry], roots: list[torch.nn.Module], leaves_: dict[i
     for entry in entries:
         for leaf in leaves((entry.args, entry.kwargs)):
             if isinstance(leaf, Outside):
-                role = "parameter" if leaf.tensor.requires_grad and leaf.tensor.is_leaf else "input"
+                # weights of torch.func are plain values that one step hands to the next
+                weight = (leaf.tensor.requires_grad and leaf.tensor.is_leaf) or (leaf.carried and entry.kind == "derivative")
+                role = "parameter" if weight else "input"
                 for tensor in (leaf.tensor, leaf.value()):
                     roles.setdefault(storage_key(tensor), (role, ""))
             else:

@@ -10,6 +10,7 @@ from typing import TypedDict
 import torch
 
 from whynan.capsule.sites import resolve
+from whynan.errors import let_through
 from whynan.records import NOWHERE, Histogram, ModuleState, Origin, Phase, Stage, Symptom
 from whynan.trace.birth import Birth, View
 from whynan.trace.graph import Leaf, Op
@@ -38,7 +39,8 @@ def particulars(birth: Birth | None, symptom: Symptom, origin: Origin) -> Partic
     try:
         listed = [m for m in birth.graph.modules.values() if m.name or m.largest is not None or m.weight_largest is not None]
         return {"path": tuple(_path(birth, symptom)), "histograms": tuple(_histograms(birth, origin)), "modules": tuple(listed[:MOST_MODULES])}
-    except Exception:
+    except Exception as error:
+        let_through(error)
         return {}
 
 

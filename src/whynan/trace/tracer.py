@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from whynan.capsule.replay import call_entry
 from whynan.capsule.sites import Site, caller_of, live_frame, live_site
 from whynan.capsule.tape import Entry
+from whynan.errors import let_through
 from whynan.trace.graph import Colour, Graph, Leaf, Op, Source
 from whynan.trace.memory import is_part, is_whole, storage_key, weak_storage
 from whynan.tripwire.values import Damage, damage_of, is_mask_like, plain
@@ -114,8 +115,11 @@ class Tracer(TorchDispatchMode):
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Look at something that is only told beside the verdict: unseen, and a failure in it harms nothing."""
-        with suppress(Exception), self.blind(), torch._C.DisableTorchFunction():
-            yield
+        try:
+            with self.blind(), torch._C.DisableTorchFunction():
+                yield
+        except Exception as error:
+            let_through(error)
 
     def call_failed(self, name: str, args: Any, error: BaseException) -> None:
         """A function of torch refused its arguments: keep the innermost one, in case no operation ran that stands for it."""
@@ -152,6 +156,7 @@ class Tracer(TorchDispatchMode):
         try:
             op = self._before(func, args, kwargs, number)
         except Exception as error:
+            let_through(error)
             self.broken = self.broken or f"{type(error).__name__} while tracing {func}: {error}"
         try:
             result = func(*args, **kwargs)
@@ -165,6 +170,7 @@ class Tracer(TorchDispatchMode):
                     self._made(op, args, result)
                     self._after(op, args, result)
             except Exception as error:
+                let_through(error)
                 self.broken = self.broken or f"{type(error).__name__} while tracing {func}: {error}"
         return result
 

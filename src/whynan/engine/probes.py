@@ -1,0 +1,109 @@
+"""What the program itself looks at: a bad scalar is a loss that it turns away from, or a number it only logs.
+
+A loss is gone back from, or the program leaves the step because of it. A perplexity, a PSNR, the exponential of the loss
+is looked at beside a backward pass from something else: what never reaches loss, gradients or state is no incident.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from whynan.capsule.tape import Slot, tensors_of
+from whynan.engine.session import Session
+from whynan.records import Symptom
+from whynan.tripwire.values import damage_of
+
+Place = tuple[int, int]  # a code object and an instruction in it
+_MOST = 1000  # places that are remembered
+
+
+class Probes:
+    """Hears of every value that the program looks at, and knows the places of those that it only logs."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.left: Callable[[], None] = lambda: None  # told when the program has left a bad step behind
+        self._leaves = False  # it is known to do so
+        self._seen: deque[tuple[int, Place]] = deque(maxlen=100)  # values that were looked at since the last backward pass
+        self._logged: set[Place] = set()  # where such values were made, and no backward pass came from them
+        self._trained: set[Place] = set()  # and where one did
+
+    def probed(self, tensor: torch.Tensor, result: object) -> None:
+        """The program looked at a value that requires grad: if it is a bad scalar, it is a loss."""
+        session = self.session
+        pending = session.window.symptom is not None
+        if (pending and session.window.entry >= 0) or tensor.numel() != 1 or tensor.device.type != "cpu" or not session.optimizers:
+            return
+        slot = session.recorder.tape.slot_of(tensor)
+        if slot is None or slot.entry <= session.window_start:
+            return
+        damage = damage_of(tensor.detach())
+        if not damage:
+            self._seen.append((slot.entry, self._place(slot.entry)))
+            return
+        if self._is_beside(slot.entry) or (pending and not self._has_left(slot.entry)):
+            return
+        if pending:
+            session.guarded(self.left)
+        session.see(Symptom("loss", damage.kind, "loss"))
+        session.window.entry = -slot.entry
+
+    def goes_back(self, tensors: Any) -> bool:
+        """A backward pass begins; return whether it shows that the program has turned away from the bad value it looked at."""
+        if not self._seen and self.session.window.entry >= 0:
+            return False
+        seen = list(self._seen)
+        self._seen.clear()
+        bad = -self.session.window.entry
+        if bad <= 0 and all(place in self._logged or place in self._trained for _, place in seen):
+            return False
+        tape = self.session.recorder.tape
+        ends = {slot.entry for t in tensors_of(tensors) if (slot := tape.slot_of(t)) is not None}
+        needed = {e.number for e in tape.needed_for(ends)}
+        for number, place in seen:
+            known = self._trained if number in needed else self._logged
+            if len(known) < _MOST:
+                known.add(place)
+        if bad <= 0 or bad in needed:
+            return False
+        if any(e.number in ends for e in tape.needed_for({bad})):
+            self.session.window.symptom, self.session.window.entry = None, 0
+            return False
+        return True
+
+    def _is_beside(self, number: int) -> bool:
+        """Whether a bad value is one that the program only logs, or was computed from a step that is over or was gone back from just now."""
+        if self._place(number) in self._logged - self._trained:
+            return True
+        tape, start = self.session.recorder.tape, self.session.window_start
+        needed = tape.needed_for({number})
+        if any(e.needs_grad and e.number <= start for e in needed):
+            return True
+        passes = [e for e in tape if e.kind == "backward" and e.number > start]
+        if not passes or any(e.kind == "module" and e.number > passes[-1].number for e in tape):
+            return False
+        gone = tape.needed_for({leaf.entry for e in passes for leaf in e.reads if isinstance(leaf, Slot)})
+        return not {e.number for e in needed}.isdisjoint(e.number for e in gone)
+
+    def _has_left(self, entry: int) -> bool:
+        """Whether the program has left the step of a bad loss behind: a model was called again, and that not for the first time.
+
+        A step may have two losses, each from a call of its own; one that goes back makes a new window.
+        """
+        window = self.session.window
+        first = window.looked_at or -window.entry
+        if not any(e.kind == "module" and first < e.number < entry for e in self.session.recorder.tape):
+            return False
+        window.looked_at = entry
+        window.left += 1
+        self._leaves = self._leaves or window.left > 1
+        return self._leaves
+
+    def _place(self, number: int) -> Place:
+        """Return where in the program a value was made."""
+        entry = self.session.recorder.tape.entries.get(number)
+        return (id(entry.site.code), entry.site.lasti) if entry is not None and entry.site is not None else (0, 0)

@@ -1,0 +1,223 @@
+"""What a healthy program means by its non-finite values, and what a bad step really was: found by programs of other people."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import Sandbox
+
+HEAD = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+torch.manual_seed(0)
+"""
+
+
+@pytest.mark.parametrize(
+    "metric",
+    ["torch.exp(loss)", "-10 * torch.log10((net(x) * (s < 3)).square().mean())", "-10 * torch.log10((out * (s < 3)).square().mean())"],
+    ids=["of the loss", "of a call of its own", "of the same forward pass"],
+)
+@pytest.mark.parametrize("where", ["before", "between", "after"])
+def test_a_number_that_is_only_logged_is_no_loss(metric: str, where: str, box: Sandbox) -> None:
+    """A perplexity or a PSNR that is infinite does not reach loss, gradients or state."""
+    lines = {place: f"print(({metric}).item())" if place == where else "" for place in ("before", "between", "after")}
+    done = box.watched(f"""{HEAD}
+net = nn.Linear(8, 50)
+opt = torch.optim.SGD(net.parameters(), 1e-3)
+for s in range(6):
+    x = torch.randn(16, 8)
+    out = net(x)
+    loss = F.cross_entropy(out * 1000, (x[:, 0] > 0).long())
+    opt.zero_grad()
+    {lines["before"]}
+    loss.backward()
+    {lines["between"]}
+    opt.step()
+    {lines["after"]}
+""")
+    assert done.status == 0, done.err
+    assert "inf" in done.out
+    assert done.incidents == []
+
+
+def test_a_loss_that_the_program_turns_away_from_is_still_told(box: Sandbox) -> None:
+    """It is looked at like a metric, but nothing goes back in that step."""
+    done = box.watched(f"""{HEAD}
+net = nn.Linear(8, 1)
+opt = torch.optim.SGD(net.parameters(), 1e-3)
+for s in range(6):
+    x = torch.randn(16, 8) if s != 3 else torch.zeros(16, 8)
+    loss = net(x).square().mean() / x.var()
+    print(loss.item())
+    if not torch.isfinite(loss):
+        continue
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""")
+    assert [(i["step"], i["action"]["taken"]) for i in done.incidents] == [(3, "observed")]
+
+
+def test_nan_as_a_mark_in_a_buffer(box: Sandbox) -> None:
+    """A buffer that is read through isnan holds NaN on purpose; one that is not is damaged."""
+    program = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.register_buffer("seen", torch.full((3,), START))
+
+    def forward(self, x):
+        out = self.layer(x)
+        with torch.no_grad():
+            column = int(out.argmax(1)[0])
+            value = out[:, column].mean()
+            self.seen[column] = UPDATE
+        return out - READ * 0.01
+
+net = Net()
+opt = torch.optim.SGD(net.parameters(), 0.05)
+for s in range(20):
+    x = torch.randn(8, 4)
+    loss = F.cross_entropy(net(x), x[:, :3].argmax(1))
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+    meant = program.replace("START", "float('nan')").replace("UPDATE", "value if torch.isnan(self.seen[column]) else 0.9 * self.seen[column] + 0.1 * value")
+    done = box.watched(HEAD + meant.replace("READ", "torch.nan_to_num(self.seen)"))
+    assert (done.status, done.incidents) == (0, [])
+    damaged = program.replace("START", "0.0").replace("UPDATE", "0.9 * self.seen[column] + 0.1 * value / value.sub(value).where(torch.tensor(s == 7), 1.0)")
+    done = box.watched(HEAD + damaged.replace("READ", "out.detach()"))
+    assert [(i["step"], i["symptom"]["place"]) for i in done.incidents] == [(7, "buffer")]
+
+
+def test_trial_points_of_a_line_search_are_no_spikes(box: Sandbox) -> None:
+    """LBFGS looks far away and takes it back."""
+    done = box.watched(f"""{HEAD}
+net = nn.Linear(4, 1)
+opt = torch.optim.LBFGS(net.parameters(), line_search_fn="strong_wolfe", max_iter=10)
+x = torch.randn(64, 4)
+y = torch.exp(x.sum(1, keepdim=True) * 0.5)
+largest = [0.0]
+def closure():
+    opt.zero_grad()
+    loss = (torch.exp(net(x).clamp(max=20)) - y).pow(2).mean()
+    largest[0] = max(largest[0], loss.item())
+    loss.backward()
+    return loss
+for _ in range(15):
+    opt.step(closure)
+print(largest[0])
+""")
+    assert float(done.out) > 1e5
+    assert "warning" not in done.err
+    assert done.incidents == []
+
+
+def test_a_backward_pass_that_raises_is_no_part_of_the_next_step(box: Sandbox) -> None:
+    """The bad loss is told with its line, and the step after it is trained as without whynan."""
+    source = f"""{HEAD}
+net = nn.Linear(8, 1)
+opt = torch.optim.SGD(net.parameters(), 1e-2)
+for s in range(8):
+    x, t = torch.randn(8, 8), torch.randn(8)
+    loss = (net(x).squeeze(1) - t).square().mean()
+    if s == 4:
+        loss = torch.log(-loss.detach())
+    try:
+        loss.backward()
+        opt.step()
+        opt.zero_grad()
+    except RuntimeError as error:
+        continue
+    print(s, net.weight.sum().item())
+"""
+    done = box.watched(source)
+    assert done.out == box.python(str(box.write(source))).out
+    assert [(i["step"], i["cause"]["code"], i["origin"]["code"], i["action"]["taken"]) for i in done.incidents] == [
+        (4, "WN102", "loss = torch.log(-loss.detach())", "observed")
+    ]
+
+
+def test_weights_that_the_step_itself_writes(box: Sandbox) -> None:
+    """A teacher whose weights are computed in the step is not damaged before it; the remedy is tried on what is written."""
+    done = box.watched(f"""{HEAD}
+import copy
+student = nn.Linear(4, 3)
+teacher = copy.deepcopy(student)
+average = [torch.zeros_like(p) for p in student.parameters()]
+count = torch.zeros(())
+opt = torch.optim.SGD(student.parameters(), 0.1)
+for s in range(4):
+    x = torch.randn(16, 4)
+    with torch.no_grad():
+        for a, p in zip(average, teacher.parameters()):
+            p.copy_(a / (1 - 0.99**count))
+        aim = teacher(x)
+    loss = F.mse_loss(student(x), aim)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+    count += 1
+    for a, p in zip(average, student.parameters()):
+        a.mul_(0.99).add_(p.detach(), alpha=0.01)
+""")
+    assert done.status == 0
+    assert [(i["step"], i["cause"]["code"], i["origin"]["code"]) for i in done.incidents] == [(0, "WN104", "p.copy_(a / (1 - 0.99**count))")]
+    assert done.incidents[0]["remedies"][0]["result"] == "proven"
+
+
+def test_weights_that_torch_func_hands_from_step_to_step_are_no_input(box: Sandbox) -> None:
+    """They are plain tensors, of a shape like that of the batch."""
+    done = box.watched(f"""{HEAD}
+from torch.func import functional_call, grad
+net = nn.Sequential(nn.Linear(3, 8), nn.Softplus(), nn.Linear(8, 1))
+weights = {{k: v.detach().clone() for k, v in net.named_parameters()}}
+def loss_of(weights, x, y):
+    apart = functional_call(net, weights, (x,)) - functional_call(net, weights, (y,))
+    return (torch.sqrt(apart.square()) - 1).square().mean()
+for s in range(6):
+    x, y = torch.randn(8, 3), torch.randn(8, 3)
+    if s == 3:
+        y[5] = x[5]
+    g = grad(loss_of)(weights, x, y)
+    weights = {{k: v - 0.01 * g[k] for k, v in weights.items()}}
+""")
+    assert [(i["step"], i["cause"]["code"]) for i in done.incidents] == [(3, "WN501"), (4, "WN601")]
+
+
+def test_a_bad_loss_was_born_in_the_forward_pass(box: Sandbox) -> None:
+    """0 / sqrt(0): the slope of the root is infinite too, and a remedy there mends both, but the loss was bad before any derivative."""
+    done = box.watched(f"""{HEAD}
+net = nn.Linear(4, 2)
+opt = torch.optim.Adam(net.parameters())
+for s in range(5):
+    t = torch.ones(8) if s != 3 else torch.zeros(8)
+    p = net(torch.randn(8, 4)).sigmoid()
+    a, b = (p[:, 0] * t).sum(), (p[:, 1] * t).sum()
+    both = torch.sqrt(a * b)
+    loss = 1 - a / both
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""")
+    incident = done.incidents[0]
+    assert (incident["cause"]["code"], incident["origin"]["phase"], incident["origin"]["code"]) == ("WN104", "loss", "loss = 1 - a / both")
+    assert incident["remedies"][0]["result"] == "proven"
+
+
+def test_nothing_grows_out_of_a_loss_of_zero(box: Sandbox) -> None:
+    """A hinge without a violation, three steps before an overflow: no divergence."""
+    done = box.watched(f"""{HEAD}
+net = nn.Linear(4, 4)
+opt = torch.optim.SGD(net.parameters(), 1e-3)
+for s in range(8):
+    out = net(torch.randn(4, 4))
+    loss = F.relu(1.0 + out).mean() * (0.0 if s == 4 else 1.0) + ((out * 1e25).pow(2).mean() if s == 7 else 0.0)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""")
+    assert [(i["step"], i["cause"]["code"]) for i in done.incidents] == [(7, "WN203")]
