@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from conftest import Sandbox
 
-from whynan.causes.source import Expression, as_operand, positioned
+from whynan.causes.edits import as_operand
+from whynan.causes.source import Expression, positioned
 
 HEAD = """
     import torch

@@ -221,3 +221,21 @@ for s in range(8):
     opt.step()
 """)
     assert [(i["step"], i["cause"]["code"]) for i in done.incidents] == [(7, "WN203")]
+
+
+@pytest.mark.parametrize("line", ["F.layer_norm(out * 1e30 ** (s == 3), (4,))", "(out * 1e20 ** (s == 3)).norm(dim=-1)"], ids=["layer norm", "norm"])
+def test_a_result_that_fits_is_not_called_past_the_range(line: str, box: Sandbox) -> None:
+    """The squares that a norm adds up overflow, not the norm."""
+    done = box.watched(f"""{HEAD}
+net = nn.Linear(4, 4)
+opt = torch.optim.SGD(net.parameters(), 1e-3)
+for s in range(5):
+    out = net(torch.randn(8, 4))
+    loss = {line}.square().mean() * 1e-30
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""")
+    incident = done.incidents[0]
+    assert incident["cause"]["code"] == "WN203"
+    assert "what it adds up is past" in done.err and "on the way to it" in " ".join(incident["cause"]["evidence"])

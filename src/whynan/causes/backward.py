@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from whynan.causes.arguments import from_spans
 from whynan.causes.catalogue import Finding, Scene, rule
-from whynan.causes.facts import SELECTS, as_view, biggest, consumers, rows, share
+from whynan.causes.facts import LIMITS, SELECTS, as_view, biggest, consumers, rows, share
 from whynan.causes.fixes import BRAIN, Fix, guarded
 from whynan.causes.logarithms import log_fixes
 from whynan.causes.ranges import overflowed
@@ -330,7 +330,8 @@ def gradient_overflow(scene: Scene) -> Finding | None:
     )
     if dtype == "float16":
         fixes = [Fix("compute this in float32", "{x}.float()", 0), BRAIN, *fixes]
-    return Finding(f"the gradient {number(size)} is past the range of {dtype}", evidence + _before_clipping(scene), fixes, proven=True)
+    said = f"the gradient {number(size)} is past" if size >= LIMITS.get(dtype, 0.0) else f"a value on the way to the gradient, {number(size)}, is past"
+    return Finding(f"{said} the range of {dtype}", evidence + _before_clipping(scene), fixes, proven=True)
 
 
 def _before_clipping(scene: Scene) -> list[str]:

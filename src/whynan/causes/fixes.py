@@ -14,7 +14,8 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from whynan.causes import patterns
-from whynan.causes.source import Expression, as_operand, positioned
+from whynan.causes.edits import as_operand
+from whynan.causes.source import Expression, positioned
 
 if TYPE_CHECKING:
     from whynan.capsule.sites import Site

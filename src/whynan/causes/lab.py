@@ -120,7 +120,7 @@ class Lab:
             suspects = [t for t in (self.targets(run) if failing else []) + grads if id(t) not in seen]
             finite = all(map(math.isfinite, losses)) and not any(damage_of(t.detach()) for t in suspects)
             along = self._along(run) if failing and finite and self.truth else None
-            reached = frozenset(place for place, g in placed.items() if (most := largest(g.detach())) is None or not float(most) <= NOTHING)
+            reached = _reached(placed)
         scaled = program.entries[-1].kind == "backward" if program.entries else False  # else the scaler has divided already
         size = None if norm is None else float(norm) / (self.scale if scaled else 1.0)
         return Outcome(losses[-1] / self.scale if losses else None, size, finite, along=along, reached=reached)
@@ -268,6 +268,14 @@ def _gradients(program: Program, run: Run) -> dict[int, torch.Tensor]:
     kept = {place: leaf.grad for place, leaf in enumerate(program.leaves) if leaf.grad is not None}
     last = max((e.number for e in program.entries if e.kind == "derivative"), default=None)
     return kept or {slot.index: t for slot, t in run.made.items() if isinstance(slot, Slot) and slot.entry == last}
+
+
+def _reached(placed: dict[int, torch.Tensor]) -> frozenset[int]:
+    """Return the places of gradients that are not 0, or that cannot be looked into; read in one go."""
+    sizes = {place: size for place, g in placed.items() if (size := largest(g.detach())) is not None}
+    first = next(iter(sizes.values()), None)
+    read = torch.stack([size.to(first.device, torch.float64) for size in sizes.values()]).tolist() if first is not None else []
+    return frozenset(placed) - {place for place, size in zip(sizes, read, strict=True) if size <= NOTHING}
 
 
 def _drawn() -> bytes:

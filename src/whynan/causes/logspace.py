@@ -9,8 +9,9 @@ from __future__ import annotations
 import ast
 from typing import Any
 
+from whynan.causes.edits import as_operand
 from whynan.causes.made import Made, maker
-from whynan.causes.source import Expression, as_operand
+from whynan.causes.source import Expression
 
 _DEPTH = 8
 

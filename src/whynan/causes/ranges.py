@@ -441,6 +441,10 @@ def _half_fixes(view: View) -> list[Fix]:
     return [Fix(title, "{x}.float()", 0), Fix(title, "{0}.float() * {1}"), BRAIN]
 
 
+_SUMMING = frozenset({"mean", "var", "std", "linalg_vector_norm", "norm", "var_mean", "mse_loss", "native_layer_norm", "native_group_norm", "_fused_rms_norm",
+                      "native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm"})  # their sums overflow, not their results  # fmt: skip
+
+
 @rule("WN203", "float-overflow", "result past the range of its dtype", rank=53)
 def float_overflow(scene: Scene) -> Finding | None:
     """A product, power, sum or matrix product was past the range of its dtype.
@@ -492,13 +496,17 @@ def float_overflow(scene: Scene) -> Finding | None:
     largest = max((biggest(t) for t in view.inputs().values() if t.is_floating_point()), default=0.0)
     if wide is None and largest < limit**0.3:
         return None
-    inner = view.name in ("mean", "var", "std", "linalg_vector_norm", "norm", "var_mean", "mse_loss")  # their sums overflow, not their results
+    inner = view.name in _SUMMING
     if wide is not None and biggest(wide) < limit * 0.9 and not inner:
         return None
     size = biggest(wide) if wide is not None else float("inf")
+    fits = inner and size < limit
+    over = f"what it adds up is past {number(limit)}" if fits else f"the result {number(size)} is past {number(limit)}"
     evidence = [f"the largest input is {number(largest)}", f"the result would be {number(size)}, {view.op.dtype} ends at {number(limit)}"]
+    if fits:
+        evidence[-1] = f"the result would be {number(size)}, but {view.op.dtype} ends at {number(limit)} on the way to it"
     fixes = [Fix("bring the values down before this operation", "{x}.clamp(-1e9, 1e9)", 0)]
     if view.name in ("prod", "cumprod"):
         fixes = [Fix("bring the factors down before the product", "{x}.clamp(-1e3, 1e3)", 0)]
     fixes.append(Fix("normalise the values that enter here"))
-    return Finding(f"{number(largest)} goes in, the result {number(size)} is past {number(limit)}", evidence, fixes, proven=wide is not None)
+    return Finding(f"{number(largest)} goes in, {over}", evidence, fixes, proven=wide is not None)

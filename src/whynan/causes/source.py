@@ -4,18 +4,32 @@ from __future__ import annotations
 
 import ast
 import builtins
-import difflib
 import functools
 import inspect
 import linecache
-import os
-import sys
-import tokenize
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from types import CodeType, FrameType, ModuleType
+from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
+
+from whynan.causes.edits import as_operand, between, compiles, edited, import_torch, lines_of, on_disk, parsed, renamed, unified
+from whynan.causes.scopes import (
+    FUNCTIONS,
+    UNKNOWN,
+    arguments_of,
+    assignments,
+    bare,
+    draws,
+    globals_of,
+    imports,
+    is_method,
+    is_torch,
+    last_name,
+    loaded,
+    loaded_by,
+    member,
+    stored,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from whynan.capsule.sites import Site
@@ -26,9 +40,6 @@ _OPERATORS = {
 _COMPARISONS = {ast.Gt: "gt", ast.GtE: "ge", ast.Lt: "lt", ast.LtE: "le", ast.Eq: "eq", ast.NotEq: "ne"}
 _PLACES = {"input": 0, "other": 1, "exponent": 1, "target": 1}  # where torch's functions take an operand that is given by its name
 _PURE_BUILTINS = frozenset({"len", "abs", "float", "int", "max", "min", "sum", "range", "tuple", "list", "bool", "round", "isinstance", "slice"})
-_FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
-_OWN_SCOPE = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp | ast.ClassDef
-UNKNOWN: Any = object()
 Calls = Callable[["Site"], list[str]]  # the torch functions that a replay saw called at a site, by their readable names
 
 
@@ -70,8 +81,8 @@ class Expression:
     def rewritten(self, node: ast.AST, inner: ast.AST, text: str) -> str:
         """Return the text of a node with other text in the place of a part of it."""
         lines = [line.encode() for line in self.lines]
-        head = _between(lines, (node.lineno, node.col_offset), (inner.lineno, inner.col_offset))  # type: ignore[attr-defined]
-        tail = _between(lines, (inner.end_lineno, inner.end_col_offset), (node.end_lineno, node.end_col_offset))  # type: ignore[attr-defined]
+        head = between(lines, (node.lineno, node.col_offset), (inner.lineno, inner.col_offset))  # type: ignore[attr-defined]
+        tail = between(lines, (inner.end_lineno, inner.end_col_offset), (node.end_lineno, node.end_col_offset))  # type: ignore[attr-defined]
         return head + text + tail
 
     # -- the file with a change ---------------------------------------------------------------------------------------
@@ -82,15 +93,15 @@ class Expression:
         The text says `torch` for torch: the diff says what the file calls it, and imports it where the file does not.
         """
         changes = [(n, self._fitted(n, t)) for n, t in ((node, text), *more)]
-        alias = self._torch_alias() if any("torch" in _loaded(t) for _, t in changes) else "torch"
+        alias = self._torch_alias() if any("torch" in loaded(t) for _, t in changes) else "torch"
         if alias is None or not self._knows([t for _, t in changes]):
             return ""
-        edits = [self._edit(n, _renamed(t, "torch", alias) if alias not in ("", "torch") else t) for n, t in changes]
-        edits += [_import_torch(self.tree)] if not alias else []
-        if not _compiles("".join(_edited(self.lines, edits))):
+        edits = [self._edit(n, renamed(t, "torch", alias) if alias not in ("", "torch") else t) for n, t in changes]
+        edits += [import_torch(self.tree)] if not alias else []
+        if not compiles("".join(edited(self.lines, edits))):
             return ""
-        old = _on_disk(self.code.co_filename if self.code is not None else "", self.lines)
-        return _unified(old, _edited(old, edits), self.file)
+        old = on_disk(self.code.co_filename if self.code is not None else "", self.lines)
+        return unified(old, edited(old, edits), self.file)
 
     def _fitted(self, node: ast.AST, text: str) -> str:
         """Put a text in brackets where a call or a name stood that something binds to."""
@@ -105,7 +116,7 @@ class Expression:
         first, last = node.lineno - 1, node.end_lineno - 1  # type: ignore[attr-defined]
         head = self.lines[first].encode()[: node.col_offset].decode()  # type: ignore[attr-defined]
         tail = self.lines[last].encode()[node.end_col_offset :].decode()  # type: ignore[attr-defined]
-        return first, last + 1, _lines_of(head + text + tail)
+        return first, last + 1, lines_of(head + text + tail)
 
     def _torch_alias(self) -> str | None:
         """Return the file's own name for torch, an empty string where it has none, None where `torch` is something else."""
@@ -114,24 +125,24 @@ class Expression:
         found = self.lookup("torch")
         if found is torch:
             return "torch"
-        names = [name for name, value in _imports(self.tree[0]).items() if value is torch]
+        names = [name for name, value in imports(self.tree[0]).items() if value is torch]
         alias = next((name for name in names if self.lookup(name) is torch), "")
         return alias or (None if "torch" in self._bound() else "")
 
     def _knows(self, texts: list[str]) -> bool:
         """Whether every name that the texts load exists at this place; `torch` can be had anywhere."""
-        trees = [_parsed(text) for text in texts]
+        trees = [parsed(text) for text in texts]
         nodes = [n for tree in trees if tree is not None for n in ast.walk(tree)]
         made = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)} | {n.arg for n in nodes if isinstance(n, ast.arg)}
         known = made | self._bound() | set(dir(builtins)) | {"torch"}
-        return None not in trees and all(_loaded(text) <= known for text in texts)
+        return None not in trees and all(loaded(text) <= known for text in texts)
 
     def _bound(self) -> set[str]:
         """The names that exist at this place: those it reads already, of the function, of the one around it, of the module."""
         code, around = self.code, self.function
         found = set(code.co_varnames + code.co_freevars + code.co_cellvars) if code is not None else set()
-        found |= set(_globals_of(code) or ()) | _stored(self.tree[0]) | set(_imports(self.tree[0]))
-        return found | _loaded_by(self.node) | (_stored(around) | set(_imports(around)) if around is not None else set())
+        found |= set(globals_of(code) or ()) | stored(self.tree[0]) | set(imports(self.tree[0]))
+        return found | loaded_by(self.node) | (stored(around) | set(imports(around)) if around is not None else set())
 
     def free_name(self, stem: str) -> str:
         """Return a name that nothing in this file has."""
@@ -143,21 +154,21 @@ class Expression:
     def lookup(self, name: str) -> Any:
         """Return what a name of this place stands for; UNKNOWN for a variable of the function."""
         function = self.function
-        if isinstance(function, _FUNCTIONS) and name in (inside := _imports(function)):
+        if isinstance(function, FUNCTIONS) and name in (inside := imports(function)):
             return inside[name]
         code = self.code
         if code is not None and name in code.co_varnames + code.co_freevars + code.co_cellvars:
             return UNKNOWN
-        if isinstance(function, _FUNCTIONS) and name in _stored(function):
+        if isinstance(function, FUNCTIONS) and name in stored(function):
             return UNKNOWN
-        globals_ = _globals_of(code) or {}
-        return globals_[name] if name in globals_ else _imports(self.tree[0]).get(name, getattr(builtins, name, UNKNOWN))
+        globals_ = globals_of(code) or {}
+        return globals_[name] if name in globals_ else imports(self.tree[0]).get(name, getattr(builtins, name, UNKNOWN))
 
     def value_of(self, node: ast.AST) -> Any:
         """Return what a name with dots stands for, as far as it is known without running anything."""
         if isinstance(node, ast.Name):
             return self.lookup(node.id)
-        return _member(self.value_of(node.value), node.attr) if isinstance(node, ast.Attribute) else UNKNOWN
+        return member(self.value_of(node.value), node.attr) if isinstance(node, ast.Attribute) else UNKNOWN
 
     def parts(self, node: ast.AST) -> tuple[str, list[ast.expr]]:
         """Return a call's bare name and its operands; the tensor of a method comes first. Nothing where it cannot be decided."""
@@ -183,12 +194,12 @@ class Expression:
             return "tensor" if isinstance(value, torch.Tensor) else "object"
         if self._is_instance(func.value):
             return "object"
-        method, name, seen = _is_method(func.attr), func.attr.strip("_"), self._seen(node)
-        if self.calls is None or any(called.startswith(("Tensor.", "torch._tensor.")) and _bare(called) == name for called in seen):
+        method, name, seen = is_method(func.attr), func.attr.strip("_"), self._seen(node)
+        if self.calls is None or any(called.startswith(("Tensor.", "torch._tensor.")) and bare(called) == name for called in seen):
             return "tensor" if method else "object"
         if self._rooted_in_instance(func.value):
             return "object" if seen else ""
-        return "object" if any(_bare(called) == name for called in seen) or not method else "tensor"
+        return "object" if any(bare(called) == name for called in seen) or not method else "tensor"
 
     def _seen(self, node: ast.Call) -> list[str]:
         if self.calls is None or self.code is None:
@@ -200,7 +211,7 @@ class Expression:
     def _is_instance(self, node: ast.AST) -> bool:
         """Whether a name is the instance that a method is called on, of a class that is no tensor."""
         function = self.function
-        if not isinstance(node, ast.Name) or not isinstance(function, _FUNCTIONS):
+        if not isinstance(node, ast.Name) or not isinstance(function, FUNCTIONS):
             return False
         around = next((c for c in self.tree if isinstance(c, ast.ClassDef) and any(f is function for f in c.body)), None)
         arguments = [*function.args.posonlyargs, *function.args.args]
@@ -219,7 +230,7 @@ class Expression:
             return False
         value = self.value_of(self.node.func)
         if value is not UNKNOWN:
-            return not (isinstance(value, type) or inspect.isroutine(value) or _is_torch(value))
+            return not (isinstance(value, type) or inspect.isroutine(value) or is_torch(value))
         return not isinstance(self.node.func, ast.Attribute) or self.receiver(self.node) not in ("tensor", "namespace")
 
     def construction(self, call: ast.AST | None = None) -> tuple[ast.Call, type] | None:
@@ -228,9 +239,9 @@ class Expression:
 
         func = getattr(call or self.node, "func", None)
         name = func.id if isinstance(func, ast.Name) else func.attr if isinstance(func, ast.Attribute) else ""
-        if not name or (isinstance(func, ast.Name) and name in _arguments_of(self.function)):
+        if not name or (isinstance(func, ast.Name) and name in arguments_of(self.function)):
             return None
-        made = [value for target, value in _assignments(self.tree) if type(target) is type(func) and _last_name(target) == name]
+        made = [value for target, value in assignments(self.tree) if type(target) is type(func) and last_name(target) == name]
         if len(made) != 1 or not isinstance(made[0], ast.Call):
             return None
         kind = replace(self, function=None, code=None).value_of(made[0].func)
@@ -246,14 +257,14 @@ class Expression:
     def _is_pure(self, node: ast.AST) -> bool:
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name | ast.Attribute):
             return False
-        name = _last_name(node.func)
-        if _draws(name) or (name.endswith("_") and not name.endswith("__")):
+        name = last_name(node.func)
+        if draws(name) or (name.endswith("_") and not name.endswith("__")):
             return False
         value = self.value_of(node.func)
         if isinstance(node.func, ast.Name):
-            return _is_torch(value) or (name in _PURE_BUILTINS and value is getattr(builtins, name))
+            return is_torch(value) or (name in _PURE_BUILTINS and value is getattr(builtins, name))
         kind = self.receiver(node)
-        return _is_method(name) if kind == "tensor" else kind == "namespace" and (_is_torch(value) or getattr(value, "__module__", "") == "math")
+        return is_method(name) if kind == "tensor" else kind == "namespace" and (is_torch(value) or getattr(value, "__module__", "") == "math")
 
     # -- its surroundings ---------------------------------------------------------------------------------------------
 
@@ -297,235 +308,12 @@ class Expression:
 
     def _changed_since(self, made: ast.expr) -> bool:
         """Whether a name in an expression was given another value between there and here."""
-        used = _loaded_by(made)
+        used = loaded_by(made)
         later = (n for n in ast.walk(self.function or made) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store) and n.id in used)
         return any((made.end_lineno or 0) < n.lineno < self.node.lineno for n in later)
 
 
 # -- names ------------------------------------------------------------------------------------------------------------
-
-
-def _globals_of(code: CodeType | None) -> dict[str, Any] | None:
-    """Return the global names of the module that a code object belongs to, where that module runs in this process."""
-    if code is None:
-        return None
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_filename == code.co_filename:
-            return frame.f_globals
-        frame = frame.f_back
-    file = os.path.abspath(code.co_filename)
-    for module in list(sys.modules.values()):
-        held = vars(module).get("__file__") if isinstance(module, ModuleType) else None
-        if isinstance(held, str) and os.path.abspath(held) == file:
-            return vars(module)
-    return None
-
-
-def _member(value: Any, name: str) -> Any:
-    """Return an attribute without running code of it."""
-    import torch
-
-    if isinstance(value, torch.nn.Module):
-        held = vars(value)
-        tables = [held, *(held.get(table) or {} for table in ("_modules", "_parameters", "_buffers"))]
-        return next((table[name] for table in tables if name in table), UNKNOWN)
-    if isinstance(value, ModuleType):
-        return vars(value).get(name, UNKNOWN)
-    return getattr(value, name, UNKNOWN) if isinstance(value, type) and value is torch.Tensor else UNKNOWN
-
-
-def _imports(tree: ast.AST) -> dict[str, Any]:
-    """Return what the import statements of a file or function bind, as far as it is loaded; not those of inner functions."""
-    found: dict[str, Any] = {}
-    for node in _own(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                module = sys.modules.get(alias.name if alias.asname else alias.name.partition(".")[0], UNKNOWN)
-                found[alias.asname or alias.name.partition(".")[0]] = module
-        elif isinstance(node, ast.ImportFrom):
-            home = sys.modules.get(node.module or "") if not node.level else None
-            for alias in node.names:
-                held = vars(home).get(alias.name, UNKNOWN) if home is not None else UNKNOWN
-                found[alias.asname or alias.name] = held
-    return found
-
-
-def _own(tree: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes of a scope, without those of the scopes in it and of blocks that only a type checker reads."""
-    for child in ast.iter_child_nodes(tree):
-        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
-            continue
-        yield child
-        if not isinstance(child, _OWN_SCOPE):
-            yield from _own(child)
-
-
-def _stored(tree: ast.AST) -> set[str]:
-    """Return the names that a scope binds, arguments included."""
-    found = _arguments_of(tree)
-    for node in _own(tree):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(node.id)
-        elif isinstance(node, _FUNCTIONS | ast.ClassDef):
-            found.add(node.name)
-    outside = {name for node in _own(tree) if isinstance(node, ast.Global) for name in node.names}
-    return found - outside
-
-
-def _arguments_of(tree: ast.AST | None) -> set[str]:
-    return {a.arg for a in ast.walk(tree.args) if isinstance(a, ast.arg)} if isinstance(tree, _FUNCTIONS | ast.Lambda) else set()
-
-
-def _assignments(nodes: list[ast.AST]) -> Iterator[tuple[ast.AST, ast.AST | None]]:
-    """Yield every target in a file with what it is given; nothing where that is a part of something."""
-    for node in nodes:
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AugAssign | ast.AnnAssign | ast.NamedExpr) else []
-        for target in targets:
-            value = node.value  # type: ignore[attr-defined]
-            if not isinstance(target, ast.Tuple | ast.List):
-                yield target, None if isinstance(node, ast.AugAssign) else value
-                continue
-            several = value.elts if isinstance(value, ast.Tuple | ast.List) and len(value.elts) == len(target.elts) else [None] * len(target.elts)
-            yield from zip(target.elts, several, strict=True)
-
-
-def _last_name(node: ast.AST) -> str:
-    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
-
-
-@functools.cache
-def _is_method(name: str) -> bool:
-    """Whether tensors have a method of this name."""
-    import torch
-
-    return callable(getattr(torch.Tensor, name, None))
-
-
-def _is_torch(value: Any) -> bool:
-    """Whether something is a function of torch."""
-    home = getattr(value, "__module__", None) or ""
-    owner = getattr(value, "__self__", None)
-    return callable(value) and not isinstance(value, type) and (home.split(".")[0] == "torch" or _is_torch_owner(owner)) and hasattr(value, "__name__")
-
-
-def _is_torch_owner(owner: Any) -> bool:
-    name = owner.__name__ if isinstance(owner, ModuleType | type) else ""
-    return name.startswith(("torch", "_VariableFunctions", "_linalg", "_nn", "_special", "_fft"))
-
-
-def _bare(called: str) -> str:
-    return called.rsplit(".", 1)[-1].strip("_")
-
-
-def _draws(name: str) -> bool:
-    """Whether a function of torch draws random numbers."""
-    from whynan.capsule.recorder import Sort, sort_of
-
-    def named() -> None: ...
-
-    named.__name__ = name
-    return sort_of(named) is Sort.RANDOM and name != "normalize"
-
-
-def _loaded(text: str) -> set[str]:
-    """Return the names that a text reads."""
-    tree = _parsed(text)
-    return _loaded_by(tree) if tree is not None else set()
-
-
-def _loaded_by(tree: ast.AST) -> set[str]:
-    return {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
-
-
-# -- text -------------------------------------------------------------------------------------------------------------
-
-
-def _parsed(text: str) -> ast.Expression | None:
-    """Parse an expression that may go over several lines, or that stands on the left of an assignment."""
-    try:
-        return ast.parse(f"(\n{text}\n)", mode="eval")
-    except (SyntaxError, ValueError):
-        return None
-
-
-def _renamed(text: str, name: str, new: str) -> str:
-    """Write another name in the place of one."""
-    tree = _parsed(text)
-    lines = [b"", *(line.encode() for line in text.split("\n"))]
-    places = [(n.lineno - 1, n.col_offset) for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id == name] if tree is not None else []
-    for line, column in sorted(places, reverse=True):
-        lines[line] = lines[line][:column] + new.encode() + lines[line][column + len(name.encode()) :]
-    return b"\n".join(lines[1:]).decode()
-
-
-def _between(lines: list[bytes], start: tuple[int, int], end: tuple[int, int]) -> str:
-    chosen = lines[start[0] - 1 : end[0]]
-    chosen[-1] = chosen[-1][: end[1]]
-    chosen[0] = chosen[0][start[1] :]
-    return b"".join(chosen).decode()
-
-
-def _lines_of(text: str) -> list[str]:
-    parts = text.split("\n")
-    return [part + "\n" for part in parts[:-1]] + ([parts[-1]] if parts[-1] else [])
-
-
-def _edited(lines: list[str], edits: list[tuple[int, int, list[str]]]) -> list[str]:
-    """Return lines with others in their place, with the line ends that were there."""
-    new = list(lines)
-    for first, last, changed in sorted(edits, key=lambda e: e[0], reverse=True):
-        beside = lines[min(first, len(lines) - 1)]
-        end = "\r\n" if beside.endswith("\r\n") else "\n"
-        new[first:last] = [line.replace("\n", end) for line in changed]
-        if last > first and not lines[last - 1].endswith("\n"):
-            new[first + len(changed) - 1] = new[first + len(changed) - 1].rstrip("\r\n")
-    return new
-
-
-def _import_torch(tree: list[ast.AST]) -> tuple[int, int, list[str]]:
-    """Return the edit that imports torch: after the imports at the top, after the docstring, or before everything."""
-    body: list[ast.stmt] = tree[0].body  # type: ignore[attr-defined]
-    documented = bool(body) and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant) and isinstance(body[0].value.value, str)
-    last = body[0] if documented else None
-    for statement in body[int(documented) :]:
-        if not isinstance(statement, ast.Import | ast.ImportFrom):
-            break
-        last = statement
-    if last is None:
-        decorated = getattr(body[0], "decorator_list", [])
-        place = min([body[0].lineno, *(d.lineno for d in decorated)]) - 1
-        return place, place, ["import torch\n", "\n"]
-    place = last.end_lineno or 0
-    return place, place, ["import torch\n"] if isinstance(last, ast.Import | ast.ImportFrom) else ["\n", "import torch\n"]
-
-
-def _compiles(text: str) -> bool:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            compile(text, "<diff>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
-    except (SyntaxError, ValueError, RecursionError):
-        return False
-    return True
-
-
-def _on_disk(file: str, lines: list[str]) -> list[str]:
-    """Return the lines of a file with the line ends that they have there, which Python's own reading makes all alike."""
-    try:
-        with open(file, "rb") as stream:
-            encoding, _ = tokenize.detect_encoding(stream.readline)
-        with open(file, encoding="utf-8" if encoding == "utf-8-sig" else encoding, newline="") as text:
-            found = text.readlines()
-    except (OSError, SyntaxError, ValueError):
-        return lines
-    same = len(found) == len(lines) and all(a.lstrip("\ufeff").rstrip("\r\n") == b.rstrip("\n") for a, b in zip(found, lines, strict=True))
-    return found if same else lines
-
-
-def _unified(old: list[str], new: list[str], file: str) -> str:
-    made = difflib.unified_diff(old, new, f"a/{file}", f"b/{file}", n=3)
-    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in made)
 
 
 @functools.lru_cache(maxsize=8)
@@ -568,7 +356,7 @@ def sites_of_node(site: Site, node: ast.AST) -> frozenset[Site]:
 def _function_around(nodes: list[ast.AST], line: int) -> ast.AST:
     best = nodes[0]
     for node in nodes:
-        if isinstance(node, _FUNCTIONS) and node.lineno <= line <= (node.end_lineno or 0):
+        if isinstance(node, FUNCTIONS) and node.lineno <= line <= (node.end_lineno or 0):
             best = node
     return best
 
@@ -581,7 +369,7 @@ def _fill(found: Expression) -> bool:
         found.name, found.nodes = _OPERATORS.get(type(node.op), ""), [node.target, node.value]
     elif isinstance(node, ast.Call):
         found.name, found.nodes = found.parts(node)
-        found.name = found.name or _last_name(node.func)
+        found.name = found.name or last_name(node.func)
         found.keywords = {k.arg: found.segment(k.value) for k in node.keywords if k.arg and k.value not in found.nodes}
     elif isinstance(node, ast.UnaryOp):
         found.name, found.nodes = "neg", [node.operand]
@@ -610,24 +398,3 @@ def positioned(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any
         name = named[len(args)]
         args, kwargs = (*args, kwargs[name]), {k: v for k, v in kwargs.items() if k != name}
     return args, kwargs
-
-
-def as_operand(text: str) -> str:
-    """Put an operand in brackets unless it binds tightly by itself."""
-    tree = _parsed(text)
-    if tree is None:
-        return text
-    node = tree.body
-    tight = ast.Name | ast.Attribute | ast.Call | ast.Subscript
-    if isinstance(node, tight) or (isinstance(node, ast.Constant) and not isinstance(node.value, int)):
-        return text
-    return text if text.startswith("(") and text.endswith(")") and _one_bracket(text) else f"({text})"
-
-
-def _one_bracket(text: str) -> bool:
-    depth = 0
-    for index, character in enumerate(text):
-        depth += (character == "(") - (character == ")")
-        if depth == 0:
-            return index == len(text) - 1
-    return False

@@ -1,0 +1,120 @@
+"""Text of a program with other text in its place: edits by lines, and the unified diff that `patch` accepts."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import tokenize
+import warnings
+
+
+def parsed(text: str) -> ast.Expression | None:
+    """Parse an expression that may go over several lines, or that stands on the left of an assignment."""
+    try:
+        return ast.parse(f"(\n{text}\n)", mode="eval")
+    except (SyntaxError, ValueError):
+        return None
+
+
+def renamed(text: str, name: str, new: str) -> str:
+    """Write another name in the place of one."""
+    tree = parsed(text)
+    lines = [b"", *(line.encode() for line in text.split("\n"))]
+    places = [(n.lineno - 1, n.col_offset) for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id == name] if tree is not None else []
+    for line, column in sorted(places, reverse=True):
+        lines[line] = lines[line][:column] + new.encode() + lines[line][column + len(name.encode()) :]
+    return b"\n".join(lines[1:]).decode()
+
+
+def between(lines: list[bytes], start: tuple[int, int], end: tuple[int, int]) -> str:
+    """Return the text between two places of a file, lines counted from 1."""
+    chosen = lines[start[0] - 1 : end[0]]
+    chosen[-1] = chosen[-1][: end[1]]
+    chosen[0] = chosen[0][start[1] :]
+    return b"".join(chosen).decode()
+
+
+def lines_of(text: str) -> list[str]:
+    """Cut a text into lines that keep their ends."""
+    parts = text.split("\n")
+    return [part + "\n" for part in parts[:-1]] + ([parts[-1]] if parts[-1] else [])
+
+
+def edited(lines: list[str], edits: list[tuple[int, int, list[str]]]) -> list[str]:
+    """Return lines with others in their place, with the line ends that were there."""
+    new = list(lines)
+    for first, last, changed in sorted(edits, key=lambda e: e[0], reverse=True):
+        beside = lines[min(first, len(lines) - 1)]
+        end = "\r\n" if beside.endswith("\r\n") else "\n"
+        new[first:last] = [line.replace("\n", end) for line in changed]
+        if last > first and not lines[last - 1].endswith("\n"):
+            new[first + len(changed) - 1] = new[first + len(changed) - 1].rstrip("\r\n")
+    return new
+
+
+def import_torch(tree: list[ast.AST]) -> tuple[int, int, list[str]]:
+    """Return the edit that imports torch: after the imports at the top, after the docstring, or before everything."""
+    body: list[ast.stmt] = tree[0].body  # type: ignore[attr-defined]
+    documented = bool(body) and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant) and isinstance(body[0].value.value, str)
+    last = body[0] if documented else None
+    for statement in body[int(documented) :]:
+        if not isinstance(statement, ast.Import | ast.ImportFrom):
+            break
+        last = statement
+    if last is None:
+        decorated = getattr(body[0], "decorator_list", [])
+        place = min([body[0].lineno, *(d.lineno for d in decorated)]) - 1
+        return place, place, ["import torch\n", "\n"]
+    place = last.end_lineno or 0
+    return place, place, ["import torch\n"] if isinstance(last, ast.Import | ast.ImportFrom) else ["\n", "import torch\n"]
+
+
+def compiles(text: str) -> bool:
+    """Whether a text is a Python program."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compile(text, "<diff>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    except (SyntaxError, ValueError, RecursionError):
+        return False
+    return True
+
+
+def on_disk(file: str, lines: list[str]) -> list[str]:
+    """Return the lines of a file with the line ends that they have there, which Python's own reading makes all alike."""
+    try:
+        with open(file, "rb") as stream:
+            encoding, _ = tokenize.detect_encoding(stream.readline)
+        with open(file, encoding="utf-8" if encoding == "utf-8-sig" else encoding, newline="") as text:
+            found = text.readlines()
+    except (OSError, SyntaxError, ValueError):
+        return lines
+    same = len(found) == len(lines) and all(a.lstrip("\ufeff").rstrip("\r\n") == b.rstrip("\n") for a, b in zip(found, lines, strict=True))
+    return found if same else lines
+
+
+def unified(old: list[str], new: list[str], file: str) -> str:
+    """Return a unified diff that `patch` accepts, with three lines of context."""
+    made = difflib.unified_diff(old, new, f"a/{file}", f"b/{file}", n=3)
+    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in made)
+
+
+def as_operand(text: str) -> str:
+    """Put an operand in brackets unless it binds tightly by itself."""
+    tree = parsed(text)
+    if tree is None:
+        return text
+    node = tree.body
+    tight = ast.Name | ast.Attribute | ast.Call | ast.Subscript
+    if isinstance(node, tight) or (isinstance(node, ast.Constant) and not isinstance(node.value, int)):
+        return text
+    return text if text.startswith("(") and text.endswith(")") and _one_bracket(text) else f"({text})"
+
+
+def _one_bracket(text: str) -> bool:
+    depth = 0
+    for index, character in enumerate(text):
+        depth += (character == "(") - (character == ")")
+        if depth == 0:
+            return index == len(text) - 1
+    return False
