@@ -49,22 +49,21 @@ class Case:
 def diagnose(case: Case) -> Incident:
     """Find where the damage was born, explain it and try the remedies on the replay."""
     targets = _targets(case)
-    with _set_aside():
+    with _undisturbed():
         birth, trouble = _find(case, targets)
         return _verdict(case, targets, birth, trouble)
 
 
 @contextmanager
-def _set_aside() -> Iterator[None]:
-    """Hold the program's own objects back from the garbage collector, which would go through all of them for what the replays make."""
-    if gc.get_freeze_count():  # the program has set some aside itself
-        yield
-        return
-    gc.freeze()
+def _undisturbed() -> Iterator[None]:
+    """Keep the garbage collector from going through all the objects of a large program for what the replays make."""
+    on = gc.isenabled()
+    gc.disable()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if on:
+            gc.enable()
 
 
 def diagnose_spike(case: Case, jump: Jump) -> Incident | None:

@@ -78,6 +78,8 @@ class Program:
         self.undo = undo  # for an optimizer's step: keeps gradients in place and takes the update back
         self.roots = list({id(e.fn): e.fn for e in entries if isinstance(e.fn, torch.nn.Module)}.values())
         self.roots += [r for r in recorder.roots() if all(r is not x for x in self.roots)]
+        weights = {id(p) for root in self.roots for p in root.parameters()}
+        self._written = {id(t): t for e in entries if (t := overwrites(e)) is not None and t.saved is not None and id(t.tensor) in weights}
         self._rewound = [s for root, s in recorder.states.values() if any(root is r for r in self.roots)]
 
     def until_loss(self) -> Program:
@@ -136,12 +138,10 @@ class Program:
     @contextmanager
     def _weights_as_before(self) -> Iterator[None]:
         """Put weights that the step itself writes to, before it calls their module, back to what they were: the replay writes them again."""
-        weights = {id(p) for root in self.roots for p in root.parameters()}
-        written = {id(t): t for e in self.entries if (t := overwrites(e)) is not None and t.saved is not None and id(t.tensor) in weights}
-        if not written:
+        if not self._written:
             yield
             return
-        present = [(kept, kept.tensor.detach().clone(), kept.value(), kept.written) for kept in written.values()]
+        present = [(kept, kept.tensor.detach().clone(), kept.value(), kept.written) for kept in self._written.values()]
         with torch.autograd._unsafe_preserve_version_counter(tuple(kept.tensor for kept, *_ in present)):  # type: ignore[attr-defined]
             try:
                 for kept, _, saved, _ in present:
