@@ -361,7 +361,10 @@ def needed_for(entries: dict[int, Entry], numbers: set[int]) -> list[Entry]:
 def overwrites(entry: Entry) -> Outside | None:
     """Return the tensor from outside that an entry writes to, if it is one that the step does not train: a teacher's weight, read by its module."""
     target = entry.args[0] if entry.kind == "write" and entry.args else None
-    return target if isinstance(target, Outside) and target.tensor.is_leaf and target.tensor.grad is None else None
+    if not isinstance(target, Outside):
+        return None
+    with torch._C.DisableTorchFunction():  # to ask for a gradient is a call that would be recorded
+        return target if target.tensor.is_leaf and target.tensor.grad is None else None
 
 
 def _alive(refs: list[weakref.ref[torch.Tensor]]) -> bool:
