@@ -141,16 +141,17 @@ class Program:
         if not self._written:
             yield
             return
-        present = [(kept, kept.tensor.detach().clone(), kept.value(), kept.written) for kept in self._written.values()]
+        with torch._C.DisableTorchFunction():  # nothing of this is the program's
+            present = [(kept, kept.tensor.detach().clone(), kept.value(), kept.written) for kept in self._written.values()]
         with torch.autograd._unsafe_preserve_version_counter(tuple(kept.tensor for kept, *_ in present)):  # type: ignore[attr-defined]
             try:
                 for kept, _, saved, _ in present:
-                    kept.tensor.detach().copy_(saved)
+                    _put(saved, kept.tensor)
                     kept.saved, kept.written = None, False
                 yield
             finally:
                 for kept, value, saved, was in present:
-                    kept.tensor.detach().copy_(value)
+                    _put(value, kept.tensor)
                     kept.saved, kept.written = saved, was
 
     def play(self, listener: Listener | None = None) -> Run:
@@ -201,6 +202,11 @@ class Program:
             result = _left_over(args[0])
         for index, tensor in enumerate(tensors_of(result)):
             run.made[Slot(entry.number, index)] = tensor
+
+
+def _put(value: torch.Tensor, place: torch.Tensor) -> None:
+    with torch._C.DisableTorchFunction():
+        place.detach().copy_(value)
 
 
 def _computes_with_left_over(entries: list[Entry]) -> bool:
