@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -17,6 +16,7 @@ from whynan.capsule.sites import Site
 from whynan.causes.catalogue import Scene
 from whynan.causes.verdict import judge
 from whynan.records import Confidence, Incident, Symptom
+from whynan.resting import no_collector
 from whynan.trace.birth import Birth
 from whynan.trace.jumps import Jump, find_jump
 from whynan.trace.locate import Targets, locate
@@ -49,21 +49,9 @@ class Case:
 def diagnose(case: Case) -> Incident:
     """Find where the damage was born, explain it and try the remedies on the replay."""
     targets = _targets(case)
-    with _undisturbed():
+    with no_collector():  # it would go through all the objects of the program for what the replays make
         birth, trouble = _find(case, targets)
         return _verdict(case, targets, birth, trouble)
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Keep the garbage collector from going through all the objects of a large program for what the replays make."""
-    on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if on:
-            gc.enable()
 
 
 def diagnose_spike(case: Case, jump: Jump) -> Incident | None:

@@ -78,8 +78,8 @@ class Program:
         self.undo = undo  # for an optimizer's step: keeps gradients in place and takes the update back
         self.roots = list({id(e.fn): e.fn for e in entries if isinstance(e.fn, torch.nn.Module)}.values())
         self.roots += [r for r in recorder.roots() if all(r is not x for x in self.roots)]
-        weights = {id(p) for root in self.roots for p in root.parameters()}
-        self._written = {id(t): t for e in entries if (t := overwrites(e)) is not None and t.saved is not None and id(t.tensor) in weights}
+        self.weights = {id(p) for root in self.roots for p in root.parameters()}
+        self._written = {id(t): t for e in entries if (t := overwrites(e)) is not None and t.saved is not None and id(t.tensor) in self.weights}
         self._rewound = [s for root, s in recorder.states.values() if any(root is r for r in self.roots)]
 
     def until_loss(self) -> Program:

@@ -325,8 +325,7 @@ def without_rows(program: Program, rows: list[int], size: int) -> Iterator[None]
     """Leave samples out: every outside tensor with that first dimension loses these rows for the time being."""
     keep = [i for i in range(size) if i not in set(rows)]
     found = {id(leaf): leaf for entry in program.entries for leaf in entry.reads if isinstance(leaf, Outside)}
-    weights = {id(p) for root in program.roots for p in root.parameters()}
-    handed = [leaf for leaf in found.values() if not leaf.tensor.requires_grad and id(leaf.tensor) not in weights]
+    handed = [leaf for leaf in found.values() if not leaf.tensor.requires_grad and id(leaf.tensor) not in program.weights]
     batched = [leaf for leaf in handed if leaf.tensor.dim() and leaf.tensor.shape[0] == size]
     indexed = [(entry, entry.fn) for entry in program.entries if getattr(entry.fn, "__name__", "") in _BY_NUMBER]
     before = [(leaf, leaf.saved) for leaf in batched]

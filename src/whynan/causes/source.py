@@ -29,7 +29,7 @@ from whynan.causes.scopes import (
     loaded_by,
     member,
     stored,
-)  # fmt: skip
+)
 
 if TYPE_CHECKING:
     from whynan.capsule.sites import Site
@@ -210,6 +210,8 @@ class Expression:
 
     def _is_instance(self, node: ast.AST) -> bool:
         """Whether a name is the instance that a method is called on, of a class that is no tensor."""
+        import torch
+
         function = self.function
         if not isinstance(node, ast.Name) or not isinstance(function, FUNCTIONS):
             return False
@@ -217,7 +219,8 @@ class Expression:
         arguments = [*function.args.posonlyargs, *function.args.args]
         if around is None or not arguments or arguments[0].arg != node.id or any("staticmethod" in ast.dump(d) for d in function.decorator_list):
             return False
-        return not any("Tensor" in ast.unparse(base) for base in around.bases)
+        kinds = [self.value_of(base) for base in around.bases]
+        return not any(isinstance(kind, type) and issubclass(kind, torch.Tensor) for kind in kinds)
 
     def _rooted_in_instance(self, node: ast.AST) -> bool:
         while isinstance(node, ast.Attribute | ast.Subscript):
@@ -311,9 +314,6 @@ class Expression:
         used = loaded_by(made)
         later = (n for n in ast.walk(self.function or made) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store) and n.id in used)
         return any((made.end_lineno or 0) < n.lineno < self.node.lineno for n in later)
-
-
-# -- names ------------------------------------------------------------------------------------------------------------
 
 
 @functools.lru_cache(maxsize=8)

@@ -186,10 +186,9 @@ def wrong(scene: Scene) -> str:
 def _batch_size(scene: Scene) -> int:
     """The most common first dimension of what was handed in, weights apart: a teacher's are written in the step."""
     sizes: dict[int, int] = {}
-    weights = {id(p) for root in scene.program.roots for p in root.parameters()}
     for entry in scene.program.entries:
         for leaf in entry.reads:
             tensor: Any = leaf.tensor if isinstance(leaf, Outside) else None
-            if tensor is not None and tensor.dim() and not tensor.requires_grad and id(tensor) not in weights:
+            if tensor is not None and tensor.dim() and not tensor.requires_grad and id(tensor) not in scene.program.weights:
                 sizes[tensor.shape[0]] = sizes.get(tensor.shape[0], 0) + 1
     return max(sizes, key=lambda s: sizes[s], default=0)

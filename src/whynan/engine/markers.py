@@ -9,10 +9,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from whynan.capsule.replay import Program
-from whynan.capsule.tape import Entry, memory_of, tensors_of
+from whynan.capsule.tape import memory_of, tensors_of
 from whynan.engine.session import Session
 
-_ASKS = frozenset({"isnan", "isfinite", "isinf", "nan_to_num", "nan_to_num_", "nanmean", "nansum", "nanmedian", "nanquantile"})
+ASKS = frozenset({"isnan", "isfinite", "isinf", "nan_to_num", "nanmean", "nansum", "nanmedian", "nanquantile"})  # who calls these knows of NaN
 
 
 class Markers:
@@ -32,7 +32,7 @@ class Markers:
             program = Program(session.recorder, list(session.recorder.tape), session.leaves()).until_loss()
             listener = _Listener()
             with program.still(), listener:
-                program.play(listener)
+                program.play()
                 self._known[buffer] = memory_of(buffer) in listener.asked
         return bool(self._known[buffer])
 
@@ -44,13 +44,7 @@ class _Listener(TorchFunctionMode):
         super().__init__()
         self.asked: set[int] = set()
 
-    def entering(self, entry: Entry) -> None:
-        """A tape entry begins."""
-
-    def leaving(self, entry: Entry) -> None:
-        """A tape entry ended."""
-
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") in _ASKS:
+        if getattr(func, "__name__", "").rstrip("_") in ASKS:
             self.asked.update(memory_of(t) for t in tensors_of(args[:1]))
         return func(*args, **(kwargs or {}))

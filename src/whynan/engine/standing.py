@@ -21,7 +21,8 @@ import torch
 
 from whynan.capsule.sites import Site
 from whynan.capsule.state import put_rng, take_rng
-from whynan.capsule.tape import Entry, Outside, Tape, leaves, memory_of
+from whynan.capsule.tape import Outside
+from whynan.engine.carrying import Flow, is_plain
 from whynan.engine.session import Session, parameters_of, shape_of
 from whynan.records import Notice, NoticeKind
 from whynan.recovery.followers import Followers, Moved
@@ -29,29 +30,7 @@ from whynan.tripwire.checks import nonfinite
 from whynan.tripwire.stillness import STILL, Still, Stillness, Unmoved
 
 EVERY = 16  # steps between two looks at carried values
-SMALL = 1 << 20  # elements of a carried value that is looked at
 AHEAD = 1024  # calls of a schedule that are tried, to know whether its rate of 0 is the last
-
-# NaN goes in and does not come out: who calls these knows of it
-_AWARE = frozenset(
-    {"nanmean", "nansum", "nanmedian", "nanquantile", "nan_to_num", "fmax", "fmin", "eq", "ne", "lt", "le", "gt", "ge", "__eq__", "__ne__", "__lt__",
-     "__le__", "__gt__", "__ge__", "count_nonzero", "nonzero", "argmax", "argmin", "argsort", "isclose", "zeros_like", "ones_like", "full_like",
-     "empty_like", "rand_like", "randn_like", "new_zeros", "new_ones", "new_full", "new_empty", "new_tensor"}
-)  # fmt: skip
-# what comes out is some of what went in, unchanged: seen through the same memory,
-_VIEWS = frozenset(
-    {"__getitem__", "__get__", "select", "narrow", "view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "t", "transpose", "permute",
-     "movedim", "detach", "expand", "expand_as", "chunk", "split", "unbind", "__iter__", "view_as", "contiguous", "diagonal", "swapaxes"}
-)  # fmt: skip
-# or copied
-_COPIES = frozenset(
-    {"clone", "to", "cpu", "cuda", "float", "double", "half", "bfloat16", "cat", "concat", "stack", "where", "masked_fill", "masked_select",
-     "index_select", "index_copy", "gather", "take", "scatter", "roll", "flip", "repeat", "tile", "sort", "topk", "masked_scatter", "index_fill",
-     "select_scatter", "slice_scatter", "type_as", "tensor", "as_tensor"}
-)  # fmt: skip
-# the old value of what is written does not count
-_OVERWRITES = frozenset({"fill", "zero", "copy", "set", "__set__", "normal", "uniform", "random", "bernoulli", "exponential"})
-_OVERWRITES_PART = frozenset({"__setitem__", "masked_fill", "index_copy", "index_fill", "scatter", "index_put", "masked_scatter", "put"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +173,7 @@ class Standing:
     def _feeds_itself(self, value: _Value) -> bool:
         """Whether the next value is computed from this one; inside a module nobody knows, and it is taken for granted."""
         entries = [e for e in self.session.recorder.tape if e.number > self.session.window_start]
-        flow = _Flow(self.session.recorder.tape, value.tensor)
+        flow = Flow(self.session.recorder.tape, value.tensor)
         return flow.returns(entries) or (value.site is None and not flow.met)
 
     def _carried(self) -> Iterator[_Value]:
@@ -205,12 +184,12 @@ class Standing:
         for entry in list(recorder.tape):
             for leaf in entry.reads if entry.number > self.session.window_start else ():
                 known = isinstance(leaf, Outside) and (entry.site, id(leaf.tensor)) in seen
-                if isinstance(leaf, Outside) and not known and _plain(leaf.tensor) and (leaf.written or recorder.tape.made_before(leaf.tensor)):
+                if isinstance(leaf, Outside) and not known and is_plain(leaf.tensor) and (leaf.written or recorder.tape.made_before(leaf.tensor)):
                     seen.add((entry.site, id(leaf.tensor)))
                     yield _value("a value carried from step to step", leaf.tensor, entry.site, count)
         for state in recorder.current():
             for name, tensor in state.carried():
-                if _plain(tensor):
+                if is_plain(tensor):
                     yield _value(f"`{name}`, which the model carries from step to step,", tensor, None, count)
 
     def _averaged_badly(self) -> Still | None:
@@ -230,67 +209,6 @@ class Standing:
         if self.session.has_several:
             return None
         return self._unmoved.setdefault(optimizer, Unmoved()).see(self.session.step_count, optimizer)
-
-
-class _Flow:
-    """Follows a value through the calls of a step: an average goes into its own next value, and its NaN with it.
-
-    A table in which NaN marks what is not known yet does not: it is read by functions that know of NaN, and written anew.
-    """
-
-    def __init__(self, tape: Tape, tensor: torch.Tensor) -> None:
-        self._tensor, self._memory = tensor, memory_of(tensor)
-        self._rebound = tape.made_before(tensor)
-        self._holds = True  # the memory still has something of the old value
-        self._views: set[int] = set()  # entries that return a view of it
-        self._made: dict[int, bool] = {}  # entries that return something of it, and whether they computed with it
-        self.met = False  # some call of the step reads or writes it
-
-    def returns(self, entries: list[Entry]) -> bool:
-        """Whether the step computes the next value from this one."""
-        return any(self._follow(entry) for entry in entries)
-
-    def _follow(self, entry: Entry) -> bool:
-        name = getattr(entry.fn, "__name__", "").removeprefix("_foreach_")
-        stem = name if name.endswith("__") else name.rstrip("_")
-        writes = entry.kind == "write"
-        target = list(leaves(entry.args[0])) if writes and entry.args else []
-        own = any(self._is_it(leaf) for leaf in target)
-        self.met = self.met or own or any(self._is_it(leaf) for leaf in entry.reads)
-        overwrites = stem in _OVERWRITES or (writes and stem in _OVERWRITES_PART)
-        reads = [leaf for leaf in entry.reads if not (writes and overwrites and any(leaf is t for t in target))]
-        sources = [self._computed(leaf) for leaf in reads if self._has_it(leaf)]
-        if not sources or stem in _AWARE:
-            if own and overwrites and _whole(entry, stem) and any(isinstance(leaf, Outside) for leaf in target):
-                self._holds = False
-            return False
-        computed = any(sources) or not (stem in _VIEWS or stem in _COPIES or overwrites)
-        self._made[entry.number] = computed
-        if stem in _VIEWS and any(self._is_it(leaf) for leaf in entry.reads):
-            self._views.add(entry.number)
-        if own:
-            self._holds = True
-        return computed and (own or (self._rebound and any(map(self._succeeds, (ref() for ref in entry.refs)))))
-
-    def _is_it(self, leaf: Any) -> bool:
-        if isinstance(leaf, Outside):
-            return leaf.tensor is self._tensor or memory_of(leaf.tensor) == self._memory
-        return getattr(leaf, "entry", None) in self._views
-
-    def _has_it(self, leaf: Any) -> bool:
-        return self._holds if self._is_it(leaf) else getattr(leaf, "entry", None) in self._made
-
-    def _computed(self, leaf: Any) -> bool:
-        return self._made.get(getattr(leaf, "entry", -1), False)
-
-    def _succeeds(self, made: torch.Tensor | None) -> bool:
-        """Whether a result that is still held can be the value of the next step."""
-        return made is not None and _plain(made) and made.shape == self._tensor.shape
-
-
-def _whole(entry: Entry, stem: str) -> bool:
-    index = entry.args[1] if len(entry.args) > 1 else None
-    return stem in _OVERWRITES or (stem == "__setitem__" and (index is Ellipsis or index == slice(None)))
 
 
 def _driving(schedulers: list[Any], optimizer: torch.optim.Optimizer) -> list[Any]:
@@ -326,10 +244,6 @@ def _rate(optimizer: torch.optim.Optimizer) -> float | None:
         return first
     rates = [rate for group in optimizer.param_groups if isinstance(rate := group.get("lr"), int | float)]
     return max(rates) if len(rates) == len(optimizer.param_groups) else None
-
-
-def _plain(tensor: torch.Tensor) -> bool:
-    return type(tensor) is torch.Tensor and tensor.is_floating_point() and not tensor.requires_grad and 0 < tensor.numel() <= SMALL
 
 
 def _value(what: str, tensor: torch.Tensor, site: Site | None, count: Counter[object]) -> _Value:

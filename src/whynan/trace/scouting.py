@@ -15,7 +15,6 @@ from torch.overrides import BaseTorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from whynan.capsule.replay import Program
-from whynan.capsule.tape import Entry
 from whynan.trace.memory import is_whole, storage_key
 from whynan.tripwire.values import plain
 
@@ -38,7 +37,7 @@ def scout(program: Program) -> Scouted | None:
         return None
     watcher = _Scout()
     with program.still(), watcher, BaseTorchFunctionMode():  # a function mode turns some fast ways off, and the tracer has one
-        program.play(watcher)
+        program.play()
         watcher.blind = True
         return watcher.report()
 
@@ -60,12 +59,6 @@ class _Scout(TorchDispatchMode):
         self.owners: dict[int, int] = {}  # memory: the operation whose result in it was measured last
         self.views: list[tuple[int, int, bool]] = []  # an operation, the one that its result is a view of, and whether of all of it
         self.single: set[int] = set()  # operations with one result
-
-    def entering(self, entry: Entry) -> None:
-        """A tape entry begins."""
-
-    def leaving(self, entry: Entry) -> None:
-        """A tape entry ended."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         result = func(*args, **(kwargs or {}))

@@ -1,0 +1,138 @@
+"""Where a bad step was really born, where something nearby looks like it: found by programs of other people."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import Sandbox
+
+HEAD = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+torch.manual_seed(0)
+"""
+
+
+def test_a_backward_pass_that_raises_is_no_part_of_the_next_step(box: Sandbox) -> None:
+    """The bad loss is told with its line, and the step after it is trained as without whynan."""
+    source = f"""{HEAD}
+net = nn.Linear(8, 1)
+opt = torch.optim.SGD(net.parameters(), 1e-2)
+for s in range(8):
+    x, t = torch.randn(8, 8), torch.randn(8)
+    loss = (net(x).squeeze(1) - t).square().mean()
+    if s == 4:
+        loss = torch.log(-loss.detach())
+    try:
+        loss.backward()
+        opt.step()
+        opt.zero_grad()
+    except RuntimeError as error:
+        continue
+    print(s, net.weight.sum().item())
+"""
+    done = box.watched(source)
+    assert done.out == box.python(str(box.write(source))).out
+    assert [(i["step"], i["cause"]["code"], i["origin"]["code"], i["action"]["taken"]) for i in done.incidents] == [
+        (4, "WN102", "loss = torch.log(-loss.detach())", "observed")
+    ]
+
+
+def test_weights_that_the_step_itself_writes(box: Sandbox) -> None:
+    """A teacher whose weights are computed in the step is not damaged before it; the remedy is tried on what is written."""
+    done = box.watched(f"""{HEAD}
+import copy
+student = nn.Linear(4, 3)
+teacher = copy.deepcopy(student)
+average = [torch.zeros_like(p) for p in student.parameters()]
+count = torch.zeros(())
+opt = torch.optim.SGD(student.parameters(), 0.1)
+for s in range(4):
+    x = torch.randn(16, 4)
+    with torch.no_grad():
+        for a, p in zip(average, teacher.parameters()):
+            p.copy_(a / (1 - 0.99**count))
+        aim = teacher(x)
+    loss = F.mse_loss(student(x), aim)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+    count += 1
+    for a, p in zip(average, student.parameters()):
+        a.mul_(0.99).add_(p.detach(), alpha=0.01)
+""")
+    assert done.status == 0
+    assert [(i["step"], i["cause"]["code"], i["origin"]["code"]) for i in done.incidents] == [(0, "WN104", "p.copy_(a / (1 - 0.99**count))")]
+    assert done.incidents[0]["remedies"][0]["result"] == "proven"
+
+
+def test_weights_that_torch_func_hands_from_step_to_step_are_no_input(box: Sandbox) -> None:
+    """They are plain tensors, of a shape like that of the batch."""
+    done = box.watched(f"""{HEAD}
+from torch.func import functional_call, grad
+net = nn.Sequential(nn.Linear(3, 8), nn.Softplus(), nn.Linear(8, 1))
+weights = {{k: v.detach().clone() for k, v in net.named_parameters()}}
+def loss_of(weights, x, y):
+    apart = functional_call(net, weights, (x,)) - functional_call(net, weights, (y,))
+    return (torch.sqrt(apart.square()) - 1).square().mean()
+for s in range(6):
+    x, y = torch.randn(8, 3), torch.randn(8, 3)
+    if s == 3:
+        y[5] = x[5]
+    g = grad(loss_of)(weights, x, y)
+    weights = {{k: v - 0.01 * g[k] for k, v in weights.items()}}
+""")
+    assert [(i["step"], i["cause"]["code"]) for i in done.incidents] == [(3, "WN501"), (4, "WN601")]
+
+
+def test_a_bad_loss_was_born_in_the_forward_pass(box: Sandbox) -> None:
+    """0 / sqrt(0): the slope of the root is infinite too, and a remedy there mends both, but the loss was bad before any derivative."""
+    done = box.watched(f"""{HEAD}
+net = nn.Linear(4, 2)
+opt = torch.optim.Adam(net.parameters())
+for s in range(5):
+    t = torch.ones(8) if s != 3 else torch.zeros(8)
+    p = net(torch.randn(8, 4)).sigmoid()
+    a, b = (p[:, 0] * t).sum(), (p[:, 1] * t).sum()
+    both = torch.sqrt(a * b)
+    loss = 1 - a / both
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""")
+    incident = done.incidents[0]
+    assert (incident["cause"]["code"], incident["origin"]["phase"], incident["origin"]["code"]) == ("WN104", "loss", "loss = 1 - a / both")
+    assert incident["remedies"][0]["result"] == "proven"
+
+
+def test_nothing_grows_out_of_a_loss_of_zero(box: Sandbox) -> None:
+    """A hinge without a violation, three steps before an overflow: no divergence."""
+    done = box.watched(f"""{HEAD}
+net = nn.Linear(4, 4)
+opt = torch.optim.SGD(net.parameters(), 1e-3)
+for s in range(8):
+    out = net(torch.randn(4, 4))
+    loss = F.relu(1.0 + out).mean() * (0.0 if s == 4 else 1.0) + ((out * 1e25).pow(2).mean() if s == 7 else 0.0)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""")
+    assert [(i["step"], i["cause"]["code"]) for i in done.incidents] == [(7, "WN203")]
+
+
+@pytest.mark.parametrize("line", ["F.layer_norm(out * 1e30 ** (s == 3), (4,))", "(out * 1e20 ** (s == 3)).norm(dim=-1)"], ids=["layer norm", "norm"])
+def test_a_result_that_fits_is_not_called_past_the_range(line: str, box: Sandbox) -> None:
+    """The squares that a norm adds up overflow, not the norm."""
+    done = box.watched(f"""{HEAD}
+net = nn.Linear(4, 4)
+opt = torch.optim.SGD(net.parameters(), 1e-3)
+for s in range(5):
+    out = net(torch.randn(8, 4))
+    loss = {line}.square().mean() * 1e-30
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""")
+    incident = done.incidents[0]
+    assert incident["cause"]["code"] == "WN203"
+    assert "what it adds up is past" in done.err and "on the way to it" in " ".join(incident["cause"]["evidence"])
