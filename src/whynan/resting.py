@@ -1,10 +1,14 @@
-"""Python's garbage collector, turned off for a while."""
+"""Python's garbage collector: turned off for a while, and kept from full collections that only our records would cause."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
+
+PER_CALL = 6  # objects that the collector counts for one recorded call
 
 
 @contextmanager
@@ -17,3 +21,48 @@ def no_collector() -> Iterator[None]:
     finally:
         if on:
             gc.enable()
+
+
+class Collections:
+    """Lets a full collection pass only as often as the program itself makes for one.
+
+    The records of a step live until it ends. A program that makes hundreds of calls outside modules has so many of them that Python takes
+    them for long-lived objects and goes through everything there is, again and again: a tenth of a second each time. Those collections
+    are made empty: whatever there is counts as permanent while they run. `gc.collect()` of the program's own is never one of them.
+    """
+
+    def __init__(self, calls: Callable[[], int]) -> None:
+        self._calls = calls  # how many were recorded so far
+        self._before = 0
+        self._theirs = 0.0  # objects the program made itself since the last full collection
+        self._emptied = False
+
+    def watch(self) -> None:
+        """Begin."""
+        if sys.version_info < (3, 14):  # from there on the collector works in small parts
+            self._before = self._calls()
+            gc.callbacks.append(self._heard)
+
+    def leave(self) -> None:
+        """End; called again it does no harm."""
+        if self._heard in gc.callbacks:
+            gc.callbacks.remove(self._heard)
+
+    def _heard(self, phase: str, info: dict[str, Any]) -> None:
+        if info["generation"] != 2:
+            return
+        if phase == "stop":
+            if self._emptied:
+                gc.unfreeze()
+                self._emptied = False
+            return
+        (young, old, oldest), (few, _, rare) = gc.get_threshold(), gc.get_count()
+        calls, self._before = self._calls() - self._before, self._calls()
+        round_of = (young + 1) * (old + 1)  # objects between two looks at those of middle age
+        self._theirs += max(0, round_of * rare - PER_CALL * calls)
+        by_itself = few > young and rare > oldest
+        self._emptied = by_itself and self._theirs < round_of * (oldest + 1) and not gc.get_freeze_count()
+        if self._emptied:
+            gc.freeze()
+        else:
+            self._theirs = 0.0

@@ -23,6 +23,7 @@ from torch.compiler import is_compiling
 
 from whynan.capsule.recorder import Recorder
 from whynan.capsule.sites import is_torch
+from whynan.resting import Collections
 
 _ORIGINAL = "_torchdynamo_orig_callable"
 
@@ -207,3 +208,4 @@ def eagerly() -> Iterator[None]:
 
 for _asked in ("here", "alone", "goes_back"):  # by wrappers, also between two graphs
     skip_frame(getattr(vars(Recorder)[_asked], "fget", vars(Recorder)[_asked]))
+skip_frame(Collections._heard, deep=True)  # called wherever Python collects garbage

@@ -34,6 +34,7 @@ _autocast_on = torch._C._is_any_autocast_enabled
 IDS = 1 << 20  # whole numbers given to a model that are kept as long as its hooks' calls
 FORGET = 64  # steps after which a module that is not called any more is let go
 _PLAIN = frozenset({int, float, bool, str, type(None)})
+_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 _EMPTY = frozenset({torch.empty, torch.empty_like, torch.Tensor.new_empty})
 _JOINS = frozenset({torch.cat, torch.stack, torch.concat, torch.vstack, torch.hstack, torch.Tensor.clone, torch.Tensor.to})
 
@@ -48,6 +49,8 @@ class Sort(IntEnum):
     PROBE = 4  # the user looks at a value: isnan(loss), loss.item()
     GRAD = 5  # reads or sets .grad
 
+
+_PASS, _CALL, _WRITE, _RANDOM, _PROBE, _GRAD = Sort  # looked up once: every call outside modules asks
 
 # names of everything torch tags as drawing from a random generator, by stem
 _RANDOM_STEMS = (
@@ -172,10 +175,10 @@ class Recorder(TorchFunctionMode):
                 sort = self._sorts[func] = sort_of(func)
             except Exception as error:
                 self.faulty(error)
-                sort = Sort.PASS
-        if sort is Sort.PASS or torch._C._functorch.peek_interpreter_stack() is not None:
+                sort = _PASS
+        if sort is _PASS or torch._C._functorch.peek_interpreter_stack() is not None:
             return func(*args, **(kwargs or {}))
-        if sort is Sort.PROBE:
+        if sort is _PROBE:
             result = func(*args, **(kwargs or {}))
             if args and isinstance(args[0], torch.Tensor) and args[0].requires_grad:
                 try:
@@ -188,20 +191,20 @@ class Recorder(TorchFunctionMode):
     def _loose_call(self, func: Callable[..., Any], sort: Sort, args: Any, kwargs: dict[str, Any]) -> Any:
         entry: Entry | None = None
         try:
-            target = _target(args, kwargs) if sort is Sort.WRITE else None
+            target = _target(args, kwargs) if sort is _WRITE else None
             if target is not None and not self.seen_write(target):
                 return target
             entry = self.note("call", func, args, kwargs)
             if target is not None:
                 self.tape.about_to_change(target)
-            if sort is Sort.RANDOM:
+            if sort is _RANDOM:
                 entry.rng = take_rng()
         except Exception as error:
             self.faulty(error)
         self.failed = entry
         result = func(*args, **kwargs)
         self.failed = None
-        if entry is not None and (isinstance(result, torch.Tensor) or sort is Sort.WRITE or sort is Sort.GRAD or _holds_tensor(result)):
+        if entry is not None and (isinstance(result, torch.Tensor) or sort is _WRITE or sort is _GRAD or _holds_tensor(result)):
             try:
                 self._close(entry, sort, args, kwargs, result)
             except Exception as error:
@@ -210,17 +213,17 @@ class Recorder(TorchFunctionMode):
 
     def _close(self, entry: Entry, sort: Sort, args: Any, kwargs: dict[str, Any], result: Any) -> None:
         entry.last_node = _node_number()
-        target = _target(args, kwargs) if sort is Sort.WRITE or self._unwritten else None
-        if self._unwritten and target is not None and (sort is Sort.WRITE or result is target):
+        target = _target(args, kwargs) if sort is _WRITE or self._unwritten else None
+        if self._unwritten and target is not None and (sort is _WRITE or result is target):
             self._note_write(entry.fn, target)
-        if sort is Sort.RANDOM and not any(t.requires_grad for t in tensors_of(result)):
+        if sort is _RANDOM and not any(t.requires_grad for t in tensors_of(result)):
             for tensor in tensors_of(result):
                 self.tape.forget(tensor)  # whoever uses it keeps it as an outside tensor
             return
-        if sort is Sort.WRITE:
+        if sort is _WRITE:
             entry.kind = "write"
             self.tape.add(entry, target if result is None else result)
-        elif sort is Sort.GRAD:
+        elif sort is _GRAD:
             entry.kind = "grad"
             self.tape.add(entry, result)
         else:
@@ -251,18 +254,28 @@ class Recorder(TorchFunctionMode):
 
     def note(self, kind: str, fn: Callable[..., Any], args: Any = (), kwargs: dict[str, Any] | None = None) -> Entry:
         """Make an entry for a call that is about to be made; it is not on the tape yet."""
-        self._reads = []
+        self._reads = reads = []
+        kept, refer, others = [], self.tape.refer, bool(kwargs)
+        for value in args:
+            if type(value) in _TENSORS:
+                kept.append(refer(value))
+                reads.append(kept[-1])
+            else:
+                kept.append(value if type(value) in _PLAIN else self._keep(value))
+                others = True
+        arguments = tuple(kept)
+        named = {k: v if type(v) in _PLAIN else self._keep(v) for k, v in kwargs.items()} if kwargs else {}
         site = take_site(4)  # at least so many frames are ours
         return Entry(
             self.tape.number(),
             kind,
             fn,
-            tuple([a if type(a) in _PLAIN else self._keep(a) for a in args]),
-            {k: v if type(v) in _PLAIN else self._keep(v) for k, v in kwargs.items()} if kwargs else {},
+            arguments,
+            named,
             site,
             _is_grad_enabled(),
             autocast_state() if _autocast_on() else (),
-            self._reads,
+            reads if others else arguments,  # one object less for the garbage collector to go through
             first_node=_node_number(),
             within=self.within,
             caller=take_caller(site),

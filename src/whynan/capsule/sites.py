@@ -25,6 +25,7 @@ _KERAS: Final = os.sep + os.path.join("keras", "src", "")  # what stands between
 _PLUMBING: Final = ("backend" + os.sep, "ops" + os.sep, "utils" + os.sep, "trainers" + os.sep, "models" + os.sep, os.path.join("layers", "layer.py"))
 _shown: dict[str, str] = {}  # path inside an installed package: its full path where a capsule was written
 _internal: dict[str, bool] = {}  # by file name: hashing a code object hashes all its constants
+_MANY: Final = 10_000  # code objects whose sites are kept
 
 
 class Site(NamedTuple):
@@ -32,6 +33,10 @@ class Site(NamedTuple):
 
     code: CodeType
     lasti: int
+
+
+# by the number of a code object, kept with it so that the number stays its own: the calls of a loop share their sites
+_sites: dict[int, tuple[CodeType, dict[int, Site]]] = {}
 
 
 def is_internal(code: CodeType) -> bool:
@@ -62,9 +67,16 @@ def take_site(depth: int = 1) -> Site | None:
         code = frame.f_code
         internal = known(code.co_filename)
         if not (is_internal(code) if internal is None else internal):
-            return Site(code, frame.f_lasti)
+            held, lasti = _sites.get(id(code)) or _begin_sites(code), frame.f_lasti
+            return held[1].get(lasti) or held[1].setdefault(lasti, Site(code, lasti))
         frame = frame.f_back
     return None
+
+
+def _begin_sites(code: CodeType) -> tuple[CodeType, dict[int, Site]]:
+    if len(_sites) >= _MANY:  # a program that makes functions all the time
+        _sites.clear()
+    return _sites.setdefault(id(code), (code, {}))
 
 
 def live_site(stop: CodeType, depth: int = 1) -> Site | None:

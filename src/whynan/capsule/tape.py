@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,12 +27,19 @@ HELD_LIMIT = 64 << 20  # or bytes of tensors they read
 LEAVES = (int, float, bool, str, bytes, type(None), torch.Size, torch.dtype, torch.device, slice, range)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)  # never changed; a frozen one takes twice as long to make
 class Slot:
     """The n-th tensor in the result of an entry."""
 
     entry: int
     index: int
+
+
+class Made(weakref.ref[torch.Tensor]):
+    """A tensor that an entry made, while the program holds it."""
+
+    __slots__ = ("slot",)
+    slot: Slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +84,14 @@ class Entry:
     site: Site | None
     grad_enabled: bool
     autocast: tuple[tuple[str, bool, torch.dtype], ...]
-    reads: list[Slot | Inner | Outside] = field(default_factory=list)  # every tensor among the arguments
+    reads: Sequence[Slot | Inner | Outside] = ()  # every tensor among the arguments; these themselves where they are nothing else
     rng: Any = None
     state: Any = None  # module state before the call, where it has any
     first_node: int = 0
     last_node: int = 0
     outputs: int = 0
     needs_grad: bool = False
-    refs: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
+    refs: Sequence[Made] = ()
     wanted: set[tuple[int, int]] | frozenset[tuple[int, int]] = frozenset()  # of the tensors born inside, those that are picked up elsewhere
     error: str = ""
     within: Within | None = None  # made by a hook of a module, inside another call
@@ -147,7 +154,7 @@ class Tape:
         self.last = 0  # the newest number handed out
         self._rolled = self._before = 0  # the numbers at which the present step and the one before it began
         self._stale = STALE
-        self._slots: dict[int, tuple[weakref.ref[torch.Tensor], Slot]] = {}
+        self._slots: dict[int, Made] = {}
         self._outside: dict[int, Outside] = {}
         self._memory: dict[int, list[Outside]] = {}  # storage: the outside tensors that live in it
         self._patience = IDLE  # how many of these until the next look: as many as were kept at the last one, so that looking stays cheap
@@ -176,25 +183,23 @@ class Tape:
                 self.prune()
 
     def _register(self, entry: Entry, result: object) -> None:
-        for index, tensor in enumerate((result,) if isinstance(result, torch.Tensor) else tensors_of(result)):
-            ref = weakref.ref(tensor)
-            entry.refs.append(ref)
-            self._slots[id(tensor)] = (ref, Slot(entry.number, index))
+        refs = entry.refs = []
+        for tensor in (result,) if isinstance(result, torch.Tensor) else tensors_of(result):
+            made = self._slots[id(tensor)] = Made(tensor)
+            made.slot = Slot(entry.number, len(refs))
+            refs.append(made)
             entry.needs_grad = entry.needs_grad or tensor.requires_grad
-        entry.outputs = len(entry.refs)
+        entry.outputs = len(refs)
 
     def slot_of(self, tensor: torch.Tensor) -> Slot | None:
         """Return the slot that made this very tensor object, if one did."""
-        found = self._slots.get(id(tensor))
-        if found is None:
-            return None
-        ref, slot = found
-        return slot if ref() is tensor and slot.entry in self.entries else None
+        made = self._slots.get(id(tensor))
+        return made.slot if made is not None and made() is tensor and made.slot.entry in self.entries else None
 
     def made_before(self, tensor: torch.Tensor) -> bool:
         """Whether the step before this one made this tensor: the program carries it from step to step."""
-        found = self._slots.get(id(tensor))
-        return found is not None and found[0]() is tensor and self._before < found[1].entry <= self._rolled
+        made = self._slots.get(id(tensor))
+        return made is not None and made() is tensor and self._before < made.slot.entry <= self._rolled
 
     def alive(self, slot: Slot) -> torch.Tensor | None:
         """Return the tensor of a slot while the program still holds it."""
@@ -215,28 +220,31 @@ class Tape:
     def forget_memory(self, tensor: torch.Tensor) -> None:
         """Let a tensor and all that share its memory count as made outside from here on."""
         place = memory_of(tensor)
-        for ref, _ in list(self._slots.values()):
-            other = ref()
+        for made in list(self._slots.values()):
+            other = made()
             if other is not None and memory_of(other) == place:
                 self.forget(other)
 
     def refer(self, tensor: torch.Tensor) -> Slot | Inner | Outside:
         """Say how to get this tensor again."""
-        found = self._slots.get(id(tensor))
-        trained = tensor.requires_grad and tensor.grad_fn is None  # a leaf is state, whoever made it: gradients end in it
-        # a plain value of an earlier step is taken as it is: a moving average would hold the tape of all steps before it
-        usable = found is not None and not trained and (tensor.requires_grad or found[1].entry > self._rolled)
-        if usable and found is not None and found[0]() is tensor and found[1].entry in self.entries:
-            return found[1]
+        key = id(tensor)
+        made = self._slots.get(key)
+        if made is not None and made() is tensor:
+            slot = made.slot
+            # a leaf is state, whoever made it: gradients end in it. A plain value of an earlier step is taken as it is: a moving
+            # average would hold the tape of all steps before it
+            usable = tensor.grad_fn is not None if tensor.requires_grad else slot.entry > self._rolled
+            if usable and slot.entry in self.entries:
+                return slot
         if tensor.requires_grad and tensor.grad_fn is not None:
             inner = self._inner(tensor)
             if inner is not None:
                 return inner
-        known, version = self._outside.get(id(tensor)), version_of(tensor)
+        known, version = self._outside.get(key), version_of(tensor)
         if known is not None and known.tensor is tensor and version == known.version:
             return known
-        outside = Outside(tensor, version, carried=found is not None and found[0]() is tensor)
-        self._outside[id(tensor)] = outside
+        outside = Outside(tensor, version, carried=made is not None and made() is tensor)
+        self._outside[key] = outside
         self._unfiled.append(outside)
         if not tensor.requires_grad and not isinstance(tensor, _Lazy):
             self._held += tensor.nbytes
@@ -287,7 +295,7 @@ class Tape:
         self._patience = max(IDLE, len(keep))
         if len(keep) < len(self.entries):
             self.entries = {n: e for n, e in self.entries.items() if n in keep}
-            self._slots = {i: (ref, slot) for i, (ref, slot) in self._slots.items() if slot.entry in keep}
+            self._slots = {i: made for i, made in self._slots.items() if made.slot.entry in keep}
             read = {id(leaf.tensor): leaf for e in self.entries.values() for leaf in e.reads if isinstance(leaf, Outside)}
             self._outside = {key: outside for key, outside in self._outside.items() if key in read}
             self._memory.clear()
@@ -306,10 +314,9 @@ class Tape:
                         self._unfiled.append(read)  # what is kept may still be written to
                     else:
                         keep.add(read.entry)
-        for number in [n for n in self.entries if n not in keep]:
-            del self.entries[number]
+        self.entries = {n: e for n, e in self.entries.items() if n in keep} if keep else {}
         if len(self._slots) > self._stale:  # those of entries that are gone do no harm
-            self._slots = {i: (ref, slot) for i, (ref, slot) in self._slots.items() if ref() is not None}
+            self._slots = {i: made for i, made in self._slots.items() if made() is not None}
             self._stale = max(STALE, 2 * len(self._slots))
         self._outside.clear()
         self._memory.clear()
@@ -332,7 +339,7 @@ class Tape:
         stale = [n for n, e in self.entries.items() if not e.needs_grad]
         for number in stale or list(self.entries):
             del self.entries[number]
-        self._slots = {i: p for i, p in self._slots.items() if p[1].entry in self.entries}
+        self._slots = {i: made for i, made in self._slots.items() if made.slot.entry in self.entries}
         self.overflowed = self.overflowed or not stale
 
 
@@ -367,7 +374,7 @@ def overwrites(entry: Entry) -> Outside | None:
         return target if target.tensor.is_leaf and target.tensor.grad is None else None
 
 
-def _alive(refs: list[weakref.ref[torch.Tensor]]) -> bool:
+def _alive(refs: Sequence[Made]) -> bool:
     for ref in refs:
         tensor = ref()
         if tensor is not None and tensor.grad_fn is not None:

@@ -7,6 +7,10 @@ import difflib
 import tokenize
 import warnings
 
+Place = tuple[int, int]  # a line, counted from 1, and a byte in it
+Placed = tuple[Place, Place, str]  # from one place to another: this text
+Lines = tuple[int, int, list[str]]  # from one line to before another, counted from 0: these lines
+
 
 def parsed(text: str) -> ast.Expression | None:
     """Parse an expression that may go over several lines, or that stands on the left of an assignment."""
@@ -40,7 +44,29 @@ def lines_of(text: str) -> list[str]:
     return [part + "\n" for part in parts[:-1]] + ([parts[-1]] if parts[-1] else [])
 
 
-def edited(lines: list[str], edits: list[tuple[int, int, list[str]]]) -> list[str]:
+def replaced(lines: list[str], changes: list[Placed]) -> list[Lines] | None:
+    """Return edits that put texts in their places, one for all that share a line; None where two overlap."""
+    raw = [line.encode() for line in lines]
+    edits: list[Lines] = []
+    groups: list[list[Placed]] = []
+    for change in sorted(changes):
+        if groups and change[0] < groups[-1][-1][1]:
+            return None
+        if groups and change[0][0] == groups[-1][-1][1][0]:
+            groups[-1].append(change)
+        else:
+            groups.append([change])
+    for group in groups:
+        first, last = group[0][0][0], group[-1][1][0]
+        ends = [(first, 0), *(end for _, end, _ in group)]
+        kept = [between(raw, end, start) for end, (start, _, _) in zip(ends, group, strict=False)]
+        tail = raw[last - 1][ends[-1][1] :].decode()
+        text = "".join(before + new for before, (_, _, new) in zip(kept, group, strict=True)) + tail
+        edits.append((first - 1, last, lines_of(text)))
+    return edits
+
+
+def edited(lines: list[str], edits: list[Lines]) -> list[str]:
     """Return lines with others in their place, with the line ends that were there."""
     new = list(lines)
     for first, last, changed in sorted(edits, key=lambda e: e[0], reverse=True):
@@ -52,7 +78,7 @@ def edited(lines: list[str], edits: list[tuple[int, int, list[str]]]) -> list[st
     return new
 
 
-def import_torch(tree: list[ast.AST]) -> tuple[int, int, list[str]]:
+def import_torch(tree: list[ast.AST]) -> Lines:
     """Return the edit that imports torch: after the imports at the top, after the docstring, or before everything."""
     body: list[ast.stmt] = tree[0].body  # type: ignore[attr-defined]
     documented = bool(body) and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant) and isinstance(body[0].value.value, str)

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from whynan.causes import patterns
 from whynan.causes.edits import as_operand
-from whynan.causes.source import Expression, positioned
+from whynan.causes.source import Change, Expression, positioned
 
 if TYPE_CHECKING:
     from whynan.capsule.sites import Site
 
-Change = tuple[Any, ...]  # a node and its new text, and further pairs of both
 _ALIASES = {
     "truediv": "div", "itruediv": "div", "rtruediv": "div", "divide": "div", "true_divide": "div", "rdiv": "div", "rsub": "sub", "isub": "sub",
     "radd": "add", "iadd": "add", "rmul": "mul", "imul": "mul", "multiply": "mul", "rpow": "pow", "ipow": "pow", "inverse": "inv", "mm": "matmul",

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import math
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,7 @@ from whynan.tripwire.values import damage_of, largest
 
 Swap = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 Sites = frozenset[Site] | None  # None: wherever it fits
+Put = tuple[Swap, Sites]
 _FLOOR = call_entry.__code__
 
 
@@ -89,12 +90,13 @@ class Lab:
         self.losses = [h["loss"] for h in history if math.isfinite(h.get("loss", math.nan))]
         self.norms = [h["grad_norm"] for h in history if math.isfinite(h.get("grad_norm", math.nan))]
         self.hit = 0
+        self._beside: list[Put] = []  # what is in force whatever else is tried
         self.where: Site | None = None  # the last place where something was put in
 
     def run(self, swap: Swap | None = None, sites: Sites = frozenset(), around: Any = None, program: Program | None = None) -> Outcome:
         """Replay the step (or a healthy one) once, with `swap` in place of the torch function called at `sites`."""
         program = program or self.program
-        mode = Swapper(swap, sites) if swap is not None else contextlib.nullcontext()
+        mode = Swapper(swap, sites, self._beside) if swap is not None else contextlib.nullcontext()
         made.forget()
         try:
             with program.still(), around or contextlib.nullcontext(), mode:
@@ -106,6 +108,15 @@ class Lab:
             made.forget()  # what was remembered are the tensors of this replay
         self.hit, self.where = (mode.hits, mode.where) if isinstance(mode, Swapper) else (0, None)
         return outcome
+
+    @contextlib.contextmanager
+    def beside(self, put: Put) -> Iterator[None]:
+        """Have a change in force at another place while others are tried."""
+        self._beside.append(put)
+        try:
+            yield
+        finally:
+            self._beside.pop()
 
     def _outcome(self, run: Run, program: Program) -> Outcome:
         if run.error is not None:
@@ -291,11 +302,11 @@ def _scale(history: list[dict[str, float]], scaler: Any) -> float:
 
 
 class Swapper(TorchFunctionMode):
-    """Puts another computation in place of the torch function called at one site, wherever it is called from there."""
+    """Puts another computation in place of the torch function called at one site, wherever it is called from there; others beside it, uncounted."""
 
-    def __init__(self, swap: Swap, sites: Sites) -> None:
+    def __init__(self, swap: Swap, sites: Sites, beside: Sequence[Put] = ()) -> None:
         super().__init__()
-        self.swap, self.sites, self.hits = swap, sites, 0
+        self.puts, self.hits = [(swap, sites), *beside], 0
         self.where: Site | None = None
         self.entry: Entry | None = None
 
@@ -309,11 +320,12 @@ class Swapper(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         site = live_site(_FLOOR, 2) or (self.entry.site if self.entry else None)
-        if self.sites is None or site in self.sites:
-            result = self.swap(func, args, kwargs or {})
+        for place, (swap, sites) in enumerate(self.puts):
+            result = swap(func, args, kwargs or {}) if sites is None or site in sites else NotImplemented
             if result is not NotImplemented:
-                self.hits += 1
-                self.where = site
+                if not place:
+                    self.hits += 1
+                    self.where = site
                 return result
         result = func(*args, **(kwargs or {}))
         made.remember(func, args, kwargs or {}, result)

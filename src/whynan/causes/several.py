@@ -12,11 +12,14 @@ from dataclasses import dataclass, replace
 from whynan.capsule.sites import Site, resolve
 from whynan.causes.catalogue import Finding, Rule, Scene
 from whynan.causes.source import Expression
+from whynan.causes.trying import Part, together
 from whynan.records import Phase, Remedy, Span, number
 from whynan.trace.birth import Birth
 from whynan.trace.mending import Place, Remains, places_of, remaining_birth, without
 
 _SETTLED = ("WN601", "WN602", "WN603", "WN604", "WN605", "WN606", "WN608", "WN703", "WN801", "WN802", "WN803")
+_ORDER = ("second", "third", "fourth")
+MOST = 1 + len(_ORDER)  # places that are looked for
 
 
 @dataclass(slots=True)
@@ -47,7 +50,7 @@ def decide(first: Verdict, explain: Callable[[Scene], Verdict]) -> Verdict:
     """Return the verdict whose removal alone makes the step finite; a second place is told beside it.
 
     Cost: nothing where a remedy already made the step finite; otherwise one replay, and up to nine where there is
-    a second place.
+    a second place; for each further one as many again.
     """
     birth = first.scene.birth
     if birth is None or first.healed or not _open(first, birth):
@@ -76,17 +79,16 @@ def _decide(first: Verdict, birth: Birth, explain: Callable[[Scene], Verdict]) -
         return first
     second = explain(replace(first.scene, birth=other))
     if other.phase is Phase.BACKWARD and first.scene.symptom.place == "loss":
-        return _both(first, birth, second, other)  # no derivative makes a loss bad, even where its remedy mends both
+        return _all(first, second, explain)  # no derivative makes a loss bad, even where its remedy mends both
     if second.healed or _without(second.scene, other).finite:
-        second.finding.evidence.append(f"{_named(first, birth)} gives non-finite values too, but mending it alone leaves the step as it is")
+        second.finding.evidence.append(f"{_named(first)} gives non-finite values too, but mending it alone leaves the step as it is")
         return second
-    return _both(first, birth, second, other)
+    return _all(first, second, explain)
 
 
 def _without(scene: Scene, *births: Birth) -> Remains:
     """Play the step with finite values in place of those born at some places, and write the answer down."""
-    places: frozenset[Place] = frozenset().union(*map(places_of, births))
-    remains = without(scene.program, scene.targets, places)
+    remains = without(scene.program, scene.targets, _places(list(births)))
     answer = f"loss {number(remains.losses[-1])}" if remains.losses else "finite"
     lines = " and ".join(str(_line(b).line) for b in births)
     scene.tried(f"the step with finite values in place of those born at line {lines}", answer if remains.finite else "still not finite")
@@ -100,25 +102,54 @@ def _explains_all(first: Verdict, birth: Birth, remains: Remains) -> None:
         first.remedies = [replace(r, result="proven", effect=f"with finite numbers in their place{gave}") for r in first.remedies]
 
 
-def _both(first: Verdict, birth: Birth, second: Verdict, other: Birth) -> Verdict:
-    """Neither is enough alone: tell both places."""
+def _all(first: Verdict, second: Verdict, explain: Callable[[Scene], Verdict]) -> Verdict:
+    """One is not enough: tell all places, and try changes at all of them at once."""
     first.alone = False
-    together = _without(first.scene, birth, other)
-    place = _named(second, other)
-    more = "without both the step is finite" if together.finite else "and they are not the only ones"
-    first.finding.evidence.append(f"a second place makes non-finite values of its own: {place}; {more}")
-    first.remedies = [r for r in second.remedies if r.result == "proven"] + first.remedies
-    spans = {(s.file, s.line) for s in first.finding.spans}
-    line = _line(other)
-    if (line.file, line.line) not in spans:
-        first.finding.spans.append(replace(line, label=f"a second place: {second.finding.label or second.rule.title} ({second.rule.code})"))
+    scene, found = first.scene, [first, second]
+    remains = _without(scene, *_births(found))
+    while not remains.finite and len(found) < MOST:
+        other = remaining_birth(scene.program, scene.targets, _places(_births(found)), remains)
+        if other is None or not _line(other).known or _line(other) in map(_line, _births(found)):
+            break
+        found.append(explain(replace(scene, birth=other)))
+        remains = _without(scene, *_births(found))
+    named = ", ".join(_named(verdict) for verdict in found[1:])
+    what = "a second place makes non-finite values of its own" if len(found) == 2 else f"{len(found) - 1} more places make non-finite values of their own"
+    more = f"without {'both' if len(found) == 2 else 'them all'} the step is finite" if remains.finite else "and they are not the only ones"
+    first.finding.evidence.append(f"{what}: {named}; {more}")
+    healing = [r for r in second.remedies if r.result == "proven"]
+    if not healing and remains.finite:
+        healed = together([Part(v.scene, v.finding, v.expression, v.site) for v in found])
+        healing = [healed] if healed is not None else []
+    first.remedies = healing + first.remedies
+    for count, verdict in enumerate(found[1:]):
+        _point_at(first, verdict, _ORDER[count])
     return first
+
+
+def _point_at(first: Verdict, other: Verdict, order: str) -> None:
+    line = _line(_birth(other))
+    if (line.file, line.line) not in {(s.file, s.line) for s in first.finding.spans}:
+        first.finding.spans.append(replace(line, label=f"a {order} place: {other.finding.label or other.rule.title} ({other.rule.code})"))
+
+
+def _birth(verdict: Verdict) -> Birth:
+    assert verdict.scene.birth is not None
+    return verdict.scene.birth
+
+
+def _births(verdicts: list[Verdict]) -> list[Birth]:
+    return list(map(_birth, verdicts))
+
+
+def _places(births: list[Birth]) -> frozenset[Place]:
+    return frozenset().union(*map(places_of, births))
 
 
 def _line(birth: Birth) -> Span:
     return resolve(birth.site)
 
 
-def _named(verdict: Verdict, birth: Birth) -> str:
-    span = _line(birth)
+def _named(verdict: Verdict) -> str:
+    span = _line(_birth(verdict))
     return f"{span.file}:{span.line} ({verdict.rule.code}, {verdict.rule.title})"

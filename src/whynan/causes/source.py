@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from whynan.causes.edits import as_operand, between, compiles, edited, import_torch, lines_of, on_disk, parsed, renamed, unified
+from whynan.causes.edits import Lines, Placed, as_operand, between, compiles, edited, import_torch, on_disk, parsed, renamed, replaced, unified
 from whynan.causes.scopes import (
     FUNCTIONS,
     UNKNOWN,
@@ -92,16 +92,16 @@ class Expression:
 
         The text says `torch` for torch: the diff says what the file calls it, and imports it where the file does not.
         """
+        return joined([(self, (node, text, *more))])
+
+    def _written(self, node: ast.AST, text: str, *more: tuple[ast.AST, str]) -> tuple[list[Placed], list[Lines]] | None:
+        """Return the texts of a change with their places, and the lines that it adds elsewhere; None if the result would not run."""
         changes = [(n, self._fitted(n, t)) for n, t in ((node, text), *more)]
         alias = self._torch_alias() if any("torch" in loaded(t) for _, t in changes) else "torch"
         if alias is None or not self._knows([t for _, t in changes]):
-            return ""
-        edits = [self._edit(n, renamed(t, "torch", alias) if alias not in ("", "torch") else t) for n, t in changes]
-        edits += [import_torch(self.tree)] if not alias else []
-        if not compiles("".join(edited(self.lines, edits))):
-            return ""
-        old = on_disk(self.code.co_filename if self.code is not None else "", self.lines)
-        return unified(old, edited(old, edits), self.file)
+            return None
+        placed = [(*_span(n), renamed(t, "torch", alias) if alias not in ("", "torch") else t) for n, t in changes]
+        return placed, [import_torch(self.tree)] if not alias else []
 
     def _fitted(self, node: ast.AST, text: str) -> str:
         """Put a text in brackets where a call or a name stood that something binds to."""
@@ -111,12 +111,6 @@ class Expression:
         binds = isinstance(around, ast.BinOp | ast.UnaryOp | ast.Compare | ast.Attribute | ast.Await | ast.Starred)
         binds = binds or (isinstance(around, ast.Subscript) and around.value is node) or (isinstance(around, ast.Call) and around.func is node)
         return as_operand(text) if binds else text
-
-    def _edit(self, node: ast.AST, text: str) -> tuple[int, int, list[str]]:
-        first, last = node.lineno - 1, node.end_lineno - 1  # type: ignore[attr-defined]
-        head = self.lines[first].encode()[: node.col_offset].decode()  # type: ignore[attr-defined]
-        tail = self.lines[last].encode()[node.end_col_offset :].decode()  # type: ignore[attr-defined]
-        return first, last + 1, lines_of(head + text + tail)
 
     def _torch_alias(self) -> str | None:
         """Return the file's own name for torch, an empty string where it has none, None where `torch` is something else."""
@@ -314,6 +308,34 @@ class Expression:
         used = loaded_by(made)
         later = (n for n in ast.walk(self.function or made) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store) and n.id in used)
         return any((made.end_lineno or 0) < n.lineno < self.node.lineno for n in later)
+
+
+Change = tuple[Any, ...]  # a node and its new text, and further pairs of both
+
+
+def joined(changes: list[tuple[Expression, Change]]) -> str:
+    """Return one diff for changes at several places; nothing if the result would not run, or where one change is inside another."""
+    files: dict[str, tuple[Expression, list[Placed], list[Lines]]] = {}
+    for expression, change in changes:
+        written = expression._written(*change)
+        if written is None:
+            return ""
+        _, placed, added = files.setdefault(expression.file, (expression, [], []))
+        placed += written[0]
+        added += [lines for lines in written[1] if lines not in added]
+    return "".join(_of_file(*found) for found in files.values())
+
+
+def _of_file(expression: Expression, placed: list[Placed], added: list[Lines]) -> str:
+    edits = replaced(expression.lines, placed)
+    if edits is None or not compiles("".join(edited(expression.lines, edits + added))):
+        return ""
+    old = on_disk(expression.code.co_filename if expression.code is not None else "", expression.lines)
+    return unified(old, edited(old, edits + added), expression.file)
+
+
+def _span(node: Any) -> tuple[tuple[int, int], tuple[int, int]]:
+    return (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
 
 
 @functools.lru_cache(maxsize=8)

@@ -6,17 +6,19 @@ import ast
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from whynan.capsule.replay import Program
 from whynan.capsule.sites import Site, resolve
 from whynan.causes import apart, patterns
 from whynan.causes.catalogue import Finding, Scene
 from whynan.causes.fixes import Fix, guarded, source_name
-from whynan.causes.lab import NO_MEMORY, TOLERANCE, Lab, Outcome, Sites, Swap
-from whynan.causes.source import Expression, expression_at, sites_of_node
+from whynan.causes.lab import NO_MEMORY, TOLERANCE, Lab, Outcome, Put
+from whynan.causes.source import Change, Expression, expression_at, joined, sites_of_node
 from whynan.records import Phase, Remedy
 
 TRIES = 4
+PAIRED = 2  # changes at one of several places that are tried together with those at the others
 
 
 @dataclass(slots=True)
@@ -24,6 +26,8 @@ class Trial:
     """A remedy as it can be played: this step with it, or another one."""
 
     play: Callable[[Program | None], Outcome]
+    put: Put | None = None  # what it puts in the place of torch's functions, where it is nothing else
+    written: tuple[Expression, Change] | None = None
     diff: str = ""
     tolerance: float = TOLERANCE  # by how much the loss of a healthy step may move
     far: bool = False  # the change is not at the line of the birth: its place is named
@@ -59,6 +63,62 @@ def tempting(scene: Scene, finding: Finding, expression: Expression | None, site
     return [f"{words[remedy.result]}: {remedy.title}: {remedy.effect}" for remedy in tried if remedy.result in words]
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One of several places that a step cannot do without changing."""
+
+    scene: Scene
+    finding: Finding
+    expression: Expression | None
+    site: Site | None
+
+
+def together(parts: list[Part]) -> Remedy | None:
+    """Try changes at several places at once; return the first that is proven, as one remedy.
+
+    Cost: at most eight trials for two places, twelve for more.
+    """
+    return _together(parts, [], [3 * TRIES])
+
+
+def _together(parts: list[Part], chosen: list[tuple[Fix, Trial, Site | None]], left: list[int]) -> Remedy | None:
+    part, rest = parts[0], parts[1:]
+    lab = part.scene.lab
+    assert lab is not None
+    expression = _read_again(part.scene, part.expression)
+    trials = ((fix, _trial(part.scene, fix, expression, part.site)) for fix in part.finding.fixes)
+    fitting = ((fix, trial) for fix, trial in trials if trial is not None and trial.put is not None)
+    for fix, trial in islice(fitting, PAIRED if rest else TRIES):
+        now = [*chosen, (fix, trial, fix.site or part.site)]
+        if not rest:
+            left[0] -= 1
+            remedy = _judged(part.scene, part.finding, fix, trial) if left[0] >= 0 else None
+            if remedy is not None and remedy.result == "proven":
+                return _as_one(remedy, now)
+            continue
+        assert trial.put is not None
+        with lab.beside(trial.put):
+            found = _together(rest, now, left)
+        if found is not None:
+            return found
+    return None
+
+
+def _as_one(last: Remedy, chosen: list[tuple[Fix, Trial, Site | None]]) -> Remedy:
+    """Make one remedy of the changes that were proven together; `last` is what is known of it."""
+    (first, _, _), *others = chosen
+    lines: dict[str, list[int]] = {}
+    for fix, _, site in others:
+        lines.setdefault(fix.title, []).append(resolve(site).line)
+    more = [f"and at line {' and '.join(map(str, dict.fromkeys(at)))}: {'the same' if title == first.title else title}" for title, at in lines.items()]
+    title = "; ".join([first.title, *more])
+    written = [trial.written for _, trial, _ in chosen]
+    diff = joined([w for w in written if w is not None]) if all(written) else ""
+    alive = not any(dead for _, trial, _ in chosen for dead, _ in trial.stopped)
+    effect = last.effect if diff or last.effect.startswith("with that: ") else f"with that: {last.effect}"
+    return replace(last, title=title, diff=diff, safe=all(fix.safe for fix, _, _ in chosen), effect=effect, alive=alive)
+
+
 def _attempt(scene: Scene, finding: Finding, fix: Fix, expression: Expression | None, site: Site | None) -> Remedy:
     if fix.leave_out:
         gave = next((e.answer for e in scene.experiments if "without samples" in e.question), "")
@@ -84,12 +144,17 @@ def _trial(scene: Scene, fix: Fix, expression: Expression | None, site: Site | N
     if fix.inner == "bfloat16":  # it rounds more, so healthy losses may move a little
         return Trial(lab.in_bfloat16, tolerance=5 * TOLERANCE)
     if fix.inner in apart.KINDS:
-        return Trial(_playing(lab, apart.swap(fix.inner), None), far=True)
+        return _putting(lab, (apart.swap(fix.inner), None), far=True)
     return _in_place(scene, fix, expression, site)
 
 
-def _playing(lab: Lab, swap: Swap, sites: Sites) -> Callable[[Program | None], Outcome]:
-    return lambda program: lab.run(swap, sites, program=program)
+def _putting(
+    lab: Lab, put: Put, expression: Expression | None = None, change: Change | None = None, far: bool = False, stopped: list[tuple[int, int]] | None = None
+) -> Trial:
+    """Make a trial of another computation in the place of a function, and the text of it where there is one."""
+    written = (expression, change) if expression is not None and change is not None else None
+    diff = joined([written]) if written is not None else ""
+    return Trial(lambda program: lab.run(*put, program=program), put, written if diff else None, diff, far=far, stopped=stopped or [])
 
 
 def _read_again(scene: Scene, expression: Expression | None) -> Expression | None:
@@ -109,9 +174,8 @@ def _at(scene: Scene, fix: Fix, site: Site) -> Trial | None:
     expression = _read_again(scene, expression_at(site, resolve(site).file))
     if expression is None or not expression.operands:
         return None
-    change = fix.text(expression)
-    diff = expression.diff(*change) if change is not None else ""
-    return Trial(_playing(scene.lab, fix.swap(expression, source_name(expression.name)), frozenset([site])), diff)
+    put = fix.swap(expression, source_name(expression.name)), frozenset([site])
+    return _putting(scene.lab, put, expression, fix.text(expression))
 
 
 def _around(lab: Lab, fix: Fix, expression: Expression, site: Site | None) -> Trial | None:
@@ -120,7 +184,7 @@ def _around(lab: Lab, fix: Fix, expression: Expression, site: Site | None) -> Tr
     outer = sites_of_node(site, found[0]) if found is not None and site is not None else frozenset()
     if found is None or not outer:
         return None
-    return Trial(_playing(lab, patterns.outer_swap(fix.inner), outer), expression.diff(*found) if found[1] else "")
+    return _putting(lab, (patterns.outer_swap(fix.inner), outer), expression, found if found[1] else None)
 
 
 def _in_place(scene: Scene, fix: Fix, expression: Expression, site: Site | None) -> Trial | None:
@@ -133,8 +197,8 @@ def _in_place(scene: Scene, fix: Fix, expression: Expression, site: Site | None)
         return None
     change = fix.text(expression) if _handed_through(scene, fix, expression, runtime) else None
     stopped: list[tuple[int, int]] = []
-    swap, sites = fix.swap(expression, runtime, stopped), frozenset([site]) if site is not None else frozenset()
-    return Trial(_playing(scene.lab, swap, sites), expression.diff(*change) if change is not None else "", stopped=stopped)
+    put = fix.swap(expression, runtime, stopped), frozenset([site]) if site is not None else frozenset()
+    return _putting(scene.lab, put, expression, change, stopped=stopped)
 
 
 # -- what a trial gave ------------------------------------------------------------------------------------------------

@@ -47,6 +47,7 @@ from whynan.recovery.followers import Followers
 from whynan.recovery.place import rank_here
 from whynan.recovery.ranks import several
 from whynan.report.journal import Journal
+from whynan.resting import Collections
 from whynan.tripwire.checks import nonfinite
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -122,6 +123,7 @@ class Guard:
         self._told_of_threads = self._told_of_inside = False
         self._several = False  # asked now and then: a process group is up before the first step
         self._overrides = rates.Overrides()
+        self._collections = Collections(lambda: self.recorder.tape.last)
 
     @property
     def watches(self) -> bool:
@@ -148,6 +150,7 @@ class Guard:
         self.recorder.seen_write = self.by_hand.may_write
         self.recorder.seen_root = self._met_root
         self.recorder.start()
+        self._collections.watch()
         self._open = True
         atexit.register(self.close)
         _open_guards.add(self)
@@ -163,6 +166,7 @@ class Guard:
         if self._open:
             self._open = False
             self.recorder.stop()
+            self._collections.leave()
             self.journal.abandon()
 
     def close(self) -> None:
@@ -177,6 +181,7 @@ class Guard:
         finally:  # also when a signal handler raised
             self.together.leave()
             self.recorder.stop()
+            self._collections.leave()
             self.interception.remove()
             self._finish_files()
 

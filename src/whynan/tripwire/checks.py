@@ -31,7 +31,7 @@ def norm_of_gradients(parameters: Iterable[torch.Tensor]) -> torch.Tensor | floa
             return total_norm(gradients(parameters))
         if grad.layout is not torch.strided or not grad.is_contiguous():
             return total_norm(gradients(parameters))
-        flat = grad.view(-1)
+        flat = grad if grad.ndim == 1 else grad.view(-1)
         squares.append(_dot(flat, flat).item())  # a quarter faster than a norm, which guards against overflow
     if not squares:
         return None

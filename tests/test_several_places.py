@@ -1,0 +1,124 @@
+"""Steps that one change does not mend: all places are told, and changes at all of them are tried at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conftest import Sandbox
+
+from whynan.casebook.patching import patched
+from whynan.causes.edits import edited, replaced
+
+HEAD = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+net = nn.Linear(6, 6)
+opt = torch.optim.Adam(net.parameters(), 1e-3)
+"""
+TAIL = """
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+    print(loss.item())
+"""
+DISTANCES = """
+def distances(a, p, n):
+    near = ((a - p) ** 2).sum(-1).sqrt()
+    far = ((a - n) ** 2).sum(-1).sqrt()
+    return torch.relu(near - far + 0.5).mean()
+for step in range(10):
+    a, p, n = torch.randn(3, 8, 6)
+    if step == 6:
+        p[2], n[3] = a[2], a[3]
+    loss = distances(net(a), net(p), net(n))
+"""
+SHARES = """
+for step in range(10):
+    x = torch.rand(8, 6) + 0.1
+    if step == 6:
+        x[1] = 0
+    h = torch.relu(net(x)) * (x.sum(1, keepdim=True) > 0)
+    share = -(h / h.sum(1, keepdim=True)).clamp_min(1e-9).log().mean()
+    loss = share + h.pow(2).sum(1).sqrt().mean()
+"""
+ROOTS = """
+for step in range(10):
+    x = torch.rand(8, 6) + 0.1
+    if step == 6:
+        x[1] = 0
+    h = torch.relu(net(x)) * (x.sum(1, keepdim=True) > 0)
+    loss = torch.sqrt(h.sum(1)).mean() + torch.sqrt((h * h).sum(1)).mean()
+    loss = loss + (h.sum(1) ** 0.5).mean()
+"""
+
+
+@pytest.mark.parametrize(("body", "places"), [(DISTANCES, 2), (SHARES, 2), (ROOTS, 3)], ids=["two roots", "a share and a root", "two on one line, one below"])
+def test_changes_are_proven_together(body: str, places: int, box: Sandbox) -> None:
+    """Neither alone makes the step finite; the diff has them all, and the program it gives trains through."""
+    source = HEAD + body + TAIL
+    done = box.watched(source)
+    (incident,) = done.incidents
+    remedy = incident["remedies"][0]
+    assert incident["step"] == 6
+    assert incident["cause"]["confidence"] == "proven"
+    assert any("without both" in e or "without them all" in e for e in incident["cause"]["evidence"])
+    assert remedy["result"] == "proven"
+    assert "gradient alive" in remedy["effect"] and "same loss" in remedy["effect"]
+    assert "and at line" in remedy["title"]
+    changed = patched(source, remedy["diff"])
+    before, after = source.splitlines(), changed.splitlines()
+    assert sum(a != b for a, b in zip(before, after, strict=True)) == min(places, 2)
+    healed = box.python(str(box.write(changed, "healed.py")))
+    assert len(healed.out.splitlines()) == 10
+    assert "nan" not in healed.out
+
+
+def test_no_remedy_is_called_proven_where_a_place_is_left(box: Sandbox) -> None:
+    """The second place has no change that could be tried: the first one's is told as not enough."""
+    done = box.watched(f"""{HEAD}
+class Opaque(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * float("nan")
+for step in range(10):
+    x = torch.rand(8, 6)
+    h = net(x)
+    loss = h.square().mean()
+    if step == 6:
+        loss = loss + (h * 0).sum(1).sqrt().mean() + Opaque.apply(h).mean()
+{TAIL}""")
+    (incident,) = done.incidents
+    assert all(r["result"] != "proven" for r in incident["remedies"])
+
+
+def test_texts_on_one_line_are_put_in_place_together() -> None:
+    """Each keeps its own place; one inside another is refused."""
+    lines = ["a = f(x) + g(ü)\n", "b = 1\n"]
+    edits = replaced(lines, [((1, 11), (1, 16), "h(ü, 1)"), ((1, 4), (1, 8), "k(x)"), ((2, 4), (2, 5), "2")])
+    assert edits is not None
+    assert edited(lines, edits) == ["a = k(x) + h(ü, 1)\n", "b = 2\n"]
+    assert replaced(lines, [((1, 4), (1, 16), "0"), ((1, 11), (1, 16), "1")]) is None
+
+
+def test_changes_in_two_files(box: Sandbox, tmp_path: Path) -> None:
+    """The diff names both."""
+    box.write("def near(a, p):\n    return ((a - p) ** 2).sum(-1).sqrt()\n", "near.py")
+    done = box.watched(f"""{HEAD}
+from near import near
+for step in range(10):
+    a, p = torch.randn(2, 8, 6)
+    if step == 6:
+        p[2] = a[2]
+    h, k = net(a), net(p)
+    loss = near(h, k).mean() + ((h - k) ** 2).sum(1).sqrt().max()
+    loss = loss + ((h - k) ** 2).sum(1).sqrt().mean()
+{TAIL}""")
+    (incident,) = done.incidents
+    diff = incident["remedies"][0]["diff"]
+    assert incident["remedies"][0]["result"] == "proven"
+    assert "+++ b/near.py" in diff and "+++ b/train.py" in diff
