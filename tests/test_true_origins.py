@@ -136,3 +136,60 @@ for s in range(5):
     incident = done.incidents[0]
     assert incident["cause"]["code"] == "WN203"
     assert "what it adds up is past" in done.err and "on the way to it" in " ".join(incident["cause"]["evidence"])
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "words"),
+    [
+        ("SGD(net.parameters(), 50.0)", "times the gradient norm"),
+        ("Adam(net.parameters(), 1e15)", "on each of"),
+        ("RMSprop(net.parameters(), 1e13)", "on each of"),
+    ],
+)
+def test_one_update_that_replaced_the_weights(optimizer: str, words: str, box: Sandbox) -> None:
+    """No growth over many steps is seen; the rate is named all the same, also in the steps after one that was skipped."""
+    done = box.watched(f"""{HEAD}
+net = nn.Sequential(nn.Linear(10, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
+opt = torch.optim.{optimizer}
+for s in range(6):
+    x = torch.randn(32, 10)
+    loss = (net(x) - x.sum(1, keepdim=True)).pow(2).mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""")
+    assert {i["cause"]["code"] for i in done.incidents} == {"WN605"}
+    assert words in " ".join(done.incidents[0]["cause"]["evidence"])
+
+
+def test_a_huge_input_of_young_weights_is_not_the_rates_fault(box: Sandbox) -> None:
+    """Weights that begin at 0 are all update; they are small."""
+    done = box.watched(f"""{HEAD}
+net = nn.Linear(10, 1)
+nn.init.zeros_(net.weight)
+opt = torch.optim.Adam(net.parameters(), 1e-2)
+for s in range(6):
+    x = torch.randn(32, 10)
+    x[3] *= 1e30 ** (s == 2)
+    loss = (net(x) - x.sum(1, keepdim=True)).pow(2).mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""")
+    assert [i["cause"]["code"] for i in done.incidents] == ["WN203"]
+
+
+def test_scores_of_a_fused_attention_past_the_range(box: Sandbox) -> None:
+    """Its result would fit; what it adds up does not."""
+    done = box.watched(f"""{HEAD}
+net = nn.MultiheadAttention(16, 2, batch_first=True)
+opt = torch.optim.SGD(net.parameters(), 1e-3)
+for s in range(5):
+    x = torch.randn(2, 5, 16) * 1e25 ** (s == 3)
+    loss = net(x, x, x, need_weights=False)[0].tanh().mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""")
+    assert (done.incidents[0]["step"], done.incidents[0]["cause"]["code"]) == (3, "WN203")
+    assert "what it adds up is past" in done.err

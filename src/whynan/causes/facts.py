@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from whynan.trace.graph import Leaf
 
 LIMITS = {"float16": 65504.0, "bfloat16": 3.39e38, "float32": 3.4028e38, "float64": 1.797e308}
+ATTENTION = "_scaled_dot_product"  # how the names of its kernels begin
 ELEMENTWISE = frozenset(
     {"add", "sub", "rsub", "mul", "div", "neg", "abs", "clamp", "clamp_min", "clamp_max", "view", "_unsafe_view", "expand", "unsqueeze", "squeeze",
      "transpose", "permute", "t", "clone", "detach", "alias", "_to_copy", "slice", "select", "maximum", "minimum", "sqrt", "pow", "where", "masked_fill",

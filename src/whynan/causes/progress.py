@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from whynan.causes.catalogue import Finding, Scene, rule
-from whynan.causes.facts import biggest
+from whynan.causes.facts import ATTENTION, biggest
 from whynan.causes.fixes import Fix
 from whynan.records import Phase, number
 
@@ -83,6 +83,9 @@ def loss_scale_collapse(scene: Scene) -> Finding | None:
     )
 
 
+_SLOWER = "lower the learning rate, warm it up, or clip the gradient norm (torch.nn.utils.clip_grad_norm_)"
+_SECOND_MOMENTS = frozenset({"exp_avg_sq", "square_avg", "exp_inf", "max_exp_avg_sq", "sum"})  # whose step is about the rate, whatever the gradient
+LARGE = 10.0  # the root mean square of weights that no ordinary training has
 _OVERFLOWING = frozenset(
     {"mul", "add", "sub", "pow", "mm", "bmm", "addmm", "matmul", "sum", "mean", "mse_loss", "square", "prod", "exp", "dot", "mv", "linear", "convolution",
      "cumprod", "linalg_vector_norm", "norm", "var", "std", "einsum", "baddbmm", "smooth_l1_loss", "sinh", "cosh", "_softmax", "_log_softmax",
@@ -126,7 +129,8 @@ def divergence(scene: Scene) -> Finding | None:
     How sure
     whynan looks at the losses or gradient norms of the steps before: at least four that rise
     (single dips are allowed), by more than 10000 times in all, and a birth that can overflow.
-    It is suspected: no replay of one step can prove a history.
+    Or one update was enough: it was as large as the weights are now, and these are past 10 on
+    average. It is suspected: no replay of one step can prove a history.
 
     Not this when
     The step before was ordinary (WN203, WN503), or the dtype is float16 (WN202). If the rate is
@@ -137,13 +141,13 @@ def divergence(scene: Scene) -> Finding | None:
         return None
     view = birth.view
     assert view is not None
-    if view.name not in _OVERFLOWING or birth.op.dtype == "float16" or not _large(view):
+    if not (view.name in _OVERFLOWING or view.name.startswith(ATTENTION)) or birth.op.dtype == "float16" or not _large(view):
         return None
     grown = _growth([h.get("loss") for h in scene.history])
     if grown is None and not birth.op.backward:
         grown = _growth([h.get("grad_norm") for h in scene.history])
     if grown is None or (len(grown[0]) < 10 and _steep(view)):
-        return None
+        return _one_update(scene, birth.op.dtype)
     series, factor = grown
     lr = next((h["lr"] for h in reversed(scene.history) if h.get("lr") is not None), None)
     shown = " → ".join(number(v) for v in series[-6:])
@@ -155,7 +159,30 @@ def divergence(scene: Scene) -> Finding | None:
     return Finding(
         f"grew {number(factor)} times in {len(series)} {unit}, then past the range of {birth.op.dtype}",
         evidence,
-        [Fix("lower the learning rate, warm it up, or clip the gradient norm (torch.nn.utils.clip_grad_norm_)")],
+        [Fix(_SLOWER)],
+    )
+
+
+def _one_update(scene: Scene, dtype: str) -> Finding | None:
+    """The update before this step replaced the weights: by its size, as far as rate, gradient and the optimizer's state tell it."""
+    last = next((h for h in reversed(scene.history) if math.isfinite(h.get("loss", math.nan))), {})  # those since then were left out
+    rate, norm, optimizer = last.get("lr"), last.get("grad_norm"), scene.optimizer
+    weights = [p.detach() for group in optimizer.param_groups for p in group["params"]] if optimizer is not None else []
+    count = sum(p.numel() for p in weights)
+    if not rate or not count:
+        return None
+    size = math.sqrt(sum(float(p.double().square().sum()) for p in weights if p.is_floating_point()))
+    adapts = any(isinstance(kept, dict) and not _SECOND_MOMENTS.isdisjoint(kept) for kept in optimizer.state.values())
+    moved = rate * math.sqrt(count) if adapts else rate * norm if norm else 0.0
+    share = 30 if adapts else 3  # RMSprop begins with ten times the rate
+    if not math.isfinite(size) or size < LARGE * math.sqrt(count) or not moved >= size / share:
+        return None
+    how = f"on each of {number(count)} weights" if adapts else f"times the gradient norm {number(norm or 0.0)}: {number(moved)}"
+    now = f"the weights now have norm {number(size)}, {number(size / math.sqrt(count))} each"
+    return Finding(
+        f"the update before this step replaced the weights; what they make of the batch is past the range of {dtype}",
+        [f"the last update was the learning rate {number(rate)} {how}", now],
+        [Fix(_SLOWER)],
     )
 
 

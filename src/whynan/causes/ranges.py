@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from whynan.causes.arguments import forward_view
 from whynan.causes.catalogue import Finding, Scene, rule
-from whynan.causes.facts import ELEMENTWISE, LIMITS, biggest, lineage
+from whynan.causes.facts import ATTENTION, ELEMENTWISE, LIMITS, biggest, lineage
 from whynan.causes.fixes import BRAIN, Fix, guarded
 from whynan.records import number
 
@@ -496,7 +496,7 @@ def float_overflow(scene: Scene) -> Finding | None:
     largest = max((biggest(t) for t in view.inputs().values() if t.is_floating_point()), default=0.0)
     if wide is None and largest < limit**0.3:
         return None
-    inner = view.name in _SUMMING
+    inner = view.name in _SUMMING or view.name.startswith(ATTENTION)  # whose scores overflow
     if wide is not None and biggest(wide) < limit * 0.9 and not inner:
         return None
     size = biggest(wide) if wide is not None else float("inf")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from whynan.causes import masks
 from whynan.causes.arguments import forward_view, written_spans
 from whynan.causes.catalogue import Finding, Scene, rule
-from whynan.causes.facts import rows
+from whynan.causes.facts import ATTENTION, rows
 from whynan.causes.fixes import Fix
 from whynan.causes.handed import constant_ids
 from whynan.causes.spreads import made_at, rounding_spread, spread_of, usual_spread
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from whynan.trace.birth import View
 
 _SOFTMAXES = ("_softmax", "_log_softmax", "logsumexp", "_safe_softmax", "logcumsumexp")
-_ATTENTION = "_scaled_dot_product"
 
 
 @rule("WN401", "fully-masked-softmax", "softmax over a row that is entirely masked", rank=30)
@@ -67,7 +66,7 @@ def fully_masked_softmax(scene: Scene) -> Finding | None:
     view = forward_view(scene)
     if view is not None and view.name.startswith("logaddexp"):
         return _nothing_to_add(scene, view)
-    if view is None or not (view.name in _SOFTMAXES or view.name.startswith(_ATTENTION)):
+    if view is None or not (view.name in _SOFTMAXES or view.name.startswith(ATTENTION)):
         return None
     scores = view.input("self") if view.name in _SOFTMAXES else view.input("attn_bias")
     if scores is None or not scores.is_floating_point() or scores.dim() == 0:
