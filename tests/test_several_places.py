@@ -122,3 +122,24 @@ for step in range(10):
     diff = incident["remedies"][0]["diff"]
     assert incident["remedies"][0]["result"] == "proven"
     assert "+++ b/near.py" in diff and "+++ b/train.py" in diff
+
+
+def test_a_change_that_only_moves_the_damage_on_is_followed(box: Sandbox) -> None:
+    """0 / 0 kept finite is a share of 0, and its logarithm is the next place."""
+    done = box.watched(f"""{HEAD}
+def divergence(p, q):
+    p = p / p.sum(-1, keepdim=True)
+    return torch.sum(p * torch.log(p / q), -1).mean()
+for step in range(10):
+    target = torch.rand(8, 6) + 0.01
+    if step == 6:
+        target[3] = 0
+    loss = divergence(target, net(torch.randn(8, 6)).softmax(-1))
+{TAIL}""")
+    (incident,) = done.incidents
+    remedy = incident["remedies"][0]
+    assert incident["cause"]["code"] == "WN104"
+    assert any("with a change there alone" in e for e in incident["cause"]["evidence"])
+    assert (remedy["result"], "and at line" in remedy["title"]) == ("proven", True)
+    assert "gradient alive" in remedy["effect"]
+    assert remedy["diff"].count("\n+ ") == 2

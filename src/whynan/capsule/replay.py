@@ -76,6 +76,7 @@ class Program:
         self.skip_backward = False
         self.without_graph = False
         self.undo = undo  # for an optimizer's step: keeps gradients in place and takes the update back
+        self.change: Callable[[], AbstractContextManager[object]] = nullcontext  # of the program's source, in force while it plays
         self.roots = list({id(e.fn): e.fn for e in entries if isinstance(e.fn, torch.nn.Module)}.values())
         self.roots += [r for r in recorder.roots() if all(r is not x for x in self.roots)]
         self.weights = {id(p) for root in self.roots for p in root.parameters()}
@@ -87,6 +88,12 @@ class Program:
         short = copy.copy(self)
         short.skip_backward = True
         return short
+
+    def changed(self, change: Callable[[], AbstractContextManager[object]]) -> Program:
+        """Return the same step as another source would make it."""
+        other = copy.copy(self)
+        other.change = change
+        return other
 
     def frugal(self) -> Program:
         """Return the forward pass without its autograd graph: each value is freed as soon as it was used."""
@@ -156,6 +163,10 @@ class Program:
 
     def play(self, listener: Listener | None = None) -> Run:
         """Run all entries once. Call inside `still()`."""
+        with self.change():
+            return self._play(listener)
+
+    def _play(self, listener: Listener | None) -> Run:
         run = Run()
         self.recorder.received.rewind()
         for entry in self.entries:

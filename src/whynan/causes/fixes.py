@@ -20,6 +20,7 @@ from whynan.causes.source import Change, Expression, positioned
 if TYPE_CHECKING:
     from whynan.capsule.sites import Site
 
+_OURS = f"{__file__}: a remedy"  # the file of code that is put in place: no line of the program's
 _ALIASES = {
     "truediv": "div", "itruediv": "div", "rtruediv": "div", "divide": "div", "true_divide": "div", "rdiv": "div", "rsub": "sub", "isub": "sub",
     "radd": "add", "iadd": "add", "rmul": "mul", "imul": "mul", "multiply": "mul", "rpow": "pow", "ipow": "pow", "inverse": "inv", "mm": "matmul",
@@ -124,7 +125,7 @@ class Fix:
         import torch
 
         source = _placeholders(self.template)
-        code = compile(source, "<remedy>", "eval")
+        code = compile(source, _OURS, "eval")
 
         def change(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if plain_name(func) != name or (self.operand is None and _writes(func)):
@@ -153,7 +154,7 @@ class Fix:
     def _swap_keyword(self, name: str) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]:
         import torch
 
-        code = compile(_placeholders(self.template), "<remedy>", "eval")
+        code = compile(_placeholders(self.template), _OURS, "eval")
 
         def change(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if plain_name(func) != name:

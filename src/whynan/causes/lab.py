@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from whynan.capsule.replay import Program, Run, call_entry
 from whynan.capsule.sites import Site, live_site
-from whynan.capsule.tape import Entry, Outside, Slot
+from whynan.capsule.tape import Outside, Slot
 from whynan.causes import made
 from whynan.causes.widening import BRAIN, LARGEST, SHORT, WIDE, converted, size_of
 from whynan.records import number
@@ -96,11 +96,11 @@ class Lab:
     def run(self, swap: Swap | None = None, sites: Sites = frozenset(), around: Any = None, program: Program | None = None) -> Outcome:
         """Replay the step (or a healthy one) once, with `swap` in place of the torch function called at `sites`."""
         program = program or self.program
-        mode = Swapper(swap, sites, self._beside) if swap is not None else contextlib.nullcontext()
+        mode = Swapper(program, [(swap, sites), *self._beside]) if swap is not None else contextlib.nullcontext()
         made.forget()
         try:
             with program.still(), around or contextlib.nullcontext(), mode:
-                run = program.play(mode if isinstance(mode, Swapper) else None)
+                run = program.play()
                 outcome = self._outcome(run, program)
         except MemoryError:
             outcome = NO_MEMORY
@@ -302,24 +302,16 @@ def _scale(history: list[dict[str, float]], scaler: Any) -> float:
 
 
 class Swapper(TorchFunctionMode):
-    """Puts another computation in place of the torch function called at one site, wherever it is called from there; others beside it, uncounted."""
+    """Puts other computations in place of the torch functions called at some sites, wherever they are called from there; the first is counted."""
 
-    def __init__(self, swap: Swap, sites: Sites, beside: Sequence[Put] = ()) -> None:
+    def __init__(self, program: Program, puts: Sequence[Put]) -> None:
         super().__init__()
-        self.puts, self.hits = [(swap, sites), *beside], 0
+        self.recorder = program.recorder
+        self.puts, self.hits = puts, 0
         self.where: Site | None = None
-        self.entry: Entry | None = None
-
-    def entering(self, entry: Entry) -> None:
-        """A tape entry begins."""
-        self.entry = entry
-
-    def leaving(self, entry: Entry) -> None:
-        """A tape entry ended."""
-        self.entry = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        site = live_site(_FLOOR, 2) or (self.entry.site if self.entry else None)
+        site = live_site(_FLOOR, 2) or (self.recorder.playing.site if self.recorder.playing is not None else None)
         for place, (swap, sites) in enumerate(self.puts):
             result = swap(func, args, kwargs or {}) if sites is None or site in sites else NotImplemented
             if result is not NotImplemented:

@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 
 from whynan.capsule.sites import Site, resolve
 from whynan.causes.catalogue import Finding, Rule, Scene
+from whynan.causes.lab import Swapper
 from whynan.causes.source import Expression
-from whynan.causes.trying import Part, together
+from whynan.causes.trying import Part, changes_at, together
 from whynan.records import Phase, Remedy, Span, number
 from whynan.trace.birth import Birth
+from whynan.trace.locate import locate
 from whynan.trace.mending import Place, Remains, places_of, remaining_birth, without
 
 _SETTLED = ("WN601", "WN602", "WN603", "WN604", "WN605", "WN606", "WN608", "WN703", "WN801", "WN802", "WN803")
@@ -73,6 +75,8 @@ def _decide(first: Verdict, birth: Birth, explain: Callable[[Scene], Verdict]) -
     remains = _without(first.scene, birth)
     if remains.finite:
         _explains_all(first, birth, remains)
+        if not first.healed:
+            _look_further(first, explain)
         return first
     other = remaining_birth(first.scene.program, first.scene.targets, places_of(birth), remains)
     if other is None or _line(other) == _line(birth) or not _line(other).known:
@@ -119,12 +123,35 @@ def _all(first: Verdict, second: Verdict, explain: Callable[[Scene], Verdict]) -
     first.finding.evidence.append(f"{what}: {named}; {more}")
     healing = [r for r in second.remedies if r.result == "proven"]
     if not healing and remains.finite:
-        healed = together([Part(v.scene, v.finding, v.expression, v.site) for v in found])
+        healed = together(list(map(_part, found)))
         healing = [healed] if healed is not None else []
     first.remedies = healing + first.remedies
     for count, verdict in enumerate(found[1:]):
         _point_at(first, verdict, _ORDER[count])
     return first
+
+
+def _look_further(first: Verdict, explain: Callable[[Scene], Verdict]) -> None:
+    """Finite values would do, but those that a change gives are bad further on (the log of a 0 it lets through): find where, and try both changes."""
+    scene = first.scene
+    assert scene.lab is not None
+    for put in changes_at(_part(first)):
+        with scene.lab.beside(put):
+            changed = scene.program.changed(lambda put=put: Swapper(scene.program, [put]))  # type: ignore[misc]
+            other = locate(changed, scene.targets)
+            if other is None or not _line(other).known or _line(other) == _line(_birth(first)):
+                continue
+            second = explain(replace(scene, birth=other, program=changed))
+        healed = together([_part(first), _part(second)]) if second.healed else None
+        if healed is not None:
+            first.finding.evidence.append(f"with a change there alone, non-finite values are born at {_named(second)}")
+            first.remedies.insert(0, healed)
+            _point_at(first, second, "second")
+            return
+
+
+def _part(verdict: Verdict) -> Part:
+    return Part(verdict.scene, verdict.finding, verdict.expression, verdict.site)
 
 
 def _point_at(first: Verdict, other: Verdict, order: str) -> None:

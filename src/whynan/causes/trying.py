@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -81,14 +81,24 @@ def together(parts: list[Part]) -> Remedy | None:
     return _together(parts, [], [3 * TRIES])
 
 
+def changes_at(part: Part) -> list[Put]:
+    """Return the first changes that fit a place."""
+    return [trial.put for _, trial in islice(_fitting(part), PAIRED) if trial.put is not None]
+
+
+def _fitting(part: Part) -> Iterator[tuple[Fix, Trial]]:
+    expression = _read_again(part.scene, part.expression)
+    for fix in part.finding.fixes:
+        trial = _trial(part.scene, fix, expression, part.site)
+        if trial is not None and trial.put is not None:
+            yield fix, trial
+
+
 def _together(parts: list[Part], chosen: list[tuple[Fix, Trial, Site | None]], left: list[int]) -> Remedy | None:
     part, rest = parts[0], parts[1:]
     lab = part.scene.lab
     assert lab is not None
-    expression = _read_again(part.scene, part.expression)
-    trials = ((fix, _trial(part.scene, fix, expression, part.site)) for fix in part.finding.fixes)
-    fitting = ((fix, trial) for fix, trial in trials if trial is not None and trial.put is not None)
-    for fix, trial in islice(fitting, PAIRED if rest else TRIES):
+    for fix, trial in islice(_fitting(part), PAIRED if rest else TRIES):
         now = [*chosen, (fix, trial, fix.site or part.site)]
         if not rest:
             left[0] -= 1

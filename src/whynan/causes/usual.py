@@ -83,8 +83,8 @@ def _seen(program: Program, name: str, operand: int, site: Site) -> list[float]:
             seen.extend(_positive(args[operand]))
         return NotImplemented
 
-    mode = Swapper(look, frozenset([site]))
+    mode = Swapper(program, [(look, frozenset([site]))])
     short = program.until_loss()
     with short.still(), mode:
-        short.play(mode)
+        short.play()
     return seen
