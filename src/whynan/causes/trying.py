@@ -164,7 +164,7 @@ def _putting(
     """Make a trial of another computation in the place of a function, and the text of it where there is one."""
     written = (expression, change) if expression is not None and change is not None else None
     diff = joined([written]) if written is not None else ""
-    return Trial(lambda program: lab.run(*put, program=program), put, written if diff else None, diff, far=far, stopped=stopped or [])
+    return Trial(lambda program: lab.run(*put, program=program), put, written if diff else None, diff, far=far, stopped=[] if stopped is None else stopped)
 
 
 def _read_again(scene: Scene, expression: Expression | None) -> Expression | None:
