@@ -97,7 +97,7 @@ def test_a_scout_changes_no_answer(loss_of: Loss, bad: torch.Tensor, monkeypatch
 def test_a_step_that_does_not_repeat_is_traced_without_a_scout(monkeypatch: pytest.MonkeyPatch) -> None:
     """The scout saw fewer operations than the tracer: everything is looked at."""
     plain = told(diagnosed(spread, torch.ones(8, 6)))
-    monkeypatch.setattr(locate, "scout", lambda program: scouting.Scouted(3, frozenset(), frozenset()))
+    monkeypatch.setattr(locate, "scout", lambda program: scouting.Scouted(3, frozenset(), frozenset(), frozenset()))
     assert told(diagnosed(spread, torch.ones(8, 6))) == plain
 
 
@@ -109,7 +109,7 @@ def test_a_scout_that_overlooked_the_damage_is_not_believed(monkeypatch: pytest.
     def blind(program: Any) -> scouting.Scouted:
         seen = real(program)
         assert seen is not None
-        return scouting.Scouted(seen.count, frozenset(), frozenset())
+        return scouting.Scouted(seen.count, frozenset(), frozenset(), frozenset())
 
     monkeypatch.setattr(scouting, "waits", lambda program: True)
     monkeypatch.setattr(locate, "scout", blind)

@@ -22,16 +22,25 @@ from whynan.capsule.replay import Program, Run, call_entry
 from whynan.capsule.sites import Site, live_site
 from whynan.capsule.tape import Outside, Slot
 from whynan.causes import made
+from whynan.causes.fixes import plain_name
 from whynan.causes.widening import BRAIN, LARGEST, SHORT, WIDE, converted, size_of
 from whynan.records import number
 from whynan.trace.jumps import Jump
 from whynan.tripwire.checks import total_norm
-from whynan.tripwire.values import damage_of, largest
+from whynan.tripwire.values import damage_of, largest, plain
 
 Swap = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 Sites = frozenset[Site] | None  # None: wherever it fits
-Put = tuple[Swap, Sites]
 _FLOOR = call_entry.__code__
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Another computation in place of a torch function."""
+
+    swap: Swap
+    sites: Sites
+    name: str = ""  # of the only function it takes the place of, where that is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +102,10 @@ class Lab:
         self._beside: list[Put] = []  # what is in force whatever else is tried
         self.where: Site | None = None  # the last place where something was put in
 
-    def run(self, swap: Swap | None = None, sites: Sites = frozenset(), around: Any = None, program: Program | None = None) -> Outcome:
-        """Replay the step (or a healthy one) once, with `swap` in place of the torch function called at `sites`."""
+    def run(self, put: Put | None = None, around: Any = None, program: Program | None = None) -> Outcome:
+        """Replay the step (or a healthy one) once, with something else in place of a torch function."""
         program = program or self.program
-        mode = Swapper(program, [(swap, sites), *self._beside]) if swap is not None else contextlib.nullcontext()
+        mode = Swapper(program, [put, *self._beside]) if put is not None else contextlib.nullcontext()
         made.forget()
         try:
             with program.still(), around or contextlib.nullcontext(), mode:
@@ -283,7 +292,9 @@ def _gradients(program: Program, run: Run) -> dict[int, torch.Tensor]:
 
 def _reached(placed: dict[int, torch.Tensor]) -> frozenset[int]:
     """Return the places of gradients that are not 0, or that cannot be looked into; read in one go."""
-    sizes = {place: size for place, g in placed.items() if (size := largest(g.detach())) is not None}
+    flat = {place: g.detach() for place, g in placed.items() if plain(g) is g and g.is_floating_point() and g.element_size() > 1 and g.numel()}
+    sizes = dict(zip(flat, torch._foreach_norm(list(flat.values()), torch.inf), strict=True)) if flat else {}
+    sizes |= {place: size for place, g in placed.items() if place not in flat and (size := largest(g.detach())) is not None}
     first = next(iter(sizes.values()), None)
     read = torch.stack([size.to(first.device, torch.float64) for size in sizes.values()]).tolist() if first is not None else []
     return frozenset(placed) - {place for place, size in zip(sizes, read, strict=True) if size <= NOTHING}
@@ -309,13 +320,17 @@ class Swapper(TorchFunctionMode):
         self.recorder = program.recorder
         self.puts, self.hits = puts, 0
         self.where: Site | None = None
+        self._wanted: dict[Any, list[Put]] = {}  # by function: those that may take its place. To walk the stack for each call takes long
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        site = live_site(_FLOOR, 2) or (self.recorder.playing.site if self.recorder.playing is not None else None)
-        for place, (swap, sites) in enumerate(self.puts):
-            result = swap(func, args, kwargs or {}) if sites is None or site in sites else NotImplemented
+        wanted = self._wanted.get(func)
+        if wanted is None:
+            wanted = self._wanted[func] = [put for put in self.puts if put.name in ("", plain_name(func))]
+        site = (live_site(_FLOOR, 2) or (self.recorder.playing.site if self.recorder.playing is not None else None)) if wanted else None
+        for put in wanted:
+            result = put.swap(func, args, kwargs or {}) if put.sites is None or site in put.sites else NotImplemented
             if result is not NotImplemented:
-                if not place:
+                if put is self.puts[0]:
                     self.hits += 1
                     self.where = site
                 return result

@@ -179,6 +179,8 @@ def _with_finite_values(scene: Scene, title: str) -> Remedy:
 
 def _without_it(scene: Scene, end: Any, title: str) -> Remedy:
     """Replay the step without the operation in which the gradient ends, where it maps its argument element by element."""
+    from whynan.causes.lab import Put
+
     assert scene.lab is not None
 
     def skip(func: Any, args: Any, kwargs: Any) -> Any:
@@ -186,7 +188,7 @@ def _without_it(scene: Scene, end: Any, title: str) -> Remedy:
         fits = name in ("clamp", "clip", "clamp_min", "clamp_max", "round", "floor", "ceil", "sign", "relu", "hardtanh", "sigmoid", "tanh", "threshold")
         return args[0] if fits and args else NotImplemented
 
-    outcome = scene.lab.run(skip, frozenset([end.site]))
+    outcome = scene.lab.run(Put(skip, frozenset([end.site])))
     if not scene.lab.hit or not outcome.finite or not outcome.norm:
         return Remedy(title)
     scene.tried("the step without this operation", outcome.effect())

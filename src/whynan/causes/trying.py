@@ -154,7 +154,7 @@ def _trial(scene: Scene, fix: Fix, expression: Expression | None, site: Site | N
     if fix.inner == "bfloat16":  # it rounds more, so healthy losses may move a little
         return Trial(lab.in_bfloat16, tolerance=5 * TOLERANCE)
     if fix.inner in apart.KINDS:
-        return _putting(lab, (apart.swap(fix.inner), None), far=True)
+        return _putting(lab, Put(apart.swap(fix.inner), None), far=True)
     return _in_place(scene, fix, expression, site)
 
 
@@ -164,7 +164,7 @@ def _putting(
     """Make a trial of another computation in the place of a function, and the text of it where there is one."""
     written = (expression, change) if expression is not None and change is not None else None
     diff = joined([written]) if written is not None else ""
-    return Trial(lambda program: lab.run(*put, program=program), put, written if diff else None, diff, far=far, stopped=[] if stopped is None else stopped)
+    return Trial(lambda program: lab.run(put, program=program), put, written if diff else None, diff, far=far, stopped=[] if stopped is None else stopped)
 
 
 def _read_again(scene: Scene, expression: Expression | None) -> Expression | None:
@@ -184,7 +184,8 @@ def _at(scene: Scene, fix: Fix, site: Site) -> Trial | None:
     expression = _read_again(scene, expression_at(site, resolve(site).file))
     if expression is None or not expression.operands:
         return None
-    put = fix.swap(expression, source_name(expression.name)), frozenset([site])
+    name = source_name(expression.name)
+    put = Put(fix.swap(expression, name), frozenset([site]), name)
     return _putting(scene.lab, put, expression, fix.text(expression))
 
 
@@ -194,7 +195,7 @@ def _around(lab: Lab, fix: Fix, expression: Expression, site: Site | None) -> Tr
     outer = sites_of_node(site, found[0]) if found is not None and site is not None else frozenset()
     if found is None or not outer:
         return None
-    return _putting(lab, (patterns.outer_swap(fix.inner), outer), expression, found if found[1] else None)
+    return _putting(lab, Put(patterns.outer_swap(fix.inner), outer), expression, found if found[1] else None)
 
 
 def _in_place(scene: Scene, fix: Fix, expression: Expression, site: Site | None) -> Trial | None:
@@ -207,7 +208,7 @@ def _in_place(scene: Scene, fix: Fix, expression: Expression, site: Site | None)
         return None
     change = fix.text(expression) if _handed_through(scene, fix, expression, runtime) else None
     stopped: list[tuple[int, int]] = []
-    put = fix.swap(expression, runtime, stopped), frozenset([site]) if site is not None else frozenset()
+    put = Put(fix.swap(expression, runtime, stopped), frozenset([site]) if site is not None else frozenset(), runtime)
     return _putting(scene.lab, put, expression, change, stopped=stopped)
 
 

@@ -74,7 +74,7 @@ def _seen(program: Program, name: str, operand: int, site: Site) -> list[float]:
     """Play a forward pass and return the values of an operand in it."""
     import torch
 
-    from whynan.causes.lab import Swapper
+    from whynan.causes.lab import Put, Swapper
 
     seen: list[float] = []
 
@@ -83,7 +83,7 @@ def _seen(program: Program, name: str, operand: int, site: Site) -> list[float]:
             seen.extend(_positive(args[operand]))
         return NotImplemented
 
-    mode = Swapper(program, [(look, frozenset([site]))])
+    mode = Swapper(program, [Put(look, frozenset([site]), name)])
     short = program.until_loss()
     with short.still(), mode:
         short.play()

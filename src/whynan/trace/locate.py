@@ -185,7 +185,7 @@ def _trace(
     tracer = Tracer(roles_of(program.entries, program.roots, extra), keep)
     tracer.hold = hold
     if scouted is not None:
-        tracer.suspects, tracer.nan = scouted.suspects, scouted.nan
+        tracer.suspects, tracer.nan, tracer.clean = scouted.suspects, scouted.nan, scouted.clean
     with program.still(), module_names(program.roots, tracer), tracer:
         run = program.play(tracer)
         if not keep:

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 from torch.overrides import BaseTorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from whynan.capsule.replay import Program
 from whynan.trace.memory import is_whole, storage_key
+from whynan.trace.modes import ReplayMode
 from whynan.tripwire.values import plain
 
 
@@ -26,6 +26,7 @@ class Scouted:
     count: int
     suspects: frozenset[int]
     nan: frozenset[int]
+    clean: frozenset[int]  # memory of weights that are finite
 
 
 def scout(program: Program) -> Scouted | None:
@@ -39,7 +40,7 @@ def scout(program: Program) -> Scouted | None:
     with program.still(), watcher, BaseTorchFunctionMode():  # a function mode turns some fast ways off, and the tracer has one
         program.play()
         watcher.blind = True
-        return watcher.report()
+        return watcher.report(_finite_memory(program.leaves))
 
 
 def waits(program: Program) -> bool:
@@ -47,7 +48,20 @@ def waits(program: Program) -> bool:
     return any(leaf.is_cuda for leaf in program.leaves)
 
 
-class _Scout(TorchDispatchMode):
+def _finite_memory(weights: list[torch.Tensor]) -> frozenset[int]:
+    """Return the memory of those weights that are finite, read in one go for each kind."""
+    usual = [w.detach() for w in weights if plain(w) is w and w.is_floating_point() and w.element_size() > 1 and w.numel() and is_whole(w)]
+    kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    for weight in usual:
+        kinds.setdefault((weight.dtype, weight.device), []).append(weight)
+    found: set[int] = set()
+    for kind in kinds.values():
+        sizes = torch.stack(list(torch._foreach_norm(kind, torch.inf))).tolist()
+        found.update(storage_key(weight) for weight, size in zip(kind, sizes, strict=True) if math.isfinite(size))
+    return frozenset(found)
+
+
+class _Scout(ReplayMode):
     """Keeps the largest magnitude of each result, unread. What only looks at memory that was measured is not measured again."""
 
     def __init__(self) -> None:
@@ -62,8 +76,12 @@ class _Scout(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if self.blind:
-            return result
+        if not self.blind:
+            with torch._C.DisableTorchFunction():  # our own looking is not the user's calling
+                self._see(func, result)
+        return result
+
+    def _see(self, func: Any, result: Any) -> None:
         index, self.count = self.count, self.count + 1
         is_view = getattr(func, "is_view", False)
         if result is None:
@@ -73,7 +91,6 @@ class _Scout(TorchDispatchMode):
         for tensor in result if isinstance(result, list | tuple) else (result,):
             if isinstance(tensor, torch.Tensor) and (tensor.is_floating_point() or tensor.is_complex()) and tensor.numel():
                 self._look(index, tensor, is_view)
-        return result
 
     def _look(self, index: int, tensor: torch.Tensor, is_view: bool) -> None:
         if plain(tensor) is not tensor or tensor.is_complex() or tensor.element_size() == 1 or tensor.device.type == "meta":
@@ -85,11 +102,10 @@ class _Scout(TorchDispatchMode):
             self.views.append((index, owner, is_whole(tensor)))
             return
         self.owners[memory] = index
-        with torch._C.DisableTorchFunction():
-            size = torch.linalg.vector_norm(tensor.detach(), torch.inf)
+        size = torch.linalg.vector_norm(tensor.detach(), torch.inf)
         self.sizes.setdefault((size.dtype, size.device), []).append((index, size))
 
-    def report(self) -> Scouted:
+    def report(self, clean: frozenset[int]) -> Scouted:
         """Read all sizes at once."""
         found = set(self.unclear)
         nan: set[int] = set()
@@ -100,4 +116,4 @@ class _Scout(TorchDispatchMode):
         for index, owner, whole in self.views:
             if owner in nan or owner in found:
                 (nan if whole and owner in nan and owner in self.single else found).add(index)
-        return Scouted(self.count, frozenset(found), frozenset(nan - found))
+        return Scouted(self.count, frozenset(found), frozenset(nan - found), clean)

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from whynan.capsule.replay import call_entry
 from whynan.capsule.sites import Site, caller_of, live_frame, live_site
@@ -23,7 +22,8 @@ from whynan.capsule.tape import Entry
 from whynan.errors import let_through
 from whynan.trace.graph import Colour, Graph, Leaf, Op, Source
 from whynan.trace.memory import is_part, is_whole, storage_key, weak_storage
-from whynan.tripwire.values import Damage, damage_of, is_mask_like, plain
+from whynan.trace.modes import ReplayMode
+from whynan.tripwire.values import CLEAN, Damage, damage_of, is_mask_like, plain
 
 _node_number = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 _FLOOR = call_entry.__code__
@@ -54,7 +54,7 @@ _LOGS = ("log", "log2", "log10", "log_", "log1p")
 _BATCH_NORMS = frozenset({"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"})  # write running statistics, which their schemas do not say
 
 
-class Tracer(TorchDispatchMode):
+class Tracer(ReplayMode):
     """Records a `Graph`; with `keep`, also clones of the inputs and outputs of those operations."""
 
     def __init__(self, roles: dict[int, tuple[str, str]], keep: frozenset[int] = frozenset(), budget: int = 1 << 30) -> None:
@@ -70,6 +70,7 @@ class Tracer(TorchDispatchMode):
         self.calls = CallTracker(self)
         self.suspects: frozenset[int] | None = None  # the operations to look at; None: all
         self.nan: frozenset[int] = frozenset()  # of those not looked at: they are known to give NaN
+        self.clean: frozenset[int] = frozenset()  # memory that is known to be finite
         self.hold = -1  # the operation in whose function the values are to be named
         self.frame: FrameType | None = None
         self.caller: Site | None = None  # of the library that it runs in
@@ -207,7 +208,7 @@ class Tracer(TorchDispatchMode):
         made = number - 1 if number > self._last_node else -1
         op = Op(
             index=index,
-            name=str(func),
+            name=_text_of(func),
             sources=sources,
             scalars=scalars,
             site=site or (self.entry.site if self.entry else None),
@@ -264,7 +265,7 @@ class Tracer(TorchDispatchMode):
         outer = self.entry.site if self.entry else None
         used_at = outer if role == "input" and outer else site or outer  # an input is handed in by the loop
         leaf = Leaf(tensor, role, name, used_at=used_at, first_use=len(self.graph.ops))
-        leaf.damage = damage_of(tensor)
+        leaf.damage = CLEAN if key in self.clean else damage_of(tensor)
         if leaf.damage:
             intended = is_mask_like(tensor) or (role in ("constant", "buffer") and not leaf.damage.nan)
             leaf.colour = Colour.DELIBERATE if intended else Colour.DAMAGE
@@ -421,6 +422,10 @@ class CallTracker(TorchFunctionMode):
             self.name = outer
 
 
+_text_of: Callable[[Any], str] = functools.cache(str)
+
+
+@functools.lru_cache(maxsize=4096)  # a function that a program makes anew at each step must not be kept for ever
 def _readable(func: Any) -> str:
     """Name a Python-level torch function: `torch.nn.functional.normalize`, `Tensor.log`."""
     name = getattr(func, "__name__", "") or str(func)
