@@ -22,7 +22,7 @@ from whynan.capsule.objects import Encoder
 from whynan.capsule.replay import Program, eager, is_compiled
 from whynan.capsule.sites import Site
 from whynan.capsule.sources import Sources
-from whynan.capsule.tape import Entry, Inner, Outside, Rebuild, Slot
+from whynan.capsule.tape import Entry, Inner, Outside, Rebuild, Slot, is_leaf
 from whynan.capsule.tensors import Need, Tensors
 from whynan.records import Json, jsonable
 from whynan.tripwire.values import stats
@@ -194,7 +194,7 @@ class Packer:
     def _outside(self, value: Outside, path: str) -> Json:
         if id(value) in self._outsides:
             return self._outsides[id(value)]
-        leaf = value.tensor.requires_grad and value.tensor.is_leaf
+        leaf = value.tensor.requires_grad and is_leaf(value.tensor)
         tensor = self.objects.encode(value.tensor if leaf else value.value(), path)
         if isinstance(tensor, dict) and "lost" in tensor:
             return tensor

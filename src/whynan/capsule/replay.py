@@ -21,7 +21,7 @@ from whynan.capsule.collectives import no_functional_collectives
 from whynan.capsule.compiled import eagerly
 from whynan.capsule.recorder import Recorder
 from whynan.capsule.state import Stasis, put_rng
-from whynan.capsule.tape import Entry, Inner, Outside, Rebuild, Slot, overwrites, tensors_of
+from whynan.capsule.tape import Entry, Inner, Outside, Rebuild, Slot, node_of, overwrites, tensors_of
 from whynan.errors import let_through
 
 _node_number = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
@@ -111,8 +111,8 @@ class Program:
                 if isinstance(leaf, Outside):
                     if leaf.changed:
                         return f"a tensor of shape {list(leaf.tensor.shape)} that the step read was changed in place since"
-                    if leaf.tensor.grad_fn is not None and leaf.tensor.requires_grad:
-                        return f"a tensor made by {type(leaf.tensor.grad_fn).__name__} came from code the tape does not see"
+                    if leaf.tensor.requires_grad and node_of(leaf.tensor) is not None:
+                        return f"a tensor made by {type(node_of(leaf.tensor)).__name__} came from code the tape does not see"
         return "the step computes with gradients of the step before, which a replay does not have" if _computes_with_left_over(self.entries) else ""
 
     @contextmanager
@@ -334,7 +334,7 @@ class _Catcher(torch.overrides.TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for tensor in tensors_of(result, depth=0):
-            node = tensor.grad_fn if tensor.requires_grad else None
+            node = node_of(tensor) if tensor.requires_grad else None
             if node is not None:
                 key = (node._sequence_nr() - self.start, tensor.output_nr)
                 if key in self.entry.wanted:

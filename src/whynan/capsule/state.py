@@ -16,8 +16,11 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
+from whynan.tripwire.values import damage_of
+
 _generator = torch.default_generator
 _BASE_KEYS = frozenset(torch.nn.Module().__dict__)
+Kept = list[tuple[torch.nn.Module, dict[str, Any]]]
 Copies = dict[int, tuple[torch.Tensor, torch.Tensor, int]]  # id(buffer): buffer, copy, version
 
 
@@ -28,9 +31,11 @@ class ModuleState:
         self._root = weakref.ref(root)
         self._copies: Copies = {}
         self._homes: list[tuple[torch.nn.Module, str, torch.Tensor]] = []
-        self._attributes: list[tuple[torch.nn.Module, dict[str, Any]]] = []
+        self._attributes: Kept = []
         self._holders: list[torch.nn.Module] = []
         self._held: list[Mutable] = []
+        self._parameters: Kept = []
+        self._rebinding: list[torch.nn.Module] = []
         self._modules = own_modules(root)
         self._busy = self._modules
         self._calls = 0
@@ -39,7 +44,7 @@ class ModuleState:
         self.draws = PythonDraws()
         self._silent: set[int] = set()  # buffers that a kernel writes without moving their version counter
         self.changing = False
-        self._first: tuple[Copies, list[tuple[torch.nn.Module, str, torch.Tensor]], list[tuple[torch.nn.Module, dict[str, Any]]]] | None = None
+        self._first: tuple[Copies, list[tuple[torch.nn.Module, str, torch.Tensor]], Kept, Kept] | None = None  # of the first micro-batch
         self._resnapshot()
 
     def begin(self, again: bool = False) -> None:
@@ -49,10 +54,14 @@ class ModuleState:
         if not again:
             self._first = None
         elif self._first is None:
-            self._first = {k: (buffer, copy.clone(), -1) for k, (buffer, copy, _) in self._copies.items()}, self._homes, self._attributes
+            copies = {k: (buffer, copy.clone(), -1) for k, (buffer, copy, _) in self._copies.items()}
+            self._first = copies, self._homes, self._attributes, self._parameters
         self._copy_attributes()
+        self._copy_parameters()
         if not self._copies:
             return
+        if self._calls < 4:
+            self._learn_silent()
         stale_buffers, stale_copies = [], []
         for key, (buffer, copy, version) in self._copies.items():
             if buffer._version != version or key in self._silent:
@@ -65,6 +74,20 @@ class ModuleState:
                 torch._foreach_copy_(stale_copies, stale_buffers)
         if any(m._buffers.get(name) is not buffer for m, name, buffer in self._homes):
             self._resnapshot()
+
+    def _learn_silent(self) -> None:
+        """Find the buffers that the first steps wrote through `.data`, which no version counter tells (a codebook, a running mean written so)."""
+        for key, (buffer, copy, version) in self._copies.items():
+            if key not in self._silent and buffer._version == version and not _equal(buffer, copy):
+                self._silent.add(key)
+
+    def _copy_parameters(self) -> None:
+        """Keep which parameters stand where, in modules whose forward pass puts new ones in place (a codebook that is averaged); as for attributes."""
+        turn = self._calls % 64
+        if turn == 3:
+            self._rebinding = [m for m, kept in self._parameters if any(m._parameters.get(name) is not p for name, p in kept.items())]
+        modules = self._modules if turn in (1, 2) else self._rebinding
+        self._parameters = [(m, dict(m._parameters)) for m in modules if m._parameters]
 
     def _resnapshot(self) -> None:
         root = self._root()
@@ -112,18 +135,24 @@ class ModuleState:
             return  # not called in this step: nothing of it is this step's
         self.begun, self._rewound = False, True
         if self._first is not None and not alone:
-            self._copies, self._homes, self._attributes = self._first
+            self._copies, self._homes, self._attributes, self._parameters = self._first
         with torch.no_grad():
             for key, (buffer, copy, version) in self._copies.items():
-                if buffer._version != version or key in self._silent:
+                if buffer._version != version or key in self._silent or damage_of(buffer.detach()):
                     buffer.copy_(copy)
                     self._copies[key] = (buffer, copy, buffer._version)
-            for module, name, buffer in self._homes:
-                module._buffers[name] = buffer
+        self._put_in_place()
         for module, attributes in self._attributes:
             put_back(module, attributes, keep=("training", "forward"))  # Lightning puts another forward in place for a call
         for item in self._held:
             item.restore()
+
+    def _put_in_place(self) -> None:
+        """Put back the tensors that forward passes replaced."""
+        for module, name, buffer in self._homes:
+            module._buffers[name] = buffer
+        for module, parameters in self._parameters:
+            module._parameters.update(parameters)
 
     def replay_from(self) -> None:
         """Load the state of the beginning of the step for a replay; the caller puts the present back (`Stasis`)."""
@@ -131,10 +160,18 @@ class ModuleState:
             for key, (buffer, copy, version) in self._copies.items():
                 if buffer._version != version or key in self._silent:
                     buffer.copy_(copy)
+        self._put_in_place()
         for module, attributes in self._attributes:
             put_back(module, attributes)
         for item in self._held:
             item.restore()
+
+
+def _equal(buffer: torch.Tensor, copy: torch.Tensor) -> bool:
+    try:
+        return torch.equal(buffer, copy)
+    except (RuntimeError, NotImplementedError):  # a kind of tensor that cannot be compared
+        return True
 
 
 def _differs(now: dict[str, Any], before: dict[str, Any]) -> bool:
@@ -190,7 +227,8 @@ class Stasis:
         homes = {id(b): b for m in modules for b in m._buffers.values() if b is not None}
         homes.update((id(b), b) for root in self._roots for b in frozen_state(root))
         self._buffers = [(b, b.detach().clone(), b._version) for b in homes.values() if not is_lazy(b) and not b.is_inference()]
-        self._homes = [(m, dict(m._buffers)) for m in modules if m._buffers]
+        tables: list[dict[str, Any]] = [table for m in modules for table in (m._buffers, m._parameters) if table]
+        self._homes = [(table, dict(table)) for table in tables]
         # a live autograd graph may have saved these buffers: their version counters must not move
         self._versions = torch.autograd._unsafe_preserve_version_counter(tuple(b for b, _, _ in self._buffers))  # type: ignore[attr-defined]
         self._versions.__enter__()
@@ -212,8 +250,8 @@ class Stasis:
             for buffer, copy, _version in self._buffers:
                 buffer.copy_(copy)
         self._versions.__exit__()
-        for module, buffers in self._homes:
-            module._buffers.update(buffers)
+        for home, tensors in self._homes:
+            home.update(tensors)
         for module, attributes in self._attributes:
             put_back(module, attributes)
         for item in self._lists:

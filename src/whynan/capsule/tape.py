@@ -229,15 +229,18 @@ class Tape:
         """Say how to get this tensor again."""
         key = id(tensor)
         made = self._slots.get(key)
+        try:
+            node, trained = (tensor.grad_fn, True) if tensor.requires_grad else (None, False)
+        except RuntimeError:  # see `node_of`
+            node, trained = None, False
         if made is not None and made() is tensor:
             slot = made.slot
             # a leaf is state, whoever made it: gradients end in it. A plain value of an earlier step is taken as it is: a moving
             # average would hold the tape of all steps before it
-            usable = tensor.grad_fn is not None if tensor.requires_grad else slot.entry > self._rolled
-            if usable and slot.entry in self.entries:
+            if (node is not None if trained else slot.entry > self._rolled) and slot.entry in self.entries:
                 return slot
-        if tensor.requires_grad and tensor.grad_fn is not None:
-            inner = self._inner(tensor)
+        if node is not None:
+            inner = self._inner(tensor, node)
             if inner is not None:
                 return inner
         known, version = self._outside.get(key), version_of(tensor)
@@ -256,9 +259,7 @@ class Tape:
         self._unfiled.clear()
         return self._memory.get(memory, [])
 
-    def _inner(self, tensor: torch.Tensor) -> Inner | None:
-        node = tensor.grad_fn
-        assert node is not None
+    def _inner(self, tensor: torch.Tensor, node: Any) -> Inner | None:
         number = node._sequence_nr()
         for entry in self.entries.values():
             if entry.first_node <= number < entry.last_node:
@@ -371,13 +372,29 @@ def overwrites(entry: Entry) -> Outside | None:
     if not isinstance(target, Outside):
         return None
     with torch._C.DisableTorchFunction():  # to ask for a gradient is a call that would be recorded
-        return target if target.tensor.is_leaf and target.tensor.grad is None else None
+        return target if is_leaf(target.tensor) and target.tensor.grad is None else None
+
+
+def node_of(tensor: torch.Tensor) -> Any:
+    """Return the autograd node of a tensor; None also for a view made under no_grad of a weight that was written to since, of which torch refuses to say."""
+    try:
+        return tensor.grad_fn
+    except RuntimeError:
+        return None
+
+
+def is_leaf(tensor: torch.Tensor) -> bool:
+    """Whether gradients end in a tensor; such a view is no leaf."""
+    try:
+        return tensor.is_leaf
+    except RuntimeError:
+        return False
 
 
 def _alive(refs: Sequence[Made]) -> bool:
     for ref in refs:
         tensor = ref()
-        if tensor is not None and tensor.grad_fn is not None:
+        if tensor is not None and node_of(tensor) is not None:
             return True
     return False
 
@@ -406,7 +423,7 @@ def _size(tensor: torch.Tensor) -> int:
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().clone().requires_grad_(tensor.requires_grad and tensor.is_leaf)
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad and is_leaf(tensor))
 
 
 def dependencies(entry: Entry) -> Iterator[int]:

@@ -336,7 +336,7 @@ class Acting:
         ends = {e.number for e in tape if e.kind in _ENDS or (e.kind == "write" and _on_gradient(tape, e))}
         ends -= {n for n in ends if tape.entries[n].kind == "write" and self._from_others(n)}
         if symptom.place == "buffer":  # written by a forward pass that the loss need not depend on
-            ends |= {e.number for e in tape if e.kind == "module"}
+            ends |= {e.number for e in tape if e.kind == "module" and e.number > session.window_start}  # those of the step before are kept for its loss
         return tape.needed_for(ends) if ends else list(tape)
 
     def _from_others(self, number: int) -> bool:

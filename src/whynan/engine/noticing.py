@@ -57,7 +57,7 @@ class Noticing:
         if window.symptom is None and window.loss is None:
             self.look_at_losses()
         if window.symptom is None:
-            self._look_at_gradients(optimizer)
+            self.look_at_gradients(optimizer)
         if window.symptom is None and self.session.recorder.has_buffers:
             self.look_at_buffers()
 
@@ -78,7 +78,8 @@ class Noticing:
             window.norm = norm_of_gradients(parameters)
         return window.norm
 
-    def _look_at_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+    def look_at_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        """Look at the gradients of an optimizer's weights."""
         norm = self.norm_of(optimizer)
         if norm is not None and not isinstance(norm, float):
             norm = self.session.window.norm = float(norm)

@@ -12,7 +12,7 @@ import torch
 from whynan.capsule.earlier import Earlier
 from whynan.capsule.recorder import Recorder
 from whynan.capsule.sites import Site
-from whynan.capsule.tape import Entry, Outside
+from whynan.capsule.tape import Entry, Outside, is_leaf
 from whynan.engine.tallying import Tally
 from whynan.errors import TrainingStopped
 from whynan.records import Symptom
@@ -136,7 +136,7 @@ class Session:
             found.update((id(p), p) for p in root.parameters())
         for entry in self.recorder.tape:
             for leaf in entry.reads:
-                if isinstance(leaf, Outside) and leaf.tensor.is_leaf and leaf.tensor.requires_grad:
+                if isinstance(leaf, Outside) and leaf.tensor.requires_grad and is_leaf(leaf.tensor):
                     found[id(leaf.tensor)] = leaf.tensor
         return list(found.values())
 

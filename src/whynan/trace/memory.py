@@ -6,7 +6,7 @@ import weakref
 
 import torch
 
-from whynan.capsule.tape import Entry, Outside, leaves
+from whynan.capsule.tape import Entry, Outside, is_leaf, leaves
 from whynan.tripwire.values import parts, plain
 
 
@@ -51,7 +51,7 @@ def roles_of(entries: list[Entry], roots: list[torch.nn.Module], leaves_: dict[i
         for leaf in leaves((entry.args, entry.kwargs)):
             if isinstance(leaf, Outside):
                 # weights of torch.func are plain values that one step hands to the next
-                weight = (leaf.tensor.requires_grad and leaf.tensor.is_leaf) or (leaf.carried and entry.kind == "derivative")
+                weight = (leaf.tensor.requires_grad and is_leaf(leaf.tensor)) or (leaf.carried and entry.kind == "derivative")
                 role = "parameter" if weight else "input"
                 for tensor in (leaf.tensor, leaf.value()):
                     roles.setdefault(storage_key(tensor), (role, ""))

@@ -409,9 +409,10 @@ class CallTracker(TorchFunctionMode):
         self.tracer = tracer
         self.name = ""
         self.swap = swap
+        self._names: dict[Any, str] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        outer, self.name = self.name, _readable(func)
+        outer, self.name = self.name, self._names.get(func) or self._names.setdefault(func, _readable(func))
         try:
             return func(*args, **(kwargs or {}))
         except Exception as error:
@@ -425,7 +426,6 @@ class CallTracker(TorchFunctionMode):
 _text_of: Callable[[Any], str] = functools.cache(str)
 
 
-@functools.lru_cache(maxsize=4096)  # a function that a program makes anew at each step must not be kept for ever
 def _readable(func: Any) -> str:
     """Name a Python-level torch function: `torch.nn.functional.normalize`, `Tensor.log`."""
     name = getattr(func, "__name__", "") or str(func)
