@@ -15,19 +15,17 @@ from whynan.capsule.tape import Entry
 from whynan.tripwire.values import damage_of
 
 _KINDS = (IndexError, RuntimeError, ValueError)
+_CHECKS = (AssertionError, RuntimeError, ValueError, ArithmeticError)
 
 
 def entry_behind(error: BaseException, recorder: Recorder) -> Entry | None:
-    """Return the recorded call an exception came out of, or the one that made the NaN that torch refused.
-
-    An exception that the program raised itself, or that no call of torch raised, has none.
-    """
+    """Return the recorded call an exception came out of, or the one that made the NaN that torch refused, or that the program held when it raised."""
     for seen in (error, error.__cause__):
         if isinstance(seen, _KINDS):
             found = _failed(seen, recorder) or _made_blamed(seen, recorder)
             if found is not None:
                 return found
-    return _unsolved_entry(error, recorder)
+    return _unsolved_entry(error, recorder) or _made_held(error, recorder)
 
 
 def _unsolved_entry(error: BaseException, recorder: Recorder) -> Entry | None:
@@ -50,6 +48,17 @@ def _failed(error: BaseException, recorder: Recorder) -> Entry | None:
 def _made_blamed(error: BaseException, recorder: Recorder) -> Entry | None:
     slots = [recorder.tape.slot_of(tensor) for tensor in blamed(error)]
     return next((recorder.tape.entries[slot.entry] for slot in slots if slot is not None), None)
+
+
+def _made_held(error: BaseException, recorder: Recorder) -> Entry | None:
+    """Return what made the NaN that a check of the program or of a library held when it raised (`assert dt > 0`)."""
+    frames = _frames(error)
+    if not isinstance(error, _CHECKS) or not frames or is_torch(frames[-1].f_code):
+        return None
+    with torch._C.DisableTorchFunction():  # looked at by us, not called by the program
+        held = [v for v in frames[-1].f_locals.values() if isinstance(v, torch.Tensor) and recorder.tape.slot_of(v) is not None]
+        slots = [recorder.tape.slot_of(tensor) for tensor in held if damage_of(tensor.detach()).nan]
+    return next((recorder.tape.entries[slot.entry] for slot in reversed(slots) if slot is not None), None)
 
 
 def blamed(error: BaseException) -> list[torch.Tensor]:

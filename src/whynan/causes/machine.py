@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from whynan.causes.catalogue import Finding, Scene, rule
 from whynan.causes.fixes import Fix
 
@@ -99,7 +101,7 @@ def not_reproducible(scene: Scene) -> Finding | None:
     if scene.birth is not None or scene.trouble or scene.symptom.place not in ("loss", "gradient", "buffer") or scene.lab is None:
         return None
     again = scene.lab.run()
-    if again.error or not again.finite:
+    if again.error or not again.finite or not math.isfinite(again.norm or 0.0):
         return None
     scene.tried("the same step once more", again.effect())
     return Finding(

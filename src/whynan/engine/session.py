@@ -138,7 +138,7 @@ class Session:
             for leaf in entry.reads:
                 if isinstance(leaf, Outside) and leaf.tensor.requires_grad and is_leaf(leaf.tensor):
                     found[id(leaf.tensor)] = leaf.tensor
-        return list(found.values())
+        return [leaf for leaf in found.values() if is_leaf(leaf)]  # an optimizer may hold weights that are computed (MAML)
 
     def names_of(self, parameters: list[torch.Tensor]) -> Named:
         """Name parameters by the models seen so far."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from whynan.capsule.tape import tensors_of
+from whynan.capsule.tape import is_leaf, tensors_of
 from whynan.records import ModuleState
 from whynan.tripwire.values import damage_of, plain
 
@@ -58,7 +58,7 @@ def _with_weights(state: ModuleState, weights: list[torch.nn.Parameter]) -> Modu
         weight_dtype=_dtype(top[1]) if top is not None else "",
         weight_largest=top[0] if top is not None else None,
         bad_weight=any(bad for _, bad, _ in found),
-        bad_gradient=any(w.grad is not None and bool(damage_of(w.grad)) for w in weights),
+        bad_gradient=any(is_leaf(w) and w.grad is not None and bool(damage_of(w.grad)) for w in weights),
     )
 
 

@@ -1,0 +1,210 @@
+"""State that a step writes in ways of its own: it is put back for a replay and after a skip, and the line is told, not the state."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import Sandbox
+
+HEAD = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+"""
+CENTRE = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("centre", torch.ones(4))
+    def forward(self, x):
+        h = self.linear(x)
+        {update}
+        return h - self.centre
+net = Net()
+opt = torch.optim.Adam(net.parameters(), 1e-2)
+for s in range(8):
+    x = torch.randn(8, 4)
+    size = x.abs().sum(-1, keepdim=True)
+    if s >= 4 and s < 6:
+        size[2] = 0
+    loss = net(x / size).pow(2).mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+    print(bool(net.centre.isfinite().all()), bool(loss.isfinite()))
+"""
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        "self.centre = 0.9 * self.centre + 0.1 * h.detach().mean(0)",
+        "self.centre.data.lerp_(h.detach().mean(0), 0.1)",
+        "self.centre.mul_(0.9).add_(0.1 * h.detach().mean(0))",
+    ],
+    ids=["put in its place", "through .data", "in place"],
+)
+def test_a_buffer_that_the_step_itself_spoils(update: str, box: Sandbox) -> None:
+    """It was finite before the step: the quotient is told, proven, and two bad batches in a row are skipped, no more."""
+    done = box.watched(HEAD + CENTRE.format(update=update))
+    assert [(i["step"], i["cause"]["code"]) for i in done.incidents] == [(4, "WN103"), (5, "WN103")]
+    assert done.incidents[0]["remedies"][0]["result"] == "proven"
+    assert done.status == 0
+    finite = [line.split() for line in done.out.splitlines()]
+    assert [loss for _, loss in finite] == ["True"] * 4 + ["False"] * 2 + ["True"] * 2
+    assert all(centre == "True" for centre, _ in (finite[3], finite[6], finite[7]))
+
+
+def test_statistics_of_a_batch_norm_that_overflow_twice(box: Sandbox) -> None:
+    """The forward pass of the step before is no part of the replay, although its loss is still held: not told as a buffer that was bad before."""
+    done = box.watched(f"""{HEAD}
+net = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2))
+opt = torch.optim.Adam(net.parameters(), 1e-2)
+for s in range(9):
+    x, y = torch.randn(16, 4), torch.randint(0, 2, (16,))
+    if s in (3, 4):
+        x[2, 1] = 1e25
+    loss = nn.functional.cross_entropy(net(x), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""")
+    assert [(i["step"], i["cause"]["code"]) for i in done.incidents] == [(3, "WN203"), (4, "WN203")]
+
+
+def test_a_replay_gives_the_loss_of_the_step(box: Sandbox) -> None:
+    """A change that touches only a buffer's update leaves the loss as it was, to the digits that are told."""
+    done = box.watched(f"""{HEAD}
+class Centred(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(5))
+    def forward(self, y, w):
+        out = (y - self.centre.clone()).pow(2).mean()
+        with torch.no_grad():
+            self.centre.mul_(0.9).add_(0.1 * (y * w[:, None]).sum(0) / w.sum())
+        return out
+linear, centred = nn.Linear(6, 5), Centred()
+opt = torch.optim.SGD(linear.parameters(), 0.1)
+for s in range(5):
+    w = torch.ones(8) * (s != 3)
+    loss = centred(linear(torch.randn(8, 6) + 3), w)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+    print(f"{{loss.item():.4g}}")
+""")
+    assert f"loss {done.out.splitlines()[3]}," in done.incidents[0]["remedies"][0]["effect"]
+
+
+def test_a_codebook_that_is_put_in_place_as_a_parameter(box: Sandbox) -> None:
+    """A new parameter in the forward pass, as vector quantisers average theirs: the old one stands there again after a skip."""
+    done = box.watched(f"""{HEAD}
+class Quantiser(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.code = nn.Embedding(8, 4)
+        self.sums = nn.Parameter(self.code.weight.detach().clone())
+    def forward(self, x):
+        hit = torch.cdist(x, self.code.weight).argmin(1)
+        one = nn.functional.one_hot(hit, 8).type_as(x)
+        with torch.no_grad():
+            self.sums = nn.Parameter(0.9 * self.sums + 0.1 * one.T @ x)
+            self.code.weight = nn.Parameter(self.sums / (one.sum(0).unsqueeze(1) + 1))
+        return (x - self.code.weight.detach()[hit]).pow(2).mean()
+encoder, quantiser = nn.Linear(4, 4), Quantiser()
+opt = torch.optim.Adam(encoder.parameters(), 1e-2)
+for s in range(8):
+    x = torch.randn(16, 4)
+    size = x.abs().sum(-1, keepdim=True)
+    if s == 5:
+        size[2] = 0
+    loss = quantiser(encoder(x / size))
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+print(bool(quantiser.code.weight.isfinite().all()))
+""")
+    assert [(i["step"], i["cause"]["code"]) for i in done.incidents] == [(5, "WN103")]
+    assert (done.out, done.incidents[0]["remedies"][0]["result"]) == ("True\n", "proven")
+
+
+@pytest.mark.parametrize("edit", ["emb.weight[0] *= 0.0", "emb.weight[4:].clamp_(-1, 1)", "emb.weight[1].div_(2.0)"])
+def test_rows_of_a_weight_written_without_gradient(edit: str, box: Sandbox) -> None:
+    """torch refuses to say where such a view comes from; watching goes on, and the bad step is told."""
+    done = box.watched(f"""{HEAD}
+emb = nn.Embedding(10, 4)
+opt = torch.optim.SGD(emb.parameters(), 0.1)
+for s in range(6):
+    with torch.no_grad():
+        {edit}
+        if s == 3:
+            emb.weight[2] = 0.0
+    e = emb(torch.tensor([1, 2, 5, 6]))
+    loss = (e / e.norm(dim=-1, keepdim=True))[:, 0].sub(1).pow(2).mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""")
+    assert "internal error" not in done.err
+    assert (done.incidents[0]["step"], done.incidents[0]["cause"]["code"]) == (3, "WN104")
+
+
+@pytest.mark.parametrize("write", ["p.{op}_({value})", "p.data.{op}_({value})"], ids=["under no_grad", "through .data"])
+@pytest.mark.parametrize("bad", ["loss", "gradient"])
+def test_weights_that_a_loop_moves_between_two_passes(bad: str, write: str, box: Sandbox) -> None:
+    """Sharpness-aware minimisation: a bad first pass is told with its line, and its perturbation never reaches the weights."""
+    line = "torch.log(p * (s != 4)).mean()" if bad == "loss" else "(p * (s != 4)).sum(1).sqrt().mean()"
+    add, sub = (write.format(op=op, value="moved[p]") for op in ("add", "sub"))
+    source = f"""{HEAD}
+net = nn.Linear(4, 3)
+opt = torch.optim.SGD(net.parameters(), 0.1)
+moved = {{}}
+def loss_of(x, s):
+    p = net(x).softmax(-1)
+    return {line}
+for s in range(8):
+    x = torch.randn(8, 4)
+    loss_of(x, s).backward()
+    with torch.no_grad():
+        size = torch.stack([p.grad.norm() for p in net.parameters()]).norm()
+        for p in net.parameters():
+            moved[p] = p.grad * 0.05 / (size + 1e-12)
+            {add}
+    opt.zero_grad()
+    loss_of(x, s).backward()
+    with torch.no_grad():
+        for p in net.parameters():
+            {sub}
+    opt.step()
+    opt.zero_grad()
+    print(all(bool(p.isfinite().all()) for p in net.parameters()))
+"""
+    done = box.watched(source)
+    code, at = (
+        ("WN101", source.splitlines().index(f"    return {line}") + 1) if bad == "loss" else ("WN501", source.splitlines().index(f"    return {line}") + 1)
+    )
+    assert {(i["cause"]["code"], i["origin"]["line"]) for i in done.incidents} == {(code, at)}
+    assert done.out == "True\n" * 8
+
+
+@pytest.mark.parametrize("check", ["assert step > 0, 'underflow'", "if not step > 0: raise ValueError('step')"])
+def test_a_check_that_raises_over_a_nan(check: str, box: Sandbox) -> None:
+    """What made the NaN that the raising function holds is told; a check that holds none says nothing."""
+    source = f"""{HEAD}
+net = nn.Linear(4, 1)
+opt = torch.optim.SGD(net.parameters(), 0.01)
+def solve(x):
+    h = torch.log(x)
+    step = 1 / (1 + h.abs().sum())
+    {check}
+    return h
+for s in range(8):
+    loss = net(solve(torch.rand(8, 4) - 1.0 * (s == 4))).pow(2).mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+    done = box.watched(source)
+    assert [(i["step"], i["cause"]["code"]) for i in done.incidents] == [(4, "WN102")]
+    assert box.watched(source.replace("torch.log(x)", "x.abs()").replace("> 0", "> 1")).err.count("error[WN") == 0
