@@ -462,3 +462,31 @@ def test_a_moving_average_does_not_hold_the_steps_before() -> None:
             loss.backward()
             optimizer.step()
         assert len(guard._guard.recorder.tape.entries) < 40
+
+
+def test_warnings_of_torch_name_the_programs_own_lines(box: Sandbox) -> None:
+    """Each at its line, once per place, with the filters of the program; a traceback is that of the program too."""
+    source = """
+        import warnings
+        import torch
+        from torch import nn
+
+        net = nn.Linear(2, 2)
+        opt = torch.optim.SGD(net.parameters(), 0.1)
+        x = torch.ones(2, 3, 4)
+        for step in range(3):
+            a = x.T
+            b = torch.ones(3, 1, 2).T
+            y = net(torch.randn(3, 2))
+            nn.functional.mse_loss(y, torch.zeros(2)).backward()
+            opt.step()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="__main__")
+            torch.ones(1, 2, 3).T
+        torch.cat([y, torch.zeros(3, 7)], 0)
+    """
+    box.write(source)
+    plain, watched = box.python("train.py"), box.whynan("train.py")
+    own = [line for line in watched.err.splitlines() if not line.startswith("whynan:")]
+    assert "UserWarning" in plain.err
+    assert own == plain.err.splitlines()

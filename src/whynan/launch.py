@@ -14,7 +14,7 @@ from types import CodeType, ModuleType, TracebackType
 
 from torch.multiprocessing.spawn import ProcessExitedException
 
-from whynan.capsule.sites import is_internal
+from whynan.capsule.sites import is_internal, is_passer
 from whynan.engine.guard import Guard
 from whynan.errors import TrainingStopped, UsageError
 from whynan.spawned import STOPPED, Children
@@ -125,7 +125,7 @@ def without_own_frames(trace: TracebackType | None) -> TracebackType | None:
     started = not _starts_with_us(trace)  # a chained exception begins in the user's own frames
     while trace is not None:
         code = trace.tb_frame.f_code
-        own = f"{os.sep}whynan{os.sep}" in code.co_filename and is_internal(code)
+        own = (f"{os.sep}whynan{os.sep}" in code.co_filename and is_internal(code)) or is_passer(code)
         started = started or (code.co_filename == __file__ and code.co_name == "<lambda>")
         if started and not own:
             kept.append(trace)

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from whynan.capsule.collectives import Received
 from whynan.capsule.drawn import Draws
-from whynan.capsule.sites import take_caller, take_site
+from whynan.capsule.sites import forget, passer_at, passers, take_caller, take_site
 from whynan.capsule.state import ModuleState, PythonDraws, take_rng
 from whynan.capsule.tape import CONTAINERS, LEAVES, Entry, Inner, Outside, Rebuild, Slot, Tape, Within, tensors_of
 
@@ -145,6 +145,7 @@ class Recorder(TorchFunctionMode):
     def stop(self) -> None:
         """Stop recording and take the mode off the stack, wherever it is; called again it does no harm."""
         self.running = False
+        forget()
         above: list[Any] = []
         held = [_at(i) for i in range(_depth())]
         if not any(mode is self for mode in held):
@@ -202,7 +203,8 @@ class Recorder(TorchFunctionMode):
         except Exception as error:
             self.faulty(error)
         self.failed = entry
-        result = func(*args, **kwargs)
+        site = entry.site if entry is not None else None
+        result = func(*args, **kwargs) if site is None else (passers.get(id(site)) or passer_at(site, 2))(func, args, kwargs)
         self.failed = None
         if entry is not None and (isinstance(result, torch.Tensor) or sort is _WRITE or sort is _GRAD or _holds_tensor(result)):
             try:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import linecache
 import os
 import sys
+from collections.abc import Callable
 from itertools import islice
-from types import CodeType, FrameType
-from typing import Final, NamedTuple
+from types import CodeType, FrameType, FunctionType
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -26,6 +27,9 @@ _PLUMBING: Final = ("backend" + os.sep, "ops" + os.sep, "utils" + os.sep, "train
 _shown: dict[str, str] = {}  # path inside an installed package: its full path where a capsule was written
 _internal: dict[str, bool] = {}  # by file name: hashing a code object hashes all its constants
 _MANY: Final = 10_000  # code objects whose sites are kept
+
+
+Passer = Callable[[Callable[..., Any], Any, dict[str, Any]], Any]
 
 
 class Site(NamedTuple):
@@ -73,9 +77,40 @@ def take_site(depth: int = 1) -> Site | None:
     return None
 
 
+def passer_at(site: Site, depth: int = 1) -> Passer:
+    """Return a function that passes a call on from a frame which looks like the program's own line.
+
+    torch's warnings name the line that called, and are given once per place: with a line of ours in between, filters would not
+    match and the second warning of a program would be taken for a repetition of the first.
+    """
+    frame: FrameType | None = sys._getframe(depth)
+    while frame is not None and frame.f_code is not site.code:
+        frame = frame.f_back
+    if frame is None:
+        return _pass_on
+    code = _pass_on.__code__.replace(co_filename=site.code.co_filename, co_name=site.code.co_name, co_firstlineno=frame.f_lineno)
+    passers[id(site)] = passer = FunctionType(code, frame.f_globals, site.code.co_name)
+    return passer
+
+
+_pass_on: Passer = lambda func, args, kwargs: func(*args, **kwargs)  # noqa: E731 (one line: it is that of the program)
+passers: dict[int, Passer] = {}  # by the number of a site, which is kept below
+
+
+def is_passer(code: CodeType) -> bool:
+    """Whether a code object is one of ours that only looks like the program's."""
+    return code.co_varnames == _pass_on.__code__.co_varnames and code.co_code == _pass_on.__code__.co_code
+
+
+def forget() -> None:
+    """Let go of the program's code and its globals."""
+    _sites.clear()
+    passers.clear()
+
+
 def _begin_sites(code: CodeType) -> tuple[CodeType, dict[int, Site]]:
     if len(_sites) >= _MANY:  # a program that makes functions all the time
-        _sites.clear()
+        forget()
     return _sites.setdefault(id(code), (code, {}))
 
 
