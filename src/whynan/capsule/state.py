@@ -87,7 +87,7 @@ class ModuleState:
         if turn == 3:
             self._rebinding = [m for m, kept in self._parameters if any(m._parameters.get(name) is not p for name, p in kept.items())]
         modules = self._modules if turn in (1, 2) else self._rebinding
-        self._parameters = [(m, dict(m._parameters)) for m in modules if m._parameters]
+        self._parameters = [(m, dict(m._parameters)) for m in modules if isinstance(m._parameters, dict)]  # a scripted module has none of its own
 
     def _resnapshot(self) -> None:
         root = self._root()
@@ -227,7 +227,7 @@ class Stasis:
         homes = {id(b): b for m in modules for b in m._buffers.values() if b is not None}
         homes.update((id(b), b) for root in self._roots for b in frozen_state(root))
         self._buffers = [(b, b.detach().clone(), b._version) for b in homes.values() if not is_lazy(b) and not b.is_inference()]
-        tables: list[dict[str, Any]] = [table for m in modules for table in (m._buffers, m._parameters) if table]
+        tables: list[dict[str, Any]] = [table for m in modules for table in (m._buffers, m._parameters) if isinstance(table, dict)]  # else scripted
         self._homes = [(table, dict(table)) for table in tables]
         # a live autograd graph may have saved these buffers: their version counters must not move
         self._versions = torch.autograd._unsafe_preserve_version_counter(tuple(b for b, _, _ in self._buffers))  # type: ignore[attr-defined]
