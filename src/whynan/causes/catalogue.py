@@ -53,6 +53,7 @@ class Scene:
     still: Still | None = None  # nothing is bad, but nothing is learned either
     jump: Jump | None = None  # nothing is bad, but a number is far outside what it was
     terms: list[Named] = field(default_factory=list)  # of the loss, by their names in the source
+    failed: list[str] = field(default_factory=list)  # codes of rules that raised when they were asked
 
     def tried(self, question: str, answer: str) -> None:
         """Write down an experiment."""
@@ -119,6 +120,7 @@ forgiving = True  # the tests turn it off: there a rule that fails is a failure
 
 def first_match(scene: Scene) -> tuple[Rule, Finding]:
     """Ask the rules in order of rank."""
+    scene.failed = []  # a list of its own: other births of the same step are asked about in copies
     for candidate in sorted(rules().values(), key=lambda r: (r.rank, r.code)):
         if scene.jump is not None and candidate.code not in OF_SPIKES:
             continue
@@ -128,6 +130,7 @@ def first_match(scene: Scene) -> tuple[Rule, Finding]:
             let_through(error)
             if not forgiving:
                 raise
+            scene.failed.append(candidate.code)
             scene.tried(f"the rule for {candidate.code}", f"failed, please report it: {type(error).__name__}: {error}")
             continue
         if found is not None:

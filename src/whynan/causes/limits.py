@@ -50,4 +50,11 @@ def origin_not_observed(scene: Scene) -> Finding | None:
         advice = "free memory, or use a smaller batch, and run that step again" if "memory" in reason else _EXACT
         return Finding("the place is not known", [f"not seen: {reason}", *([advice] if scene.program.entries else [])])
     name = birth.op.name if birth.op is not None else birth.leaf.role if birth.leaf is not None else "?"
-    return Finding("the first non-finite value appears here", [f"{name} gave a non-finite result; no rule of the catalogue fits"])
+    return Finding("the first non-finite value appears here", [f"{name} gave a non-finite result; {_unanswered(scene.failed)}"])
+
+
+def _unanswered(failed: list[str]) -> str:
+    """Say why no rule answered; one that failed might have."""
+    if not failed:
+        return "no rule of the catalogue fits"
+    return f"{'the rules' if len(failed) > 1 else 'the rule'} for {', '.join(failed)} failed, which is a fault of whynan, and no other fits"

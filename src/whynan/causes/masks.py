@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from whynan.causes.facts import as_view
 from whynan.causes.fixes import Fix
+from whynan.causes.source import expression_at
 from whynan.records import Span, number
 
 if TYPE_CHECKING:
@@ -34,10 +35,10 @@ class Decision:
 
     def best(self) -> float | None:
         """The value of the empty rows that came nearest to counting; none for a test of equality."""
-        values = self.view.input("self")
-        if values is None or self.view.name in ("eq", "ne"):
+        values, output = self.view.input("self"), self.view.output()
+        if values is None or output is None or self.view.name in ("eq", "ne"):
             return None
-        chosen = values[self.rows].float()
+        chosen = values.broadcast_to(output.shape)[self.rows].float()
         return float(chosen.max() if self.upwards else chosen.min())
 
     @property
@@ -66,13 +67,26 @@ class Decision:
 
     def fix(self) -> Fix | None:
         """Let the entry that came nearest count where none does; every other row stays as it is."""
-        if self.best() is None or self.view.site is None:
+        site = self.view.site
+        place = self._varying() if self.best() is not None and site is not None and self._as_written() else None
+        if place is None:
             return None
-        end = "amax" if self.upwards else "amin"
-        nearest = f"{{0}} {'==' if self.kept else '!='} {{0}}.{end}(-1, keepdim=True)"
+        most = self.upwards if place == 0 else not self.upwards
+        nearest = f"{{{place}}} {'==' if self.kept else '!='} {{{place}}}.{'amax' if most else 'amin'}(-1, keepdim=True)"
         template = f"({{0}} {self.sign} {{1}}) {'|' if self.kept else '&'} ({nearest})"
-        which = "largest" if self.upwards else "smallest"
-        return Fix(f"where no entry passes the limit let the {which} of the row count", template, site=self.view.site)
+        return Fix(f"where no entry passes the limit let the {'largest' if most else 'smallest'} of the row count", template, site=site)
+
+    def _varying(self) -> int | None:
+        """Which side of the comparison differs along a row, if the other is the same all along it: there the nearest entry can be named."""
+        output = self.view.output()
+        size = 0 if output is None else output.shape[-1]
+        along = [tensor.shape[-1] if tensor is not None and tensor.dim() else 1 for tensor in (self.view.input("self"), self.view.input("other"))]
+        return along.index(size) if size > 1 and sorted(along) == [1, size] else None
+
+    def _as_written(self) -> bool:
+        """Whether the source has the operands in this order: `0 < x` arrives as `x > 0`."""
+        expression = expression_at(self.view.site, "")
+        return expression is not None and expression.name in (self.view.name, f"{self.view.name}_")
 
 
 def decision(birth: Birth, rows: list[int]) -> Decision | None:

@@ -11,7 +11,7 @@ from whynan.causes.catalogue import Finding, Scene, rule
 from whynan.causes.facts import ATTENTION, rows
 from whynan.causes.fixes import Fix
 from whynan.causes.handed import constant_ids
-from whynan.causes.spreads import made_at, rounding_spread, spread_of, usual_spread
+from whynan.causes.spreads import Spread, made_at, rounding_spread, spread_of, usual_spread
 from whynan.causes.usual import usual
 
 if TYPE_CHECKING:
@@ -95,7 +95,8 @@ def fully_masked_softmax(scene: Scene) -> Finding | None:
     decided = masks.decision(birth, _first_rows(dead))
     if decided is not None:
         spans.append(decided.span())
-        fixes = [fix for fix in (decided.fix(),) if fix is not None] + fixes
+        nearest = decided.fix() if axis in (-1, scores.dim() - 1) else None  # it is looked for along the last dimension
+        fixes = [fix for fix in (nearest,) if fix is not None] + fixes
     else:
         evidence.append(masks.handed_in(birth, _first_rows(dead)))
     return Finding(label, evidence, fixes, spans, rows=_first_rows(dead), wrong=_tempting(axis) if name == "softmax" else [])
@@ -296,17 +297,9 @@ def constant_batch(scene: Scene) -> Finding | None:
     found = spread_of(view, below_index)
     if found is None:
         return None
-    what, values = found
-    zero = int((below == 0).sum())
-    evidence = [f"{what} is exactly 0" + (f" in {zero} of {below.numel()} places" if below.numel() > 1 else "")]
-    if values is not None and values.dim() >= 1 and values.shape[0] > 1:
-        if bool((values == values[:1]).all()):
-            evidence += [f"{values.shape[0]} rows, 1 unique", *constant_ids(scene.program)]
-        elif values.dim() > 1:
-            constant = int((values == values[:1]).flatten(1).all(0).sum())
-            if constant:
-                evidence.append(f"{constant} of {values[0].numel()} columns hold one value in all {values.shape[0]} rows")
-    spans = made_at(view, below_index, f"{what} of {len(values)} identical rows" if values is not None and values.dim() else what)
+    what, zero = found.what, int((below == 0).sum())
+    evidence = [f"{what} is exactly 0" + (f" in {zero} of {below.numel()} places" if below.numel() > 1 else ""), *_identical(found, scene)]
+    spans = made_at(view, below_index, found.label())
     if view.name != "div":
         return Finding(f"{what} of identical values is 0", evidence, [Fix("keep the spread away from 0", "{x}.clamp_min(1e-6)", 0)], spans, empty=True)
     above = view.input(0)
@@ -318,6 +311,21 @@ def constant_batch(scene: Scene) -> Finding | None:
     if known is not None:
         fixes = [usual_spread(*known), *fixes]
     return Finding(f"{what} of identical values is 0", evidence, fixes, spans, empty=True, wrong=[_EPS, _CUT])
+
+
+def _identical(spread: Spread, scene: Scene) -> list[str]:
+    """Say which of the values are the same, along the dimension that the spread was taken over."""
+    values = spread.values
+    if values is None or not values.dim() or len(values) < 2:
+        return []
+    if 0 not in spread.axes:
+        return [spread.words()]
+    if bool((values == values[:1]).all()):
+        return [f"{len(values)} rows, 1 unique", *constant_ids(scene.program)]
+    if spread.axes != (0,):
+        return [spread.words()]
+    constant = spread.constant()[0]
+    return [f"{constant} of {values[0].numel()} columns hold one value in all {len(values)} rows"] if constant else []
 
 
 # x / inf is 0 with the gradient 0: the graph stays whole, and every other element stays as it is

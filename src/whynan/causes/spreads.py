@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from whynan.causes.absurd import finding_of
@@ -14,6 +15,7 @@ from whynan.records import Span, number
 if TYPE_CHECKING:
     from whynan.causes.catalogue import Finding, Scene
     from whynan.trace.birth import View
+    from whynan.trace.graph import Leaf
 
 _ROUNDINGS = 64  # units in the last place by which equal rows may differ
 
@@ -35,47 +37,127 @@ def made_at(view: View, index: int, label: str) -> list[Span]:
     return [span] if span.known and (span.file, span.line) != (here.file, here.line) else []
 
 
-def spread_of(view: View, below: int) -> tuple[str, Any] | None:
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """What kind of spread a denominator is, of which values, along which of their dimensions."""
+
+    what: str
+    values: Any
+    axes: tuple[int, ...] = ()
+
+    def constant(self) -> tuple[int, int]:
+        """Count the groups along the reduced dimensions that hold one value only, and all groups."""
+        values, axes = self.values, self.axes
+        if values is None or not values.dim() or not values.numel():
+            return 0, 0
+        first = values
+        for axis in axes:
+            first = first.narrow(axis, 0, 1)
+        same = (values == first).movedim(axes, tuple(range(len(axes)))).flatten(0, len(axes) - 1).all(0)
+        return int(same.sum()), same.numel()
+
+    def words(self) -> str:
+        """Say which groups have no spread: `1 of 4 rows is constant along dim 1`; nothing where none is constant or there is one only."""
+        count, total = self.constant()
+        if not count or total < 2:
+            return ""
+        kind = ("columns" if self.axes == (0,) else "rows") if self.values.dim() == 2 else "groups"
+        along = f"dim {self.axes[0]}" if len(self.axes) == 1 else f"dims {', '.join(map(str, self.axes))}"
+        return f"{count} of {total} {kind} {'is' if count == 1 else 'are'} constant along {along}"
+
+    def label(self) -> str:
+        """Name the spread where it was computed, with what is the same there."""
+        values = self.values
+        if values is None or not values.dim():
+            return self.what
+        if 0 in self.axes and bool((values == values[:1]).all()):
+            return f"{self.what} of {len(values)} identical rows"
+        words = self.words()
+        return f"{self.what}: {words}" if words else self.what
+
+
+_CENTRES = frozenset({"mean", "nanmean", "median", "nanmedian", "mode", "quantile", "nanquantile", "min", "max", "amin", "amax", "var_mean", "std_mean"})
+_POWERS = frozenset({"pow", "mul", "square", "abs", "view", "clone", "_to_copy", "sum", "mean"})
+_TOTALS = ("sum", "mean", "linalg_vector_norm", "norm", "pow", "mul", "square", "abs")
+
+
+def spread_of(view: View, below: int) -> Spread | None:
     """Find what spread of which values a denominator is."""
     first = as_view(view.maker(below))
-    if first is None:
-        return None
-    for made in [first, *lineage(first, depth=8)]:
+    for made in [first, *lineage(first, depth=8)] if first is not None else []:
         if made.name in ("var", "var_mean"):
-            return "the variance", made.input("self")
+            return _along("the variance", made)
         if made.name in ("std", "std_mean"):
-            return "the standard deviation", made.input("self")
-        if made.name == "sub":
-            names = [getattr(skip_views(made.maker(i)), "name", "") for i in range(len(made.op.sources))]
-            if {"max", "amax"} & set(names) and {"min", "amin"} & set(names):
-                return "the range", skip_views(made.maker(0)).input(0)  # type: ignore[union-attr]
-            # x - mean(x), squared and summed: a variance by hand; sqrt/abs in between are followed
-        if made.name in ("sum", "mean", "linalg_vector_norm", "norm", "pow", "mul", "square", "abs"):
-            centred = next(
-                (
-                    m
-                    for m in [made, *lineage(made, frozenset({"pow", "mul", "square", "abs", "view", "clone", "_to_copy", "sum", "mean"}), 4)]
-                    if m.name == "sub"
-                ),
-                None,
-            )
-            if centred is not None:
-                right = skip_views(centred.maker(1))
-                left = centred.input(0)
-                if getattr(right, "name", "") in ("mean", "sum", "div", "select", "median") and left is not None:
-                    return "the variance", left
+            return _along("the standard deviation", made)
         if made.name == "aminmax":
-            return "the range", made.input("self")
+            return _along("the range", made)
+        found = _range(made) if made.name == "sub" else _by_hand(made) if made.name in _TOTALS else None
+        if found is not None:
+            return found
     return None
+
+
+def _along(what: str, reduction: View, values: Any = None) -> Spread:
+    """Return the spread that a reduction is, with the dimensions that it runs over."""
+    values = reduction.input(0) if values is None else values
+    size = values.dim() if values is not None else 0
+    dim = reduction.scalar("dim")
+    given = [d for d in (dim if isinstance(dim, list | tuple) else [dim]) if isinstance(d, int)]
+    axes = sorted({d % size for d in given if -size <= d < size}) if size else []
+    return Spread(what, values, tuple(axes) or tuple(range(size)))
+
+
+def _range(difference: View) -> Spread | None:
+    """Read max(x) - min(x)."""
+    ends = [as_view(skip_views(difference.maker(i))) for i in range(len(difference.op.sources))]
+    if len(ends) != 2 or ends[0] is None or ends[1] is None:
+        return None
+    names = {ends[0].name.removeprefix("a"), ends[1].name.removeprefix("a")}
+    return _along("the range", ends[0]) if names == {"max", "min"} and _is_same(ends[0].maker(0), ends[1].maker(0)) else None
+
+
+def _by_hand(made: View) -> Spread | None:
+    """Read what is made of x - mean(x), squared and summed: a variance by hand; sqrt and abs in between are followed."""
+    centred = next((m for m in [made, *lineage(made, _POWERS, 4)] if m.name == "sub"), None)
+    centre = as_view(skip_views(centred.maker(1))) if centred is not None and len(centred.op.sources) == 2 else None
+    if centred is None or centre is None or centred.input(0) is None:
+        return None
+    reduction = _centre(centre, centred.maker(0))
+    return None if reduction is None else _along("the variance", reduction, centred.input(0))
+
+
+def _centre(made: View, of: View | Leaf | None) -> View | None:
+    """Return the reduction by which an operand is a mean (or median, or end) of the very values it is taken from; nothing where it is none."""
+    for step in [made, *lineage(made, depth=4)]:
+        divided = made.name in ("div", "mul")  # a sum over a count, or weights that do not add up to 1
+        weighted = step.name == "sum" and (divided or getattr(skip_views(step.maker(0)), "name", "") == "mul")
+        if (step.name in _CENTRES or weighted) and any(_is_same(m, of) for m in _makers(step)):
+            return step
+    return made if made.name in ("mv", "mm", "bmm", "dot") and any(_is_same(m, of) for m in _makers(made)) else None
+
+
+def _makers(reduction: View) -> list[View | Leaf | None]:
+    """What a reduction is made of, through elementwise operations: `(w * x).sum()` is made of w and of x."""
+    steps = [reduction, *lineage(reduction, depth=4)]
+    return [step.maker(i) for step in steps for i in range(len(step.op.sources))]
+
+
+def _is_same(one: View | Leaf | None, other: View | Leaf | None) -> bool:
+    """Whether two values are the same one, views and casts apart."""
+    one, other = skip_views(one), skip_views(other)
+    left, right = as_view(one), as_view(other)
+    if left is not None and right is not None:
+        return left.op.index == right.op.index
+    return one is not None and one is other
 
 
 def rounding_spread(scene: Scene) -> Finding | None:
     """For a spike: a division by the spread of rows that differ by rounding alone."""
     view = scene.birth.forward if scene.birth is not None else None
     found = spread_of(view, 1) if view is not None and view.name == "div" else None
-    if view is None or found is None or found[1] is None or not _alike(found[1]):
+    if view is None or found is None or found.values is None or not _alike(found.values):
         return None
-    what, values = found
+    what, values = found.what, found.values
     below = view.input(1)
     size = number(float(below.abs().min())) if below is not None else "0"
     finding = finding_of(scene, f"{what} of equal rows is rounding alone: {size}")
