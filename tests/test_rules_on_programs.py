@@ -154,3 +154,148 @@ for step in range(5):
 """,
     )
     assert incident["cause"]["code"] == "WN104"
+
+
+ZEROS = {
+    "weights over their sum": ("torch.rand(6, 1) * 0.01", "w = w * 0", "w / w.sum()"),
+    "an input over its sum": ("torch.rand(6, 1)", "w = torch.zeros(6, 1)", "w / w.sum(0, keepdim=True)"),
+    "a mean with weights": ("torch.rand(6, 1)", "w = torch.zeros(6, 1)", "w.expand(6, 2) / w.expand(6, 2).sum(0)"),
+}
+SELECTIONS = {
+    "a float mask": ("(torch.rand(6, 1) > 0.2).float()", "w = w * 0", "w / w.sum()"),
+    "ones": ("torch.ones(6, 1)", "w = torch.zeros(6, 1)", "w / w.sum()"),
+    "a mask on weights": ("torch.rand(6, 1)", "keep = keep * 0", "w * keep / (w * keep).sum(0, keepdim=True)"),
+}
+
+
+def weighted(box: Sandbox, w: str, bad: str, share: str) -> dict[str, Any]:
+    """A loss with shares that add up to 1, and in the bad step to nothing."""
+    return first(
+        box,
+        f"""
+for step in range(5):
+    x, w, keep = torch.randn(6, 4), {w}, (torch.rand(6, 1) > 0.1).float()
+    if step == 3:
+        {bad}
+    loss = ({share} * (net(x) - 1).pow(2)).sum()
+""",
+    )
+
+
+@pytest.mark.parametrize(("w", "bad", "share"), ZEROS.values(), ids=list(ZEROS))
+def test_weights_that_are_0_are_no_mask(w: str, bad: str, share: str, box: Sandbox) -> None:
+    """In healthy steps they are other numbers than 0 and 1."""
+    incident = weighted(box, w, bad, share)
+    assert (incident["step"], incident["cause"]["code"]) == (3, "WN104")
+    assert "mask" not in sentences(incident)
+
+
+@pytest.mark.parametrize(("w", "bad", "share"), SELECTIONS.values(), ids=list(SELECTIONS))
+def test_masks_of_floats_stay_masks(w: str, bad: str, share: str, box: Sandbox) -> None:
+    """They hold 0 and 1 only, in healthy steps too."""
+    assert weighted(box, w, bad, share)["cause"]["code"] == "WN402"
+
+
+def test_opacities_that_are_0_are_no_mask(box: Sandbox) -> None:
+    """They are learned: that they are 0 everywhere is what the network says."""
+    incident = first(
+        box,
+        """
+for step in range(5):
+    x = torch.rand(8, 5, 4)
+    density = torch.relu(net(x)[..., 0] + (2 if step < 3 else -20))
+    opacity = 1 - torch.exp(-density)
+    passed = torch.cumprod(torch.cat([torch.ones(8, 1), 1 - opacity], 1), 1)[:, :-1]
+    w = opacity * passed
+    loss = ((w[..., None] * x).sum(1) / w.sum(1, keepdim=True) - 1).pow(2).mean()
+""",
+    )
+    assert incident["cause"]["code"] == "WN104"
+
+
+def test_a_union_is_no_count(box: Sandbox) -> None:
+    """The mask of the target is a part of it only."""
+    incident = first(
+        box,
+        """
+for step in range(5):
+    x = torch.rand(6, 4)
+    target, guess = (torch.rand(6, 1) > 0.5).float(), net(x).sigmoid()
+    if step == 3:
+        target, guess = target * 0, (guess - 2).relu()
+    total = target.sum() + guess.sum()
+    loss = 1 - 2 * (guess * target).sum() / total.clamp_min(0)
+""",
+    )
+    assert incident["cause"]["code"] == "WN104"
+
+
+def test_a_loss_made_of_a_bad_gradient_is_not_called_finite(box: Sandbox) -> None:
+    """A derivative that is taken inside the step goes into its loss."""
+    incident = first(
+        box,
+        """
+for step in range(5):
+    x = torch.rand(6, 4) + 0.1
+    if step == 3:
+        x[2] = 0
+    x.requires_grad_()
+    out = torch.sqrt(x.pow(2).sum(1)) * net(x)[:, 0]
+    slope = torch.autograd.grad(out.sum(), x, create_graph=True)[0]
+    loss = (slope.norm(dim=1) - 1).pow(2).mean()
+""",
+    )
+    assert incident["cause"]["code"] == "WN501"
+    assert "goes into the loss, which is nan" in sentences(incident)
+    assert "(nan) are finite" not in sentences(incident)
+
+
+def test_what_a_function_adds_up_inside_is_no_term(box: Sandbox) -> None:
+    """Arguments of a call are not what is added."""
+    head = HEAD.replace("nn.Linear(4, 1)", "nn.Linear(4, 3)")
+    body = """
+for step in range(5):
+    labels = torch.randint(0, 3, (6,))
+    if step == 3:
+        labels[:] = -100
+    {}
+"""
+    one = first(box, body.format("loss = F.cross_entropy(net(torch.randn(6, 4)), labels, label_smoothing=0.1)"), head)
+    assert one["cause"]["code"] == "WN402"
+    assert "terms of the loss" not in sentences(one)
+
+
+def test_terms_that_are_added_keep_their_names(box: Sandbox) -> None:
+    """A term that adds something up inside is one term."""
+    head = HEAD.replace("nn.Linear(4, 1)", "nn.Linear(4, 3)")
+    incident = first(
+        box,
+        """
+for step in range(5):
+    labels, out = torch.randint(0, 3, (6,)), net(torch.randn(6, 4))
+    if step == 3:
+        labels[:] = -100
+    size = out.square().mean()
+    loss = F.cross_entropy(out, labels, label_smoothing=0.1) + size
+""",
+        head,
+    )
+    (words,) = [line for line in sentences(incident).splitlines() if line.startswith("terms of the loss: ")]
+    assert words.count("nan") == 1
+    assert "size 0." in words and "labels nan" not in words
+
+
+def test_arguments_exactly_at_the_edge_are_counted(box: Sandbox) -> None:
+    """acos has a value at 1 itself: such an argument is at the edge all the same."""
+    incident = first(
+        box,
+        """
+for step in range(5):
+    cosine = torch.tanh(net(torch.randn(6, 4)))[:, 0]
+    if step == 3:
+        cosine = cosine * 0 + torch.tensor([1.0, 1.0, 1.0000001, 0.5, 0.2, 0.1])
+    loss = torch.acos(cosine).mean()
+""",
+    )
+    assert incident["cause"]["code"] == "WN107"
+    assert "3 of 6 arguments are at or past the edge, 1 gives no finite value" in sentences(incident)

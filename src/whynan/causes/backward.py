@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from whynan.causes.arguments import from_spans
@@ -428,9 +429,19 @@ def infinite_slope(scene: Scene) -> Finding | None:
             what = f"x^{number(power)}" if forward.name == "pow" and power is not None else name
             after = "and so is the gradient" if scene.symptom.kind == "inf" else "inf * 0 is nan"
             label = f"the slope of {what} at {number(edge)} is infinite{',' if after[0] == 'a' else ';'} {after}"
-    evidence.append(f"the forward pass and the loss ({', '.join(number(v) for v in birth.losses[-1:])}) are finite")
+    evidence.append(_before_it(birth))
     evidence += _before_clipping(scene)
     fixes = [*_alive(forward.name, forward.op.dtype), *guarded(forward.name, forward.op.dtype, power)]
     if forward.name == "sqrt":
         fixes.insert(0, Fix("use the norm, which defines the slope at 0 as 0", "torch.linalg.vector_norm({inner})", safe=True, inner="sumsq"))
     return Finding(label, evidence, fixes, from_spans(forward), empty=empty)
+
+
+def _before_it(birth: Birth) -> str:
+    """Say what was finite; the loss is not where a gradient that was taken inside the step goes into it."""
+    if not birth.losses:
+        return "the forward pass is finite"
+    loss = birth.losses[-1]
+    if math.isfinite(loss):
+        return f"the forward pass and the loss ({number(loss)}) are finite"
+    return f"the values that this gradient is taken of are finite; it goes into the loss, which is {number(loss)} by it"

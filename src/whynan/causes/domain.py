@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from whynan.causes.arguments import computed_forward, from_spans
@@ -11,7 +12,7 @@ from whynan.causes.fixes import Fix, guarded
 from whynan.records import number
 
 if TYPE_CHECKING:
-    pass
+    import torch
 
 _INVERSE = ("acos", "asin", "atanh", "acosh", "erfinv", "logit", "special_logit", "special_ndtri")
 _LINALG = ("linalg_inv", "linalg_inv_ex", "linalg_solve", "_linalg_solve_ex", "linalg_cholesky", "linalg_cholesky_ex", "logdet", "slogdet",
@@ -151,9 +152,18 @@ def inverse_function_out_of_range(scene: Scene) -> Finding | None:
     values = argument[hit] if hit.shape == argument.shape else argument
     worst = float(values.flatten()[values.flatten().abs().argmax()])
     name = view.name.removeprefix("special_")
-    domain = {"acosh": "at least 1", "logit": "between 0 and 1"}.get(name, "between -1 and 1")
-    evidence = [share(int(hit.sum()), argument, "arguments are at or past the edge"), f"the worst is {worst:.9g}; {name} takes values {domain}"]
+    domain = {"acosh": "at least 1", "logit": "between 0 and 1", "ndtri": "between 0 and 1"}.get(name, "between -1 and 1")
+    evidence = [_at_the_edge(name, argument, int(hit.sum())), f"the worst is {worst:.9g}; {name} takes values {domain}"]
     return Finding(f"{name}({worst:.9g}): the argument must be {domain}", evidence, guarded(name, view.op.dtype), from_spans(view))
+
+
+def _at_the_edge(name: str, argument: torch.Tensor, bad: int) -> str:
+    """Count the arguments at or past the edge, and those among them whose value is not finite: at the edge itself some functions have one."""
+    lowest, highest = {"acosh": (1.0, math.inf), "logit": (0.0, 1.0), "ndtri": (0.0, 1.0)}.get(name, (-1.0, 1.0))
+    inside = (argument > lowest) & (argument < highest)
+    count = argument.numel() - int(inside.sum())
+    words = share(count, argument, "arguments are at or past the edge")
+    return words if count == bad else f"{words}, {bad} give{'s' * (bad == 1)} no finite value"
 
 
 @rule("WN108", "singular-matrix", "matrix without inverse", rank=35)

@@ -119,6 +119,15 @@ def skip_views(made: View | Leaf | None) -> View | Leaf | None:
     return made
 
 
+def is_same(one: View | Leaf | None, other: View | Leaf | None) -> bool:
+    """Whether two values are the same one, views and casts apart."""
+    one, other = skip_views(one), skip_views(other)
+    left, right = as_view(one), as_view(other)
+    if left is not None and right is not None:
+        return left.op.index == right.op.index
+    return one is not None and one is other
+
+
 def consumers(birth: Birth, view: View) -> Iterator[View]:
     """Yield the forward operations that use an operation's output, through views."""
     from whynan.trace.birth import View as Made

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from whynan.causes.arguments import forward_view
 from whynan.causes.catalogue import Finding, Scene, rule
-from whynan.causes.facts import as_view, counting, counts_members, fixed, one_less, skip_views, summed, zeros, zeros_and_ones
+from whynan.causes.facts import as_view, counting, counts_members, fixed, lineage, one_less, skip_views, summed, zeros, zeros_and_ones
 from whynan.causes.fixes import Fix
+from whynan.causes.selecting import selects
 from whynan.causes.spreads import spread_of
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def mean_of_nothing(scene: Scene) -> Finding | None:
     if view.name in _MEANS or view.name.startswith("nll_loss"):
         return _empty_mean(view)
     if view.name == "div":
-        return _empty_count(view)
+        return _empty_count(scene, view)
     return None
 
 
@@ -115,7 +116,7 @@ def _sum_over_count(view: View, ignore: int) -> Fix:
     )
 
 
-def _empty_count(view: View) -> Finding | None:
+def _empty_count(scene: Scene, view: View) -> Finding | None:
     """A quotient whose divisor counts what the numerator sums, and that is nothing."""
     below = view.input("other")
     if below is None:
@@ -136,11 +137,18 @@ def _empty_count(view: View) -> Finding | None:
         empty = "the only group is" if below.numel() == 1 else f"{zeros(below)} of {below.numel()} groups are"
         return Finding(f"{empty} empty: the count is 0", [f"{empty} empty", "the divisor counts the members of each group"], [_AT_LEAST_ONE], empty=True)
     counted = step.input(0) if step.name in ("sum", "count_nonzero", "cumsum") else step.output()
-    if counted is not None and _is_mask(counted, step):
+    if counted is not None and not _learned_beside(view, step) and selects(scene, step, 0, counted, view):
         what = "the mask selects nothing" if below.numel() == 1 else f"{zeros(below)} of {below.numel()} groups select nothing"
         evidence = [f"{what}", f"the divisor is a sum over a mask of shape {list(counted.shape)}"]
         return Finding(f"{what}: the count is 0", evidence, [_AT_LEAST_ONE], empty=True)
-    return _masked_weights(step, below) if step.name == "sum" else None
+    return _masked_weights(scene, step, below) if step.name == "sum" else None
+
+
+def _learned_beside(view: View, count: View) -> bool:
+    """Whether a divisor also has a sum in it that carries a gradient: a union of what is predicted and what is true is no count."""
+    made = as_view(skip_views(view.maker("other")))
+    sums = [m for m in [made, *lineage(made)] if m.name in ("sum", "linalg_vector_norm") and m.op.index != count.op.index] if made is not None else []
+    return any(not fixed(m, 0) for m in sums)
 
 
 _AT_LEAST_ONE = Fix("count at least 1", "{x}.clamp_min(1)", 1)
@@ -163,34 +171,19 @@ def _count_of_one(view: View) -> Finding | None:
     return Finding("there is nothing here to average: 0/0", ["the count is 1, minus 1 is 0", "the numerator is 0 there"], [_AT_LEAST_ONE], empty=True)
 
 
-def _masked_weights(total: View, below: Any) -> Finding | None:
+def _masked_weights(scene: Scene, total: View, below: Any) -> Finding | None:
     """Weights that are multiplied by a mask and then divided by their sum: where the mask is empty the sum is 0."""
     product = as_view(skip_views(total.maker(0)))
     if product is None or product.name != "mul" or below.dim() == 0:
         return None
-    masks = [t for t in product.inputs().values() if t.dim() and bool(((t == 0) | (t == 1)).all()) and bool((t == 0).any())]
+    given = [(i, t) for i in range(len(product.op.sources)) if (t := product.input(i)) is not None]
+    masks = [t for i, t in given if t.dim() and zeros_and_ones(t) and bool((t == 0).any()) and selects(scene, product, i, t)]
     empty = [m for m in masks if bool((m == 0).flatten(1).all(1).any())] if masks and masks[0].dim() > 1 else []
     if not empty:
         return None
     what = f"{int((below == 0).sum())} of {below.numel()} groups select nothing"
     fixes = [Fix("keep the sum of the weights away from 0", "{x}.clamp_min(1e-6)", 1)]
     return Finding(f"{what}: the weights sum to 0", [what, f"the weights were multiplied by a mask of shape {list(empty[0].shape)}"], fixes, empty=True)
-
-
-def _is_mask(values: Any, step: View) -> bool:
-    """Whether values are a mask or a count, by themselves or by what made them."""
-    if not values.is_floating_point():
-        return True
-    if not zeros_and_ones(values):
-        return False
-    maker = skip_views(step.maker(0))
-    if maker is None:
-        return True
-    made = as_view(maker)
-    if made is None:
-        return getattr(maker, "role", "") != "parameter"
-    source = made.op.sources[0] if made.op.sources else None
-    return made.op.node < 0 or source is None
 
 
 @rule("WN403", "variance-of-one", "variance of a single element", rank=34)

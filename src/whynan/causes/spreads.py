@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from whynan.causes.absurd import finding_of
-from whynan.causes.facts import as_view, lineage, skip_views
+from whynan.causes.facts import as_view, is_same, lineage, skip_views
 from whynan.causes.fixes import Fix
 from whynan.causes.handed import constant_ids
 from whynan.causes.usual import usual
@@ -113,7 +113,7 @@ def _range(difference: View) -> Spread | None:
     if len(ends) != 2 or ends[0] is None or ends[1] is None:
         return None
     names = {ends[0].name.removeprefix("a"), ends[1].name.removeprefix("a")}
-    return _along("the range", ends[0]) if names == {"max", "min"} and _is_same(ends[0].maker(0), ends[1].maker(0)) else None
+    return _along("the range", ends[0]) if names == {"max", "min"} and is_same(ends[0].maker(0), ends[1].maker(0)) else None
 
 
 def _by_hand(made: View) -> Spread | None:
@@ -131,24 +131,15 @@ def _centre(made: View, of: View | Leaf | None) -> View | None:
     for step in [made, *lineage(made, depth=4)]:
         divided = made.name in ("div", "mul")  # a sum over a count, or weights that do not add up to 1
         weighted = step.name == "sum" and (divided or getattr(skip_views(step.maker(0)), "name", "") == "mul")
-        if (step.name in _CENTRES or weighted) and any(_is_same(m, of) for m in _makers(step)):
+        if (step.name in _CENTRES or weighted) and any(is_same(m, of) for m in _makers(step)):
             return step
-    return made if made.name in ("mv", "mm", "bmm", "dot") and any(_is_same(m, of) for m in _makers(made)) else None
+    return made if made.name in ("mv", "mm", "bmm", "dot") and any(is_same(m, of) for m in _makers(made)) else None
 
 
 def _makers(reduction: View) -> list[View | Leaf | None]:
     """What a reduction is made of, through elementwise operations: `(w * x).sum()` is made of w and of x."""
     steps = [reduction, *lineage(reduction, depth=4)]
     return [step.maker(i) for step in steps for i in range(len(step.op.sources))]
-
-
-def _is_same(one: View | Leaf | None, other: View | Leaf | None) -> bool:
-    """Whether two values are the same one, views and casts apart."""
-    one, other = skip_views(one), skip_views(other)
-    left, right = as_view(one), as_view(other)
-    if left is not None and right is not None:
-        return left.op.index == right.op.index
-    return one is not None and one is other
 
 
 def rounding_spread(scene: Scene) -> Finding | None:

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from whynan.causes.fixes import source_name
 from whynan.causes.source import Expression, expression_at
 from whynan.records import TensorStats, number
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 LISTED = 6  # terms that are told one by one
 _LISTS = ("stack", "cat", "concat", "concatenate", "sum")  # of which the terms are members of a list
+
+_ADDS = ("add", "sub", "mul", "div")  # as operators or as functions
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,8 @@ def _flat(term: Term, name: str, among: bool = False) -> list[tuple[str, Term]]:
     if among and name.isidentifier():
         return [(name, term)]
     among = among or len(term.parts) > 1
+    if any(_is_inside_a_call(part) for part in term.parts):
+        return [(name, term)]
     found: list[tuple[str, Term]] = []
     for part in term.parts:
         found += _flat(part, _name(part) or "", among)
@@ -86,12 +91,18 @@ def _value(term: TensorStats) -> str:
     return number(term.min if term.min is not None else math.nan)
 
 
+def _is_inside_a_call(term: Term) -> bool:
+    """Whether a sum is written nowhere: a function of torch (a cross-entropy with smoothing) adds something up by itself."""
+    expression = expression_at(term.site, "") if term.site is not None else None
+    return expression is not None and isinstance(expression.node, ast.Call) and source_name(expression.name) not in (*_ADDS, *_LISTS, "reduce")
+
+
 def _name(term: Term) -> str | None:
     """Return what the source calls a term where it is added or weighted; nothing where that is an accumulator or a longer expression."""
     expression = expression_at(term.site, "") if term.site is not None else None
     if expression is not None and expression.name in _LISTS and isinstance(expression.node, ast.Call):
         return _of_list(expression, term)
-    if expression is None or len(expression.nodes) != 2:
+    if expression is None or len(expression.nodes) != 2 or source_name(expression.name) not in _ADDS:
         return None
     node = expression.nodes[term.operand % 2]
     if expression.name in ("mul", "div") and not isinstance(expression.node, ast.AugAssign):
