@@ -17,6 +17,19 @@ if TYPE_CHECKING:
 SAMPLES = 3  # rows of a batch that are told one by one
 
 
+def batch_size(program: Program) -> int:
+    """Return the most common first dimension of what was handed in, weights apart: a teacher's are written in the step."""
+    from whynan.capsule.tape import Outside
+
+    sizes: dict[int, int] = {}
+    for entry in program.entries:
+        for leaf in entry.reads:
+            tensor: Any = leaf.tensor if isinstance(leaf, Outside) else None
+            if tensor is not None and tensor.dim() and not tensor.requires_grad and id(tensor) not in program.weights:
+                sizes[tensor.shape[0]] = sizes.get(tensor.shape[0], 0) + 1
+    return max(sizes, key=lambda s: sizes[s], default=0)
+
+
 def constant_ids(program: Program) -> list[str]:
     """Say which whole numbers that came in are all the same: token ids, labels, indices.
 

@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING
 
 from whynan.causes.arguments import computed_forward, from_spans
 from whynan.causes.catalogue import Finding, Scene, rule
-from whynan.causes.facts import lineage, rows, share
+from whynan.causes.facts import ELEMENTWISE, is_same, lineage, rows, share
 from whynan.causes.fixes import Fix, guarded
 from whynan.causes.usual import before, kept_above
 from whynan.records import Phase
 
 if TYPE_CHECKING:
-    pass
+    from whynan.trace.birth import View
+
+_NORMS = ("linalg_vector_norm", "norm", "linalg_norm")
 
 
 @rule("WN104", "zero-over-zero", "zero over zero", rank=62)
@@ -73,9 +75,9 @@ def zero_over_zero(scene: Scene) -> Finding | None:
     count = int(hit.sum())
     if not count:
         return None
-    norm = any(m.name in ("linalg_vector_norm", "norm", "linalg_norm") for m in lineage(view, depth=4))
+    norm = _norm_below(view)
     evidence = [share(int((below == 0).sum()), below, "denominators are 0"), f"{count} quotients are 0 / 0"]
-    if norm:
+    if norm is not None:
         evidence.append("the denominator is a norm: the vector is zero")
     fixes = [
         Fix("keep the denominator away from 0", "{x}.clamp_min(1e-12)" if view.op.dtype != "float16" else "{x}.clamp_min(1e-4)", 1),
@@ -85,12 +87,17 @@ def zero_over_zero(scene: Scene) -> Finding | None:
         eps = "1e-4" if view.op.dtype == "float16" else "1e-12"
         fixes = [Fix(f"give normalize an eps: {eps}", eps, keyword="eps")]
     return Finding(
-        "0 / 0 is nan" + (": a zero vector over its own norm" if norm else ""),
+        "0 / 0 is nan" + (": a zero vector over its own norm" if norm is not None and is_same(norm.maker(0), view.maker(0)) else ""),
         evidence,
         fixes,
         from_spans(view, 1),
         empty=scene.birth is not None and scene.birth.phase is Phase.OPTIMIZER,
     )
+
+
+def _norm_below(view: View) -> View | None:
+    """Return the norm that a denominator is; one that is added to something else is a part of it only."""
+    return next((m for m in lineage(view, ELEMENTWISE - {"add", "sub", "rsub"}, depth=4, start=1) if m.name in _NORMS), None)
 
 
 def _floor(divisor: object) -> Fix:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -10,12 +11,13 @@ from whynan.causes.arguments import forward_view, written_spans
 from whynan.causes.catalogue import Finding, Scene, rule
 from whynan.causes.facts import ATTENTION, rows
 from whynan.causes.fixes import Fix
-from whynan.causes.handed import constant_ids
+from whynan.causes.handed import batch_size, constant_ids
 from whynan.causes.spreads import Spread, made_at, rounding_spread, spread_of, usual_spread
 from whynan.causes.usual import usual
+from whynan.records import number
 
 if TYPE_CHECKING:
-    from whynan.trace.birth import View
+    from whynan.trace.birth import Birth, View
 
 _SOFTMAXES = ("_softmax", "_log_softmax", "logsumexp", "_safe_softmax", "logcumsumexp")
 
@@ -79,27 +81,63 @@ def fully_masked_softmax(scene: Scene) -> Finding | None:
         return None
     birth = scene.birth
     assert birth is not None
+    place = axis % scores.dim()
     total = dead.numel()
     name = {"logsumexp": "logsumexp", "_log_softmax": "log_softmax"}.get(view.name, "softmax")
-    place = rows(dead if dead.dim() else dead.reshape(1))
-    function = name if name != "softmax" else "softmax"
-    axis_text = str(axis)
-    fill = f"{{x}}.masked_fill(({{x}} == float('-inf')).all({axis_text}, keepdim=True), 0.0)"
-    evidence = [f"{count} of {total} rows are entirely -inf" + (f" ({place} of the batch)" if place else "")]
-    fixes = [Fix(f"give the {function} something finite in a row that is entirely masked", fill, 0)]
-    if "multi_head_attention" in view.call or "MultiheadAttention" in view.call or "multihead" in view.call:
-        fixes.insert(0, Fix("let a sequence that is all padding attend to itself", "{x} & ~{x}.all(-1, keepdim=True)", keyword="key_padding_mask"))
-    fixes.append(Fix("drop samples in which nothing may be attended to, where the mask is made"))
-    label = f"every entry of {'this row' if total == 1 else f'{count} of {total} rows'} is -inf: {name} is {'-inf' if name == 'logsumexp' else '0/0'}"
+    first = _first_rows(dead) if place else []  # along the first dimension no row of the tensor is named by an index
+    samples = bool(first) and scores.shape[0] == batch_size(scene.program)
+    kind = "columns" if scores.dim() == 2 and not place else "rows"
+    evidence = [f"{count} of {total} {kind} are entirely -inf{_which(dead, first, samples)}", *_only_backward(birth)]
+    fixes = _in_place(view, name, axis)
+    fixes.append(
+        Fix(f"{'drop samples in which nothing may be attended to' if samples else f'leave something finite in each of the {kind}'}, where the mask is made")
+    )
+    label = f"every entry of {'this row' if total == 1 else f'{count} of {total} {kind}'} is -inf: {_result(name, birth)}"
     spans = written_spans(birth, "the -inf came from here")
-    decided = masks.decision(birth, _first_rows(dead))
+    decided = masks.decision(birth, first)
     if decided is not None:
         spans.append(decided.span())
-        nearest = decided.fix() if axis in (-1, scores.dim() - 1) else None  # it is looked for along the last dimension
+        nearest = decided.fix() if place == scores.dim() - 1 else None  # it is looked for along the last dimension
         fixes = [fix for fix in (nearest,) if fix is not None] + fixes
     else:
-        evidence.append(masks.handed_in(birth, _first_rows(dead)))
-    return Finding(label, evidence, fixes, spans, rows=_first_rows(dead), wrong=_tempting(axis) if name == "softmax" else [])
+        evidence.append(masks.handed_in(birth, first))
+    wrong = _tempting(axis) if name == "softmax" else []
+    return Finding(label, evidence, fixes, spans, rows=first if samples else [], wrong=wrong)
+
+
+def _which(dead: Any, first: list[int], samples: bool) -> str:
+    """Name the rows, as samples where the first dimension is that of the batch."""
+    place = rows(dead) if dead.dim() and first else ""
+    return f" ({place}{' of the batch' * samples})" if place else ""
+
+
+def _only_backward(birth: Birth) -> list[str]:
+    """Say that the loss is finite, where it is and only the gradient is bad."""
+    loss = birth.losses[-1] if birth.losses else math.nan
+    return [f"the loss ({number(loss)}) is finite; the gradient is not"] if birth.derivative and math.isfinite(loss) else []
+
+
+def _result(name: str, birth: Birth) -> str:
+    if name != "logsumexp":
+        return f"{name} is 0/0"
+    return "logsumexp is -inf" + (" and its slope 0/0" if birth.derivative else "")
+
+
+def _in_place(view: View, name: str, axis: int) -> list[Fix]:
+    """Return the changes of what the softmax is taken of."""
+    low = "-1e4" if view.op.dtype == "float16" else "-1e30"
+    fixes = [
+        Fix(
+            f"give the {name} something finite in a row that is entirely masked",
+            f"{{x}}.masked_fill(({{x}} == float('-inf')).all({axis}, keepdim=True), 0.0)",
+            0,
+        )
+    ]
+    if name == "logsumexp":  # of which 0 would be one of the summands
+        fixes.insert(0, Fix("use a large negative number instead of -inf", f"{{x}}.clamp_min({low})", 0))
+    if "multi_head_attention" in view.call or "MultiheadAttention" in view.call or "multihead" in view.call:
+        fixes.insert(0, Fix("let a sequence that is all padding attend to itself", "{x} & ~{x}.all(-1, keepdim=True)", keyword="key_padding_mask"))
+    return fixes
 
 
 def _tempting(axis: object) -> list[Fix]:

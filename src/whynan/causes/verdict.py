@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from whynan.capsule.sites import Site, is_installed, resolve
-from whynan.capsule.tape import Outside
 from whynan.causes.catalogue import Finding, Rule, Scene, first_match
 from whynan.causes.fixes import source_name
-from whynan.causes.handed import hook_words, sample_words
+from whynan.causes.handed import batch_size, hook_words, sample_words
 from whynan.causes.lab import Lab, Outcome, without_rows
 from whynan.causes.several import Verdict, decide
 from whynan.causes.source import Expression, expression_at
@@ -156,7 +154,7 @@ def _samples(scene: Scene, finding: Finding) -> list[int]:
     birth, lab = scene.birth, scene.lab
     if birth is None or lab is None or birth.phase is Phase.OPTIMIZER:
         return []
-    size = _batch_size(scene)
+    size = batch_size(scene.program)
     rows = finding.rows
     if not rows and birth.op is not None:
         for index in (birth.op.index, birth.forward.op.index if birth.forward is not None else -1):
@@ -181,14 +179,3 @@ def _samples(scene: Scene, finding: Finding) -> list[int]:
 def wrong(scene: Scene) -> str:
     """Say what a step that was not mended still is."""
     return "not finite" if scene.jump is None else "absurd"
-
-
-def _batch_size(scene: Scene) -> int:
-    """The most common first dimension of what was handed in, weights apart: a teacher's are written in the step."""
-    sizes: dict[int, int] = {}
-    for entry in scene.program.entries:
-        for leaf in entry.reads:
-            tensor: Any = leaf.tensor if isinstance(leaf, Outside) else None
-            if tensor is not None and tensor.dim() and not tensor.requires_grad and id(tensor) not in scene.program.weights:
-                sizes[tensor.shape[0]] = sizes.get(tensor.shape[0], 0) + 1
-    return max(sizes, key=lambda s: sizes[s], default=0)
