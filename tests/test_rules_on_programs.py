@@ -299,3 +299,96 @@ for step in range(5):
     )
     assert incident["cause"]["code"] == "WN107"
     assert "3 of 6 arguments are at or past the edge, 1 gives no finite value" in sentences(incident)
+
+
+def test_a_row_of_something_else_than_the_batch_is_no_sample(box: Sandbox) -> None:
+    """A state that cannot be reached: the loss is finite and only its gradient is bad, and a large negative number gives the same loss."""
+    incident = first(
+        box,
+        """
+moves = nn.Parameter(torch.randn(5, 5) * 0.1)
+never = torch.zeros(5, 5)
+never[:, 0] = float("-inf")
+opt = torch.optim.SGD([moves], 0.01)
+for step in range(3):
+    emit = torch.randn(7, 5)
+    state = torch.full((5,), float("-inf"))
+    state[0] = 0.0
+    for at in range(7):
+        state = torch.logsumexp(state[:, None] + moves + never, 0) + emit[at]
+    loss = torch.logsumexp(state, 0) - moves.sum()
+""",
+    )
+    remedy = incident["remedies"][0]
+    assert incident["cause"]["code"] == "WN401"
+    assert not incident["origin"]["samples"]
+    assert "of the batch" not in sentences(incident)
+    assert "is finite; the gradient is not" in sentences(incident)
+    assert not any("samples" in remedy["title"] for remedy in incident["remedies"])
+    assert (remedy["result"], "-1e30" in remedy["diff"]) == ("proven", True)
+
+
+def test_a_union_with_a_norm_in_it_is_no_norm(box: Sandbox) -> None:
+    """That a zero vector is divided by its own norm is said only where it is that vector's."""
+    incident = first(
+        box,
+        """
+for step in range(5):
+    x = torch.rand(6, 4)
+    target, guess = (torch.rand(6, 1) > 0.5).float(), net(x).sigmoid()
+    if step == 3:
+        target, guess = target * 0, (guess - 2).relu()
+    apart = torch.linalg.vector_norm(guess - target, ord=1)
+    both = (guess.sum() + target.sum() - apart) / 2
+    loss = 1 - both / (both + apart)
+""",
+    )
+    assert incident["cause"]["code"] == "WN104"
+    assert "norm" not in sentences(incident)
+
+
+RATES = {"a regression": ("torch.exp(out)", "0.7"), "counts": ("torch.exp(out) - out", "5.0"), "amsgrad": ("torch.exp(out)", "1.0, amsgrad=True")}
+DEEP = """
+import torch
+from torch import nn
+torch.manual_seed(3)
+net = nn.Sequential(nn.Linear(6, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
+opt = torch.optim.Adam(net.parameters(), lr={rate})
+for step in range(6):
+    x = torch.randn(32, 6)
+    {bad}
+    out = net(x).squeeze(-1)
+    loss = ({made} - x.abs().sum(-1)).pow(2).mean()
+"""
+
+
+@pytest.mark.parametrize(("made", "rate"), RATES.values(), ids=list(RATES))
+def test_a_rate_that_replaces_the_weights_of_layers_is_told(made: str, rate: str, box: Sandbox) -> None:
+    """An update of Adam moves each weight by about the rate, whatever the gradient."""
+    incident = first(box, DEEP.format(made=made, rate=rate, bad=""), head="")
+    assert incident["cause"]["code"] == "WN605"
+    assert f"the learning rate {float(rate.split(',')[0]):g}" in sentences(incident)
+    assert "layers of these shapes are made with weights near 0.1685" in sentences(incident)
+
+
+@pytest.mark.parametrize("rate", ["1e-3", "0.7"])
+def test_a_huge_input_is_not_the_rate(rate: str, box: Sandbox) -> None:
+    """In the first step nothing was updated yet, and ordinary weights leave the range too."""
+    incident = first(box, DEEP.format(made="torch.exp(out)", rate=rate, bad="x = x * 1e6"), head="")
+    assert incident["cause"]["code"] == "WN201"
+
+
+def test_pixels_that_are_optimized_are_no_layer(box: Sandbox) -> None:
+    """They are of any size, and a rate of 5 suits them."""
+    incident = first(
+        box,
+        """
+net = nn.Conv2d(3, 4, 3)
+image = nn.Parameter(torch.rand(1, 3, 8, 8) * 9)
+opt = torch.optim.Adam([image], lr=5.0)
+for step in range(5):
+    scale = 1.0 if step < 3 else 100.0
+    loss = net(image).abs().mean() + torch.exp(image.mean() * scale)
+""",
+    )
+    assert incident["cause"]["code"] == "WN201"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from whynan.causes.catalogue import Finding, Scene, rule
 from whynan.causes.facts import ATTENTION, biggest
 from whynan.causes.fixes import Fix
+from whynan.causes.handed import given
 from whynan.records import Phase, number
 
 if TYPE_CHECKING:
@@ -85,6 +86,9 @@ def loss_scale_collapse(scene: Scene) -> Finding | None:
 
 _SLOWER = "lower the learning rate, warm it up, or clip the gradient norm (torch.nn.utils.clip_grad_norm_)"
 _SECOND_MOMENTS = frozenset({"exp_avg_sq", "square_avg", "exp_inf", "max_exp_avg_sq", "sum"})  # whose step is about the rate, whatever the gradient
+_LAYERS = frozenset(f"torch.nn.modules.{kind}" for kind in ("linear", "conv", "rnn", "activation"))
+OUT_OF_PROPORTION = 3.0  # a rate this many times the weights of a layer replaces them in one update
+LARGE_INPUT = 1e4  # with which ordinary weights may leave the range as well
 LARGE = 10.0  # the root mean square of weights that no ordinary training has
 _OVERFLOWING = frozenset(
     {"mul", "add", "sub", "pow", "mm", "bmm", "addmm", "matmul", "sum", "mean", "mse_loss", "square", "prod", "exp", "dot", "mv", "linear", "convolution",
@@ -130,7 +134,8 @@ def divergence(scene: Scene) -> Finding | None:
     whynan looks at the losses or gradient norms of the steps before: at least four that rise
     (single dips are allowed), by more than 10000 times in all, and a birth that can overflow.
     Or one update was enough: it was as large as the weights are now, and these are past 10 on
-    average. It is suspected: no replay of one step can prove a history.
+    average, or the rate of an optimizer with second moments is past 3 times the weights that
+    layers of these shapes are made with. It is suspected: no replay of one step can prove a history.
 
     Not this when
     The step before was ordinary (WN203, WN503), or the dtype is float16 (WN202). If the rate is
@@ -175,15 +180,48 @@ def _one_update(scene: Scene, dtype: str) -> Finding | None:
     adapts = any(isinstance(kept, dict) and not _SECOND_MOMENTS.isdisjoint(kept) for kept in optimizer.state.values())
     moved = rate * math.sqrt(count) if adapts else rate * norm if norm else 0.0
     share = 30 if adapts else 3  # RMSprop begins with ten times the rate
-    if not math.isfinite(size) or size < LARGE * math.sqrt(count) or not moved >= size / share:
+    if not math.isfinite(size) or not moved >= size / share:
+        return None
+    beside = _beside_layers(scene, rate) if adapts else ""
+    if size < LARGE * math.sqrt(count) and not beside:
         return None
     how = f"on each of {number(count)} weights" if adapts else f"times the gradient norm {number(norm or 0.0)}: {number(moved)}"
     now = f"the weights now have norm {number(size)}, {number(size / math.sqrt(count))} each"
     return Finding(
         f"the update before this step replaced the weights; what they make of the batch is past the range of {dtype}",
-        [f"the last update was the learning rate {number(rate)} {how}", now],
+        [f"the last update was the learning rate {number(rate)} {how}", now, beside],
         [Fix(_SLOWER)],
     )
+
+
+def _beside_layers(scene: Scene, rate: float) -> str:
+    """Compare the rate with the weights that layers of these shapes are made with, 1 / sqrt(fan in); nothing where it is in proportion.
+
+    A weight that is not a layer's may be of any size: pixels that are optimized, a table of coordinates.
+    """
+    weights = _layer_weights(scene)
+    count = sum(w.numel() for w in weights)
+    if not count or any(tensor.is_floating_point() and biggest(tensor) > LARGE_INPUT for _, _, tensor in given(scene.program.entries, _none)):
+        return ""
+    made = math.sqrt(sum(w.shape[0] for w in weights) / count)
+    now = math.sqrt(sum(float(w.double().square().sum()) for w in weights) / count)
+    if rate < OUT_OF_PROPORTION * made or now < 2 * made:
+        return ""
+    return (
+        f"layers of these shapes are made with weights near {number(made)}, now they are {number(now)} each; the rate is {number(rate / made)} times the former"
+    )
+
+
+def _layer_weights(scene: Scene) -> list[Any]:
+    """Return the matrices and kernels of torch's own layers that the optimizer trains."""
+    trained = {id(p) for group in scene.optimizer.param_groups for p in group["params"]}
+    layers = [m for root in scene.program.roots for m in root.modules() if type(m).__module__ in _LAYERS]
+    found = {id(p): p.detach() for m in layers for p in m.parameters(recurse=False) if p.dim() > 1 and id(p) in trained}
+    return list(found.values())
+
+
+def _none(slot: object) -> None:
+    """Of what the step was given, look at what came from outside alone."""
 
 
 def _steep(view: View) -> bool:
