@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from conftest import Sandbox
@@ -388,7 +389,41 @@ image = nn.Parameter(torch.rand(1, 3, 8, 8) * 9)
 opt = torch.optim.Adam([image], lr=5.0)
 for step in range(5):
     scale = 1.0 if step < 3 else 100.0
-    loss = net(image).abs().mean() + torch.exp(image.mean() * scale)
+    loss = net(image).abs().mean() + torch.exp(image.abs().mean() * scale)
 """,
     )
     assert incident["cause"]["code"] == "WN201"
+
+
+@pytest.mark.parametrize("loss", ["nn.MSELoss()(net(x), y)", "F.mse_loss(net(x), y)", "(net(x) - y).pow(2).mean()", "crit(net(x), y)"])
+def test_a_bad_target_has_its_name(loss: str, box: Sandbox) -> None:
+    """The argument is called what the source calls it, or a target; an input it is not."""
+    incident = first(
+        box,
+        f"""
+crit = nn.MSELoss()
+for step in range(5):
+    x, y = torch.randn(6, 4), torch.randn(6, 1)
+    if step == 3:
+        y[2] = float("nan")
+    loss = {loss}
+""",
+    )
+    (value,) = incident["origin"]["inputs"]
+    assert incident["cause"]["code"] == "WN702"
+    assert value["name"] == ("target" if loss.startswith("nn.") else "y")
+
+
+@pytest.mark.parametrize(("index", "words"), [(6, "the slope of exp is 300"), (3, "the gradient that is handed back here is 300")])
+def test_a_copy_has_no_slope(index: int, words: str) -> None:
+    """Right after an exponential it is the copy that autograd keeps of the result; elsewhere nothing is known of what has the slope."""
+    import torch
+
+    from whynan.causes.absurd import absurd_value
+
+    power = SimpleNamespace(op=SimpleNamespace(index=index), name="exp", site="line 1", input=lambda _: torch.tensor([4.0]))
+    copy = SimpleNamespace(op=SimpleNamespace(index=7, node=2), name="detach", site="line 1", maker=lambda _: power, output=lambda: torch.tensor([2.0]))
+    birth = SimpleNamespace(leaf=None, derivative=True, forward=copy)
+    jump = SimpleNamespace(size=300.0, usual=0.5, name="gradient norm", value=300.0, level=0.5, explains=False)
+    finding = absurd_value(cast("catalogue.Scene", SimpleNamespace(birth=birth, jump=jump)))
+    assert finding is not None and finding.label == f"{words}; 0.5 is usual"

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from whynan.causes.catalogue import Finding, Scene, rule
-from whynan.causes.facts import VIEWS, rows
+from whynan.causes.facts import VIEWS, as_view, rows
 from whynan.causes.fixes import Fix
 from whynan.causes.usual import kept_above, values_of
 from whynan.records import number
 
 if TYPE_CHECKING:
-    from whynan.trace.birth import View
+    from whynan.trace.birth import Birth, View
 
 _BELOW = {"div": 1, "reciprocal": 0, "rsqrt": 0, "log": 0, "sqrt": 0, "pow": 0}  # operations with a steep place near 0, and the operand that is near it
 SKIP = Fix("leave such steps out: whynan run --spike skip")
@@ -62,17 +62,28 @@ def absurd_value(scene: Scene) -> Finding | None:
         return None
     if birth.leaf is not None:
         return _outlier(scene, birth.leaf.tensor)
-    view = birth.forward
+    view = _computed(birth)
     name = view.name if view is not None else ""
     if view is not None and name in VIEWS and (batch := view.output()) is not None and view.op.node < 0:
         return _outlier(scene, batch)
     below = view.input(_BELOW[name]) if view is not None and name in _BELOW else None
-    slope = "the slope of " if birth.derivative else ""
     near = f" of {number(float(below.abs().min()))}" if below is not None and below.numel() else ""
-    finding = finding_of(scene, f"{slope}{name.removeprefix('linalg_').removesuffix('_ex')}{near} is {number(jump.size)}; {number(jump.usual)} is usual")
+    what = f"{name.removeprefix('linalg_').removesuffix('_ex')}{near}"
+    if birth.derivative:
+        what = f"the slope of {what}" if name and name not in VIEWS else "the gradient that is handed back here"
+    finding = finding_of(scene, f"{what} is {number(jump.size)}; {number(jump.usual)} is usual")
     if view is not None and below is not None:
         finding.fixes = [*_away(scene, view, name), SKIP]
     return finding
+
+
+def _computed(birth: Birth) -> View | None:
+    """Return the operation of a birth; for the copy of its result that autograd keeps of a root, the root: a copy has no slope."""
+    view = birth.forward
+    made = as_view(view.maker(0)) if view is not None and birth.derivative and view.name == "detach" else None
+    if view is None or made is None:
+        return view
+    return made if made.op.index == view.op.index - 1 and made.site == view.site else view  # it comes right after, from the same call
 
 
 def finding_of(scene: Scene, label: str) -> Finding:

@@ -85,6 +85,7 @@ def loss_scale_collapse(scene: Scene) -> Finding | None:
 
 
 _SLOWER = "lower the learning rate, warm it up, or clip the gradient norm (torch.nn.utils.clip_grad_norm_)"
+_LOWER = "lower the learning rate, or warm it up; clipping the gradient does not make the steps of this optimizer smaller"
 _SECOND_MOMENTS = frozenset({"exp_avg_sq", "square_avg", "exp_inf", "max_exp_avg_sq", "sum"})  # whose step is about the rate, whatever the gradient
 _LAYERS = frozenset(f"torch.nn.modules.{kind}" for kind in ("linear", "conv", "rnn", "activation"))
 OUT_OF_PROPORTION = 3.0  # a rate this many times the weights of a layer replaces them in one update
@@ -190,7 +191,7 @@ def _one_update(scene: Scene, dtype: str) -> Finding | None:
     return Finding(
         f"the update before this step replaced the weights; what they make of the batch is past the range of {dtype}",
         [f"the last update was the learning rate {number(rate)} {how}", now, beside],
-        [Fix(_SLOWER)],
+        [Fix(_LOWER if beside else _SLOWER)],
     )
 
 

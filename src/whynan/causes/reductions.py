@@ -336,7 +336,10 @@ def constant_batch(scene: Scene) -> Finding | None:
     if found is None:
         return None
     what, zero = found.what, int((below == 0).sum())
-    evidence = [f"{what} is exactly 0" + (f" in {zero} of {below.numel()} places" if below.numel() > 1 else ""), *_identical(found, scene)]
+    evidence = [
+        f"{what} is exactly 0" + (f" in {zero} of {below.numel()} places" if below.numel() > 1 else ""),
+        *_identical(found, scene, (zero, below.numel())),
+    ]
     spans = made_at(view, below_index, found.label())
     if view.name != "div":
         return Finding(f"{what} of identical values is 0", evidence, [Fix("keep the spread away from 0", "{x}.clamp_min(1e-6)", 0)], spans, empty=True)
@@ -351,18 +354,16 @@ def constant_batch(scene: Scene) -> Finding | None:
     return Finding(f"{what} of identical values is 0", evidence, fixes, spans, empty=True, wrong=[_EPS, _CUT])
 
 
-def _identical(spread: Spread, scene: Scene) -> list[str]:
+def _identical(spread: Spread, scene: Scene, places: tuple[int, int]) -> list[str]:
     """Say which of the values are the same, along the dimension that the spread was taken over."""
     values = spread.values
     if values is None or not values.dim() or len(values) < 2:
         return []
-    if 0 not in spread.axes:
-        return [spread.words()]
-    if bool((values == values[:1]).all()):
+    if 0 in spread.axes and bool((values == values[:1]).all()):
         return [f"{len(values)} rows, 1 unique", *constant_ids(scene.program)]
+    constant, groups = spread.constant()
     if spread.axes != (0,):
-        return [spread.words()]
-    constant = spread.constant()[0]
+        return [spread.words()] if (constant, groups) != places else []  # else it was just said
     return [f"{constant} of {values[0].numel()} columns hold one value in all {len(values)} rows"] if constant else []
 
 

@@ -14,7 +14,7 @@ from whynan.causes.source import Expression, expression_at
 from whynan.causes.terms import named_terms, term_words
 from whynan.causes.trying import remedies_of, tempting
 from whynan.records import NOWHERE, Cause, Confidence, Experiment, Origin, Phase, Remedy, Span, TensorStats
-from whynan.trace.birth import View
+from whynan.trace.birth import Birth, View
 from whynan.trace.hidden import hidden_birth
 from whynan.trace.mending import places_of, without
 from whynan.tripwire.values import bad_rows, stats
@@ -93,7 +93,7 @@ def _origin(scene: Scene, chosen: Rule, finding: Finding, expression: Expression
         phase = Phase.INPUT
     elif finding.site is not None and chosen.code.startswith("WN60"):
         phase = Phase.OPTIMIZER
-    inputs, output = _values(scene, expression)
+    inputs, output = _values(scene, chosen, expression)
     op = birth.op
     module = ""
     if op is not None:
@@ -115,12 +115,13 @@ def _called_from(scene: Scene, site: Site | None) -> list[Span]:
     return [resolve(caller, "called from here")] if caller is not None else []
 
 
-def _values(scene: Scene, expression: Expression | None) -> tuple[list[TensorStats], TensorStats | None]:
+def _values(scene: Scene, chosen: Rule, expression: Expression | None) -> tuple[list[TensorStats], TensorStats | None]:
     birth = scene.birth
     assert birth is not None
     if birth.leaf is not None:
         shown = birth.handed_in() if birth.phase is Phase.INPUT else birth.leaf.tensor.detach()
-        return [stats(birth.leaf.name or birth.leaf.role, shown)], None
+        role = birth.leaf.role if chosen.code != "WN702" else _target_name(birth, expression)
+        return [stats(birth.leaf.name or role, shown)], None
     view = birth.forward
     if view is None:
         return [], None
@@ -128,6 +129,19 @@ def _values(scene: Scene, expression: Expression | None) -> tuple[list[TensorSta
     rows = [stats(names.get(name, name), tensor) for name, tensor in list(view.inputs().items())[:4]]
     output = view.output()
     return rows, stats("result", output) if output is not None else None
+
+
+def _target_name(birth: Birth, expression: Expression | None) -> str:
+    """Call a target what the source calls it where it is handed to the loss."""
+    assert birth.leaf is not None
+    op = birth.graph.ops[birth.leaf.first_use]
+    place = next((i for i, s in enumerate(op.sources) if birth.graph.maker(s) is birth.leaf), 0)
+    if expression is not None and expression.calls_object() and expression.construction() is not None:
+        texts = expression.as_plain_call().operands  # torch's own modules hand their arguments on in this order
+        text = " ".join(texts[place].split()) if place < len(texts) == len(op.sources) else ""
+    else:
+        text = _names(View(op, birth), expression).get(op.sources[place].name, "")
+    return text if 0 < len(text) < 60 else "target"
 
 
 def _names(view: View, expression: Expression | None) -> dict[str, str]:
