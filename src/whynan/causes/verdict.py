@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from whynan.capsule.sites import Site, is_installed, resolve
 from whynan.causes.catalogue import Finding, Rule, Scene, first_match
+from whynan.causes.facts import VIEWS
 from whynan.causes.fixes import source_name
 from whynan.causes.handed import batch_size, hook_words, sample_words
 from whynan.causes.lab import Lab, Outcome, without_rows
@@ -15,6 +16,7 @@ from whynan.causes.terms import named_terms, term_words
 from whynan.causes.trying import remedies_of, tempting
 from whynan.records import NOWHERE, Cause, Confidence, Experiment, Origin, Phase, Remedy, Span, TensorStats
 from whynan.trace.birth import Birth, View
+from whynan.trace.graph import Op
 from whynan.trace.hidden import hidden_birth
 from whynan.trace.mending import places_of, without
 from whynan.tripwire.values import bad_rows, stats
@@ -133,15 +135,31 @@ def _values(scene: Scene, chosen: Rule, expression: Expression | None) -> tuple[
 
 def _target_name(birth: Birth, expression: Expression | None) -> str:
     """Call a target what the source calls it where it is handed to the loss."""
-    assert birth.leaf is not None
-    op = birth.graph.ops[birth.leaf.first_use]
-    place = next((i for i, s in enumerate(op.sources) if birth.graph.maker(s) is birth.leaf), 0)
+    found = _used(birth)
+    if found is None:
+        return "target"
+    op, place = found
     if expression is not None and expression.calls_object() and expression.construction() is not None:
         texts = expression.as_plain_call().operands  # torch's own modules hand their arguments on in this order
         text = " ".join(texts[place].split()) if place < len(texts) == len(op.sources) else ""
     else:
         text = _names(View(op, birth), expression).get(op.sources[place].name, "")
     return text if 0 < len(text) < 60 else "target"
+
+
+def _used(birth: Birth) -> tuple[Op, int] | None:
+    """Return the operation that first computes with a leaf, not counting the cutting out of a batch, and which argument it is there."""
+    assert birth.leaf is not None
+    graph, index = birth.graph, birth.leaf.first_use
+    made = next((s.maker for s in graph.ops[index].sources if graph.maker(s) is birth.leaf), None) if 0 <= index < len(graph.ops) else None
+    for op in graph.ops[index:] if made is not None else ():
+        place = next((i for i, s in enumerate(op.sources) if s.maker == made), None)
+        if place is None:
+            continue
+        if View(op, birth).name not in (*VIEWS, "index", "index_select"):
+            return op, place
+        made = op.index
+    return None
 
 
 def _names(view: View, expression: Expression | None) -> dict[str, str]:
