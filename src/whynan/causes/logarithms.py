@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from whynan.causes import patterns
 from whynan.causes.arguments import argument_of, computed_forward, from_spans, rounded_from
 from whynan.causes.catalogue import Finding, Scene, rule
-from whynan.causes.facts import rows, share, skip_views
+from whynan.causes.facts import as_view, rows, share, skip_views
 from whynan.causes.fixes import BY_HAND, Fix, guarded
 from whynan.records import number
 
 if TYPE_CHECKING:
     from whynan.trace.birth import View
+    from whynan.trace.graph import Leaf
 
 
 _LOGS = {
@@ -102,8 +104,15 @@ def log_fixes(view: View) -> list[Fix]:
         elif made.name == "sigmoid":
             fixes.append(Fix("compute the logarithm of the sigmoid directly", "torch.nn.functional.logsigmoid({inner})", safe=True, inner="sigmoid"))
         fixes.append(BY_HAND)
+        if made.name in ("rsub", "sub") and any(getattr(skip_views(m), "name", "") == "sigmoid" for m in _makers(made)):
+            fixes.append(Fix("compute the logarithm of 1 - sigmoid directly", "torch.nn.functional.logsigmoid(-{inner})", safe=True, inner=patterns.REST))
     fixes.append(Fix("take the logarithm from the logits: log_softmax or logsigmoid instead of log", "{inner}", safe=True, inner="log directly"))
     return fixes + guarded(view.name.removeprefix("special_") if "entr" not in view.name else view.name, view.op.dtype)
+
+
+def _makers(made: View | Leaf) -> list[View | Leaf | None]:
+    view = as_view(made)
+    return [view.maker(i) for i in range(len(view.op.sources))] if view is not None else []
 
 
 @rule("WN102", "log-of-negative", "log of a negative number", rank=61)

@@ -12,10 +12,12 @@ from dataclasses import replace
 from typing import Any
 
 from whynan.causes import logspace
+from whynan.causes.edits import as_operand
 from whynan.causes.made import maker
 from whynan.causes.source import Expression
 
 _POWERS = ("log of powers by hand", "powers by hand")
+REST = "1 - sigmoid"
 OUTER = ("softmax by hand", "sigmoid by hand", "logsumexp by hand", "softplus by hand", "logcosh by hand", "tanh by hand", "cross-entropy by hand", *_POWERS)
 
 
@@ -28,10 +30,21 @@ def inner_swap(kind: str, name: str, plain_name: Callable[[Any], str]) -> Callab
             return NotImplemented
         if kind == "sumsq":
             return _norm(torch, args[0])
+        if kind == REST:
+            return _log_of_rest(torch, args[0])
         made = maker(args[0], kind)
         return NotImplemented if made is None else logspace.log_of(made)
 
     return change
+
+
+def _log_of_rest(torch: Any, value: Any) -> Any:
+    """Compute log(1 - p) from the argument of the sigmoid that p is."""
+    rest = maker(value, "rsub", "sub")
+    inner = next((m for m in (maker(a, "sigmoid") for a in rest.args) if m is not None), None) if rest is not None else None
+    one, taken = (rest.args[::-1] if rest.name == "rsub" else rest.args) if rest is not None and len(rest.args) == 2 else (None, None)
+    exact = inner is not None and taken is inner.result and isinstance(one, int | float) and one == 1
+    return torch.nn.functional.logsigmoid(-inner.args[0]) if exact and inner is not None else NotImplemented
 
 
 def _norm(torch: Any, value: Any) -> Any:
@@ -48,6 +61,21 @@ def _norm(torch: Any, value: Any) -> Any:
 def inner_text(expression: Expression, kind: str) -> tuple[Any, ...] | None:
     """Return the source text of the joint call's arguments, and changes that it needs elsewhere (pairs of a node and its new text)."""
     first = expression.nodes[0] if expression.nodes else None
+    if kind == REST:
+        first, kind = _taken_from_one(expression, first), "sigmoid"
+        found = _joint(expression, first, kind)
+        return None if found is None else (as_operand(found[0]), *found[1:])
+    return _joint(expression, first, kind)
+
+
+def _taken_from_one(expression: Expression, node: ast.expr | None) -> ast.expr | None:
+    """Return p of `1 - p`, which may have a name."""
+    given = expression.assigned(node.id) if isinstance(node, ast.Name) else node
+    one = isinstance(given, ast.BinOp) and isinstance(given.op, ast.Sub) and isinstance(given.left, ast.Constant) and given.left.value == 1
+    return given.right if one and isinstance(given, ast.BinOp) else None
+
+
+def _joint(expression: Expression, first: ast.expr | None, kind: str) -> tuple[Any, ...] | None:
     node = _call(expression, first)
     if node is None:
         return None
