@@ -427,3 +427,62 @@ def test_a_copy_has_no_slope(index: int, words: str) -> None:
     jump = SimpleNamespace(size=300.0, usual=0.5, name="gradient norm", value=300.0, level=0.5, explains=False)
     finding = absurd_value(cast("catalogue.Scene", SimpleNamespace(birth=birth, jump=jump)))
     assert finding is not None and finding.label == f"{words}; 0.5 is usual"
+
+
+DIFFS = {
+    "a log in a quotient": """
+    a, b = torch.relu(net(x) + torch.ones(2)).unbind(-1)
+    loss = (torch.log(a) / b + torch.sqrt(x.abs().sum(1) * a)).mean()
+""",
+    "a root below a fraction line": """
+    a = net(x)
+    b = a / torch.sqrt((a ** 2).sum(-1, keepdim=True))
+    c = x[:, :2] - (b * x[:, :2]).sum(-1, keepdim=True) * b
+    loss = (b - 1).pow(2).mean() + (c - 1).pow(2).mean()
+""",
+    "the rest of a sigmoid": """
+    p = torch.sigmoid(net(x))
+    loss = -((x[:, :2] > 0) * p**2 * torch.log(1 - p)).mean()
+""",
+}
+BADS = {
+    "a log in a quotient": "x[2], x[4] = -1e4 * net.weight[0].detach(), -1e4 * net.weight[1].detach()",
+    "a root below a fraction line": "x[2] = 0",
+    "the rest of a sigmoid": "x[2] = x[2].abs() * net.weight[0].detach().sign() * 900",
+}
+
+
+@pytest.mark.parametrize("case", DIFFS)
+def test_changes_inside_of_others_come_as_one_diff(case: str, box: Sandbox) -> None:
+    """The text of the outer one repeats the changed part, and the program that the diff gives trains through."""
+    head = HEAD.replace("nn.Linear(4, 1)", "nn.Linear(4, 2, bias=False)").replace("0.01", "0.001")
+    body = f"""
+for step in range(6):
+    x = torch.randn(6, 4) * 0.3
+    if step == 3:
+        {BADS[case]}
+{DIFFS[case].strip(chr(10))}
+    print(loss.item())
+"""
+    incident = first(box, body, head)
+    remedy = incident["remedies"][0]
+    assert (incident["step"], remedy["result"]) == (3, "proven")
+    healed = box.python(str(box.write(patched(head + body + TAIL, remedy["diff"]), "healed.py")))
+    assert len(healed.out.splitlines()) == 6
+    assert "nan" not in healed.out and "inf" not in healed.out
+
+
+def test_a_projection_taken_off_is_no_mean(box: Sandbox) -> None:
+    """What is left of a vector without its part along another one is 0 / 0 over its own length."""
+    incident = first(
+        box,
+        """
+for step in range(5):
+    x, along = torch.randn(6, 4), torch.eye(4)[:1]
+    if step == 3:
+        x[2, 1:] = 0
+    rest = x - (x * along).sum(-1, keepdim=True) * along
+    loss = net(rest / torch.sqrt((rest**2).sum(-1, keepdim=True))).pow(2).mean()
+""",
+    )
+    assert incident["cause"]["code"] == "WN104"

@@ -30,6 +30,22 @@ def renamed(text: str, name: str, new: str) -> str:
     return b"\n".join(lines[1:]).decode()
 
 
+def exchanged(text: str, node: ast.AST, new: str) -> str | None:
+    """Write another text wherever an expression says the same as a node; nothing where it nowhere does.
+
+    >>> exchanged("torch.where(b == 0, log(a) * 0, log(a) / b)", ast.parse("log( a )", mode="eval").body, "log(a + 1)")
+    'torch.where(b == 0, log(a + 1) * 0, log(a + 1) / b)'
+    """
+    tree, same = parsed(text), ast.dump(node)
+    lines = [b"", *(line.encode() for line in text.split("\n"))]
+    found = [n for n in ast.walk(tree) if isinstance(n, ast.expr) and ast.dump(n) == same] if tree is not None else []
+    for place in sorted(found, key=lambda n: (n.lineno, n.col_offset), reverse=True):
+        first, last = place.lineno - 1, (place.end_lineno or place.lineno) - 1
+        tail = lines[last][place.end_col_offset :]
+        lines[first : last + 1] = [lines[first][: place.col_offset] + new.encode() + tail]
+    return b"\n".join(lines[1:]).decode() if found else None
+
+
 def between(lines: list[bytes], start: tuple[int, int], end: tuple[int, int]) -> str:
     """Return the text between two places of a file, lines counted from 1."""
     chosen = lines[start[0] - 1 : end[0]]

@@ -6,13 +6,14 @@ import ast
 import builtins
 import functools
 import inspect
+import itertools
 import linecache
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from whynan.causes.edits import Lines, Placed, as_operand, between, compiles, edited, import_torch, on_disk, parsed, renamed, replaced, unified
+from whynan.causes.edits import Lines, Placed, as_operand, between, compiles, edited, exchanged, import_torch, on_disk, parsed, renamed, replaced, unified
 from whynan.causes.scopes import (
     FUNCTIONS,
     UNKNOWN,
@@ -314,9 +315,9 @@ Change = tuple[Any, ...]  # a node and its new text, and further pairs of both
 
 
 def joined(changes: list[tuple[Expression, Change]]) -> str:
-    """Return one diff for changes at several places; nothing if the result would not run, or where one change is inside another."""
+    """Return one diff for changes at several places; nothing if the result would not run, or where one change does away with another."""
     files: dict[str, tuple[Expression, list[Placed], list[Lines]]] = {}
-    for expression, change in changes:
+    for expression, change in _nested(changes):
         written = expression._written(*change)
         if written is None:
             return ""
@@ -324,6 +325,34 @@ def joined(changes: list[tuple[Expression, Change]]) -> str:
         placed += written[0]
         added += [lines for lines in written[1] if lines not in added]
     return "".join(_of_file(*found) for found in files.values())
+
+
+def _nested(changes: list[tuple[Expression, Change]]) -> list[tuple[Expression, Change]]:
+    """Write changes inside of others into the text of these; those that cannot be are left, and overlap."""
+    for outer, inner in itertools.permutations(range(len(changes)), 2):
+        (expression, change), (other, part) = changes[outer], changes[inner]
+        text = _with_part(expression, change, part) if expression.file == other.file and _holds(change[0], part[0]) else None
+        if text is not None:
+            merged = (expression, (change[0], text, *change[2:], *part[2:]))
+            return _nested([merged if i == outer else c for i, c in enumerate(changes) if i != inner])
+    return changes
+
+
+def _holds(node: ast.AST, part: ast.AST) -> bool:
+    (start, end), (first, last) = _span(node), _span(part)
+    return start <= first and last <= end
+
+
+def _with_part(expression: Expression, change: Change, part: Change) -> str | None:
+    """Return the new text of a node in which a part of the node is changed as well, wherever the text repeats what holds that part."""
+    node, text = change[:2]
+    around = [n for n in ast.walk(node) if isinstance(n, ast.expr) and _holds(n, part[0])]  # outer ones first
+    for held in around:
+        inside = as_operand(part[1]) if _span(held) == _span(part[0]) else as_operand(expression.rewritten(held, part[0], expression._fitted(*part[:2])))
+        found = exchanged(text, held, inside)
+        if found is not None:
+            return found
+    return None
 
 
 def _of_file(expression: Expression, placed: list[Placed], added: list[Lines]) -> str:

@@ -128,12 +128,12 @@ def _by_hand(made: View) -> Spread | None:
 
 def _centre(made: View, of: View | Leaf | None) -> View | None:
     """Return the reduction by which an operand is a mean (or median, or end) of the very values it is taken from; nothing where it is none."""
-    for step in [made, *lineage(made, depth=4)]:
-        divided = made.name in ("div", "mul")  # a sum over a count, or weights that do not add up to 1
-        weighted = step.name == "sum" and (divided or getattr(skip_views(step.maker(0)), "name", "") == "mul")
-        if (step.name in _CENTRES or weighted) and any(is_same(m, of) for m in _makers(step)):
-            return step
-    return made if made.name in ("mv", "mm", "bmm", "dot") and any(is_same(m, of) for m in _makers(made)) else None
+    scaled = made.name == "div" or (made.name == "mul" and len(made.op.sources) == 1)  # by a count; times a vector it is a projection
+    step = as_view(skip_views(made.maker(0))) if scaled else made
+    if step is None:
+        return None
+    weighted = step.name == "sum" and (scaled or getattr(skip_views(step.maker(0)), "name", "") == "mul")
+    return step if (step.name in _CENTRES or weighted) and any(is_same(maker, of) for maker in _makers(step)) else None
 
 
 def _makers(reduction: View) -> list[View | Leaf | None]:
