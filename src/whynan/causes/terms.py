@@ -52,7 +52,7 @@ def _flat(term: Term, name: str, among: bool = False) -> list[tuple[str, Term]]:
     if among and name.isidentifier():
         return [(name, term)]
     among = among or len(term.parts) > 1
-    if any(_is_inside_a_call(part) for part in term.parts):
+    if len(term.parts) > 1 and any(_is_inside_a_call(part) for part in term.parts):  # a function that scales one has no sum in it
         return [(name, term)]
     found: list[tuple[str, Term]] = []
     for part in term.parts:
