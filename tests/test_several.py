@@ -119,14 +119,15 @@ TWO = [
 
 @pytest.mark.parametrize(("body", "code", "other"), TWO, ids=["branches of the loss", "in sequence", "sample and slope"])
 def test_two_independent_births_are_both_told(box: Sandbox, body: str, code: str, other: str) -> None:
-    """Where removing one alone does not help, the first birth is named as suspected and the second place stands beside it."""
+    """Where removing one alone does not help, the second place stands beside the first; proven where changes at both were tried together."""
     incident = first(box, body)
     assert (incident["step"], incident["cause"]["code"], incident["origin"]["line"]) == (5, code, line_of(body, "# first"))
-    assert incident["cause"]["confidence"] == "suspected"
+    both = incident["remedies"][0]
+    assert incident["cause"]["confidence"] == ("proven" if both["result"] == "proven" and "and at line" in both["title"] else "suspected")
     assert line_of(body, "# second") in [s["line"] for s in incident["origin"]["from"] if other in s["label"]]
     told = [e for e in incident["cause"]["evidence"] if "a second place" in e]
     assert told and f":{line_of(body, '# second')} ({other}" in told[0] and "without both the step is finite" in told[0]
-    assert len(incident["experiments"]) <= 14
+    assert len(incident["experiments"]) <= 14 + 8  # with the trials at both places at once
 
 
 def test_the_epsilon_is_the_cause_and_the_dead_row_is_not(box: Sandbox) -> None:

@@ -169,7 +169,7 @@ class ModuleState:
 
 def _equal(buffer: torch.Tensor, copy: torch.Tensor) -> bool:
     try:
-        return torch.equal(buffer, copy)
+        return torch.equal(buffer, copy) or bool(((buffer == copy) | ((buffer != buffer) & (copy != copy))).all())  # NaN that was there is no change
     except (RuntimeError, NotImplementedError):  # a kind of tensor that cannot be compared
         return True
 

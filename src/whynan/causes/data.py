@@ -56,6 +56,9 @@ def _finding(scene: Scene, what: str) -> Finding:
     hit = bad.flatten(1).any(1) if bad.dim() > 1 else bad
     indices = [int(i) for i in hit.nonzero()[:64, 0]] if bad.dim() else []
     evidence = [f"{total} of {tensor.numel()} values of the {what} are not finite" + (f": {place}" if place else "")]
+    own = birth.leaf.dense()
+    if own.dim() and own.shape[0] != tensor.shape[0] and (there := rows(where_bad(own))):
+        evidence.append(f"it was cut out of a tensor of {own.shape[0]} rows: {there} of that")
     if bad.dim() == 2 and 0 < int(bad.any(0).sum()) < bad.shape[1]:
         evidence.append("columns " + ", ".join(str(int(i)) for i in bad.any(0).nonzero()[:6, 0]))
     fixes = [Fix(f"leave the bad rows out, or repair the {what} where it is made", leave_out=True)]
