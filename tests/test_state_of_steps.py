@@ -208,3 +208,28 @@ for s in range(8):
     done = box.watched(source)
     assert [(i["step"], i["cause"]["code"]) for i in done.incidents] == [(4, "WN102")]
     assert box.watched(source.replace("torch.log(x)", "x.abs()").replace("> 0", "> 1")).err.count("error[WN") == 0
+
+
+def test_a_buffer_that_was_bad_before_and_is_put_in_its_place(box: Sandbox) -> None:
+    """The forward pass replaces it: it is known as the buffer it was when the step began."""
+    done = box.watched(f"""{HEAD}
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 5)
+        self.register_buffer("centre", torch.zeros(5))
+    def forward(self, x):
+        h = self.linear(x) - self.centre
+        self.centre = 0.9 * self.centre + 0.1 * h.detach().mean(0)
+        return h
+net = Net()
+opt = torch.optim.SGD(net.parameters(), 0.1)
+for s in range(6):
+    if s == 3:
+        net.centre[1] = float("nan")
+    loss = net(torch.randn(8, 4)).pow(2).mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""")
+    assert [(i["step"], i["cause"]["code"]) for i in done.incidents][:1] == [(3, "WN602")]

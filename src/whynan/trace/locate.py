@@ -183,11 +183,13 @@ def _trace(
     hold: int = -1,
     scouted: Scouted | None = None,
 ) -> Traced:
-    tracer = Tracer(roles_of(program.entries, program.roots, extra), keep)
+    tracer = Tracer({}, keep)
     tracer.hold = hold
     if scouted is not None:
         tracer.suspects, tracer.nan, tracer.clean = scouted.suspects, scouted.nan, scouted.clean
     with program.still(), module_names(program.roots, tracer), tracer:
+        with tracer.blind(), torch._C.DisableTorchFunction():
+            tracer.roles = roles_of(program.entries, program.roots, extra)  # of the tensors that the step began with
         run = program.play(tracer)
         if not keep:
             with tracer.aside():

@@ -96,9 +96,11 @@ def remaining_birth(program: Program, targets: Targets, mended: frozenset[Place]
 
 
 def _play(program: Program, targets: Targets, mended: frozenset[Place], keep: frozenset[int] = frozenset(), hasty: bool = False) -> Mender:
-    tracer = Mender(roles_of(program.entries, program.roots), mended, keep)
+    tracer = Mender({}, mended, keep)
     tracer.suspects = frozenset() if hasty else None
     with program.still(), module_names(program.roots, tracer), tracer:
+        with tracer.blind(), torch._C.DisableTorchFunction():
+            tracer.roles = roles_of(program.entries, program.roots)
         run = program.play(tracer)
         tracer.settle(run, _ends(program, targets, run))
     return tracer
