@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from whynan.causes.catalogue import Finding, Scene, rule
 from whynan.causes.facts import rows, skip_views, where_bad
 from whynan.causes.fixes import Fix
@@ -56,13 +58,21 @@ def _finding(scene: Scene, what: str) -> Finding:
     hit = bad.flatten(1).any(1) if bad.dim() > 1 else bad
     indices = [int(i) for i in hit.nonzero()[:64, 0]] if bad.dim() else []
     evidence = [f"{total} of {tensor.numel()} values of the {what} are not finite" + (f": {place}" if place else "")]
-    own = birth.leaf.dense()
-    if own.dim() and own.shape[0] != tensor.shape[0] and (there := rows(where_bad(own))):
-        evidence.append(f"it was cut out of a tensor of {own.shape[0]} rows: {there} of that")
+    evidence += _cut_out_of(birth.leaf.dense(), tensor, int(hit.sum()) if bad.dim() else 0)
     if bad.dim() == 2 and 0 < int(bad.any(0).sum()) < bad.shape[1]:
         evidence.append("columns " + ", ".join(str(int(i)) for i in bad.any(0).nonzero()[:6, 0]))
     fixes = [Fix(f"leave the bad rows out, or repair the {what} where it is made", leave_out=True)]
     return Finding(label, evidence, fixes, rows=indices, among=bad.shape[0] if bad.dim() else 0)
+
+
+def _cut_out_of(own: Any, batch: Any, rows_here: int) -> list[str]:
+    """Say which rows of the whole data set are bad, where the batch is a part of it."""
+    if not own.dim() or tuple(own.shape[:1]) == tuple(batch.shape[:1]):
+        return []
+    bad = where_bad(own)
+    count = int((bad.flatten(1).any(1) if bad.dim() > 1 else bad).sum())
+    which = f"{rows(bad)} of that" if count == rows_here else f"{count} of them are not finite"
+    return [f"it was cut out of a tensor of {own.shape[0]} rows: {which}"]
 
 
 @rule("WN702", "target-not-finite", "target that is not finite", rank=11)
