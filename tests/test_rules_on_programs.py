@@ -486,3 +486,24 @@ for step in range(5):
 """,
     )
     assert incident["cause"]["code"] == "WN104"
+
+
+def test_a_mean_whose_weights_are_all_0(box: Sandbox) -> None:
+    """Weights that are numbers, not a mask: a mean of nothing all the same, and the words say weights."""
+    done = box.watched("""
+        import torch
+        from torch import nn
+        torch.manual_seed(0)
+        net = nn.Linear(5, 3)
+        opt = torch.optim.Adam(net.parameters(), 1e-3)
+        for s in range(8):
+            w = torch.rand(6) * (1.0 if s != 5 else 0.0)
+            each = nn.functional.cross_entropy(net(torch.randn(6, 5)), torch.randint(0, 3, (6,)), reduction="none")
+            loss = (each * w).sum() / w.sum()
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+    """)
+    (incident,) = done.incidents
+    assert (incident["step"], incident["cause"]["code"], incident["remedies"][0]["result"]) == (5, "WN402", "proven")
+    assert "mask" not in " ".join(incident["cause"]["evidence"])

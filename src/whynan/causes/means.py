@@ -8,7 +8,7 @@ from whynan.causes.arguments import forward_view
 from whynan.causes.catalogue import Finding, Scene, rule
 from whynan.causes.facts import as_view, counting, counts_members, fixed, lineage, one_less, skip_views, summed, zeros, zeros_and_ones
 from whynan.causes.fixes import Fix
-from whynan.causes.selecting import selects
+from whynan.causes.selecting import selects, weighs
 from whynan.causes.spreads import spread_of
 
 if TYPE_CHECKING:
@@ -141,6 +141,9 @@ def _empty_count(scene: Scene, view: View) -> Finding | None:
         what = "the mask selects nothing" if below.numel() == 1 else f"{zeros(below)} of {below.numel()} groups select nothing"
         evidence = [f"{what}", f"the divisor is a sum over a mask of shape {list(counted.shape)}"]
         return Finding(f"{what}: the count is 0", evidence, [_AT_LEAST_ONE], empty=True)
+    if counted is not None and step.name == "sum" and fixed(step, 0) and not _learned_beside(view, step) and weighs(view, step):
+        what = "the weights of the mean" if below.numel() == 1 else f"the weights of {zeros(below)} of {below.numel()} means"
+        return Finding(f"{what} sum to 0", [f"{what} sum to 0: there is nothing to average"], [_SOME_WEIGHT], empty=True)
     return _masked_weights(scene, step, below) if step.name == "sum" else None
 
 
@@ -152,6 +155,7 @@ def _learned_beside(view: View, count: View) -> bool:
 
 
 _AT_LEAST_ONE = Fix("count at least 1", "{x}.clamp_min(1)", 1)
+_SOME_WEIGHT = Fix("keep the sum of the weights away from 0", "{x}.clamp_min(1e-6)", 1)
 
 
 def _summed_nothing(view: View, floor: str) -> Finding | None:
@@ -182,8 +186,8 @@ def _masked_weights(scene: Scene, total: View, below: Any) -> Finding | None:
     if not empty:
         return None
     what = f"{int((below == 0).sum())} of {below.numel()} groups select nothing"
-    fixes = [Fix("keep the sum of the weights away from 0", "{x}.clamp_min(1e-6)", 1)]
-    return Finding(f"{what}: the weights sum to 0", [what, f"the weights were multiplied by a mask of shape {list(empty[0].shape)}"], fixes, empty=True)
+    words = [what, f"the weights were multiplied by a mask of shape {list(empty[0].shape)}"]
+    return Finding(f"{what}: the weights sum to 0", words, [_SOME_WEIGHT], empty=True)
 
 
 @rule("WN403", "variance-of-one", "variance of a single element", rank=34)

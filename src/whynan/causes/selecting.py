@@ -29,7 +29,7 @@ def selects(scene: Scene, step: View, index: int, values: Any, quotient: View | 
     seen = before(scene, step.name, index, step.site) if step.site is not None else []
     if seen:
         return all(value == 1 for value in seen)
-    return quotient is not None and _weighs(quotient, step)
+    return quotient is not None and weighs(quotient, step)
 
 
 def _was_decided(step: View, index: int) -> bool:
@@ -43,7 +43,7 @@ def _is_float(made: View | Leaf | None) -> bool:
     return not dtype or "float" in dtype or "complex" in dtype
 
 
-def _weighs(quotient: View, step: View) -> bool:
+def weighs(quotient: View, step: View) -> bool:
     """Whether the numerator adds up products with the very tensor that the divisor adds up: a weighted mean."""
     products = (m for m in lineage(quotient, VIEWS | {"sum", "mul"}, depth=6, start=0) if m.name == "mul" and len(m.op.sources) == 2)
     return any(is_same(m.maker(i), step.maker(0)) for m in products for i in range(2))
