@@ -139,17 +139,22 @@ for step in range(5):
     assert ("identical rows" in sentences(incident)) is ("identical rows" in words)
 
 
-def test_a_difference_of_sums_is_no_variance(box: Sandbox) -> None:
-    """An overlap over a union is 0 / 0: what is subtracted is no mean of what it is subtracted from."""
-    incident = first(
-        box,
-        """
+# a target without a hit, and a guess without one
+OVERLAP = """
 for step in range(5):
     x = torch.rand(6, 4)
     target, guess = (torch.rand(6, 1) > 0.5).float(), net(x).sigmoid()
     if step == 3:
         target, guess = target * 0, (guess - 2).relu()
-    both = (guess * target).sum()
+"""
+
+
+def test_a_difference_of_sums_is_no_variance(box: Sandbox) -> None:
+    """An overlap over a union is 0 / 0: what is subtracted is no mean of what it is subtracted from."""
+    incident = first(
+        box,
+        OVERLAP
+        + """    both = (guess * target).sum()
     more, less = guess.sum() - both, target.sum() - both
     loss = 1 - both / (both + 0.5 * more + 0.5 * less)
 """,
@@ -218,13 +223,8 @@ def test_a_union_is_no_count(box: Sandbox) -> None:
     """The mask of the target is a part of it only."""
     incident = first(
         box,
-        """
-for step in range(5):
-    x = torch.rand(6, 4)
-    target, guess = (torch.rand(6, 1) > 0.5).float(), net(x).sigmoid()
-    if step == 3:
-        target, guess = target * 0, (guess - 2).relu()
-    total = target.sum() + guess.sum()
+        OVERLAP
+        + """    total = target.sum() + guess.sum()
     loss = 1 - 2 * (guess * target).sum() / total.clamp_min(0)
 """,
     )
@@ -333,13 +333,8 @@ def test_a_union_with_a_norm_in_it_is_no_norm(box: Sandbox) -> None:
     """That a zero vector is divided by its own norm is said only where it is that vector's."""
     incident = first(
         box,
-        """
-for step in range(5):
-    x = torch.rand(6, 4)
-    target, guess = (torch.rand(6, 1) > 0.5).float(), net(x).sigmoid()
-    if step == 3:
-        target, guess = target * 0, (guess - 2).relu()
-    apart = torch.linalg.vector_norm(guess - target, ord=1)
+        OVERLAP
+        + """    apart = torch.linalg.vector_norm(guess - target, ord=1)
     both = (guess.sum() + target.sum() - apart) / 2
     loss = 1 - both / (both + apart)
 """,

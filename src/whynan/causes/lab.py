@@ -27,7 +27,7 @@ from whynan.causes.widening import BRAIN, LARGEST, SHORT, WIDE, converted, size_
 from whynan.records import number
 from whynan.trace.jumps import Jump
 from whynan.tripwire.checks import total_norm
-from whynan.tripwire.values import damage_of, largest, plain
+from whynan.tripwire.values import damage_of, largest_of
 
 Swap = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 Sites = frozenset[Site] | None  # None: wherever it fits
@@ -292,12 +292,8 @@ def _gradients(program: Program, run: Run) -> dict[int, torch.Tensor]:
 
 def _reached(placed: dict[int, torch.Tensor]) -> frozenset[int]:
     """Return the places of gradients that are not 0, or that cannot be looked into; read in one go."""
-    flat = {place: g.detach() for place, g in placed.items() if plain(g) is g and g.is_floating_point() and g.element_size() > 1 and g.numel()}
-    sizes = dict(zip(flat, torch._foreach_norm(list(flat.values()), torch.inf), strict=True)) if flat else {}
-    sizes |= {place: size for place, g in placed.items() if place not in flat and (size := largest(g.detach())) is not None}
-    first = next(iter(sizes.values()), None)
-    read = torch.stack([size.to(first.device, torch.float64) for size in sizes.values()]).tolist() if first is not None else []
-    return frozenset(placed) - {place for place, size in zip(sizes, read, strict=True) if size <= NOTHING}
+    sizes = largest_of([g.detach() for g in placed.values()])
+    return frozenset(place for place, size in zip(placed, sizes, strict=True) if size is None or not size <= NOTHING)
 
 
 def _drawn() -> bytes:

@@ -6,6 +6,7 @@ then, that place explains it. If not, what remains has a birth of its own, and t
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -137,7 +138,7 @@ def _look_further(first: Verdict, explain: Callable[[Scene], Verdict]) -> None:
     assert scene.lab is not None
     for put in changes_at(_part(first)):
         with scene.lab.beside(put):
-            changed = scene.program.changed(lambda put=put: Swapper(scene.program, [put]))  # type: ignore[misc]
+            changed = scene.program.changed(functools.partial(Swapper, scene.program, [put]))
             other = locate(changed, scene.targets)
             if other is None or not _line(other).known or _line(other) == _line(_birth(first)):
                 continue

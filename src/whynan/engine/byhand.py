@@ -23,7 +23,7 @@ class ByHand:
         self._looked = (-1, 0)  # the step, and its backward passes, whose gradients were looked at for the sake of a write
 
     def may_write(self, target: torch.Tensor) -> bool:
-        """A loose in-place write. In programs without optimizers, after a bad backward, it is the update: leave it out."""
+        """A loose in-place write. After a bad backward pass one to a weight is left out: it is the update, or would hide the cause."""
         session = self.session
         if session.budget.observes:
             return True

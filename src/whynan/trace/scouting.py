@@ -16,7 +16,7 @@ from torch.overrides import BaseTorchFunctionMode
 from whynan.capsule.replay import Program
 from whynan.trace.memory import is_whole, storage_key
 from whynan.trace.modes import ReplayMode
-from whynan.tripwire.values import plain
+from whynan.tripwire.values import largest_of, plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +49,10 @@ def waits(program: Program) -> bool:
 
 
 def _finite_memory(weights: list[torch.Tensor]) -> frozenset[int]:
-    """Return the memory of those weights that are finite, read in one go for each kind."""
-    usual = [w.detach() for w in weights if plain(w) is w and w.is_floating_point() and w.element_size() > 1 and w.numel() and is_whole(w)]
-    kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
-    for weight in usual:
-        kinds.setdefault((weight.dtype, weight.device), []).append(weight)
-    found: set[int] = set()
-    for kind in kinds.values():
-        sizes = torch.stack(list(torch._foreach_norm(kind, torch.inf))).tolist()
-        found.update(storage_key(weight) for weight, size in zip(kind, sizes, strict=True) if math.isfinite(size))
-    return frozenset(found)
+    """Return the memory of those weights that are finite and have it for themselves."""
+    whole = [w.detach() for w in weights if is_whole(w)]
+    sizes = largest_of(whole)
+    return frozenset(storage_key(w) for w, size in zip(whole, sizes, strict=True) if size is not None and math.isfinite(size))
 
 
 class _Scout(ReplayMode):

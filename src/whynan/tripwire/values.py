@@ -58,6 +58,27 @@ def plain(tensor: torch.Tensor) -> torch.Tensor | None:
     return inner[0] if len(inner) == 1 else None
 
 
+def largest_of(tensors: list[torch.Tensor]) -> list[float | None]:
+    """Return the largest absolute value of each tensor; None where there is none. Read in one go for all of a kind.
+
+    >>> largest_of([torch.tensor([1.0, -3.0]), torch.zeros(0), torch.tensor(2.0)])
+    [3.0, None, 2.0]
+    """
+    found: list[float | None] = [None] * len(tensors)
+    kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+    for place, tensor in enumerate(tensors):
+        usual = plain(tensor) is tensor and tensor.is_floating_point() and tensor.element_size() > 1 and tensor.numel() and tensor.device.type != "meta"
+        if usual:
+            kinds.setdefault((tensor.dtype, tensor.device), []).append(place)
+        elif (size := largest(tensor)) is not None:
+            found[place] = float(size)
+    for places in kinds.values():
+        sizes = torch._foreach_norm([tensors[place] for place in places], torch.inf)
+        for place, value in zip(places, torch.stack(list(sizes)).tolist(), strict=True):
+            found[place] = value
+    return found
+
+
 def largest(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return the largest absolute value of a floating-point tensor, on its device; None where there is no value.
 
