@@ -57,6 +57,10 @@ class Run:
         return self.copies[id(kept)]
 
 
+class Enough(BaseException):
+    """Raised by who watches a replay and has seen all that it is to see. No `Exception`: a program's own handler must not swallow it."""
+
+
 class Program:
     """Something that can be run again: a piece of tape with the state it started from.
 
@@ -177,6 +181,8 @@ class Program:
                 listener.entering(entry)
             try:
                 self._play_entry(entry, run)
+            except Enough:
+                return run
             except BaseException as error:
                 if isinstance(error, KeyboardInterrupt | SystemExit):
                     raise

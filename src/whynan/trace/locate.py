@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,12 +18,12 @@ from whynan.trace.birth import Birth, ancestors
 from whynan.trace.graph import Colour, Graph, Leaf, Op
 from whynan.trace.inside import named_values
 from whynan.trace.memory import roles_of, storage_key
-from whynan.trace.modules import look_at_output, look_at_weights, paths_of
+from whynan.trace.modules import Outputs, paths_of
 from whynan.trace.scouting import Scouted, scout
 from whynan.trace.slicing import Slice, real_use, slice_back
 from whynan.trace.terms import terms_of
 from whynan.trace.tracer import Tracer
-from whynan.tripwire.values import damage_of
+from whynan.tripwire.values import damaged
 
 LOSS = "\0"  # stands for a loss module in the stack of module names
 Targets = Callable[[Run], list[torch.Tensor]]
@@ -168,7 +168,7 @@ def observe(program: Program, targets: Targets, roles: dict[int, tuple[str, str]
         return birth
     second = _trace(program, targets, roles, wanted, hold)
     birth.inside, birth.caller = second.inside, second.tracer.caller
-    if second.tracer.count != len(birth.graph.ops):
+    if any(birth.graph.ops[index].name != name for index, name in second.tracer.seen.items()) or not second.tracer.seen.keys() >= wanted:
         birth.exact, birth.note = False, birth.note or "two replays of this step did not make the same calls"
         return birth  # the values are those of other operations
     birth.inputs, birth.outputs = second.tracer.kept_inputs, second.tracer.kept_output
@@ -185,15 +185,19 @@ def _trace(
 ) -> Traced:
     tracer = Tracer({}, keep)
     tracer.hold = hold
+    if keep and all(entry.kind != "function" for entry in program.entries):  # a step function does more than compute: it is played to its end
+        tracer.last = max(*keep, hold)
     if scouted is not None:
         tracer.suspects, tracer.nan, tracer.clean = scouted.suspects, scouted.nan, scouted.clean
-    with program.still(), module_names(program.roots, tracer), tracer:
+    outputs = Outputs(tracer.graph.modules)
+    with program.still(), nullcontext() if keep else module_names(program.roots, tracer, outputs), tracer:
         with tracer.blind(), torch._C.DisableTorchFunction():
             tracer.roles = roles_of(program.entries, program.roots, extra)  # of the tensors that the step began with
         run = program.play(tracer)
         if not keep:
             with tracer.aside():
-                look_at_weights(program.roots, tracer.graph.modules)
+                outputs.read()
+                outputs.weights(program.roots)
         starts = [] if keep else _bad_targets(tracer, targets(run) if run.error is None or run.losses else [])
         loss = -1 if keep else _loss(tracer, run.losses)
         inside = _inside(tracer)
@@ -226,7 +230,8 @@ def _inside(tracer: Tracer) -> list[TensorStats]:
 def _bad_targets(tracer: Tracer, tensors: list[torch.Tensor]) -> list[int]:
     """Return the makers of the targets that are not finite."""
     with tracer.blind():
-        return list(dict.fromkeys(tracer.maker_of(t) for t in tensors if damage_of(t.detach())))
+        bad = damaged([t.detach() for t in tensors])
+        return list(dict.fromkeys(tracer.maker_of(t) for t, is_bad in zip(tensors, bad, strict=True) if is_bad))
 
 
 def scalars(run: Run) -> list[float]:
@@ -254,8 +259,8 @@ def _leaf_phase(leaf: Leaf | None) -> Phase:
 
 
 @contextmanager
-def module_names(roots: list[torch.nn.Module], tracer: Tracer) -> Iterator[None]:
-    """Tell the tracer which module runs, by its path in the model."""
+def module_names(roots: list[torch.nn.Module], tracer: Tracer, outputs: Outputs | None = None) -> Iterator[None]:
+    """Tell the tracer which module runs, by its path in the model; look at what each gives back where that is wanted."""
     names = paths_of(roots)
 
     def enter(module: torch.nn.Module, args: Any) -> None:
@@ -265,9 +270,9 @@ def module_names(roots: list[torch.nn.Module], tracer: Tracer) -> Iterator[None]
 
     def leave(module: torch.nn.Module, args: Any, output: Any) -> None:
         name = tracer.modules.pop() if tracer.modules else LOSS
-        if name is not LOSS and not tracer.light:
+        if name is not LOSS and outputs is not None:
             with tracer.aside():
-                look_at_output(name, module, output, tracer.graph.modules)
+                outputs.look(name, module, output, tracer.knows_finite)
 
     first = module_hooks.register_module_forward_pre_hook(enter)
     last = module_hooks.register_module_forward_hook(leave, always_call=True)

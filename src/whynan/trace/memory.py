@@ -9,12 +9,14 @@ import torch
 from whynan.capsule.tape import Entry, Outside, is_leaf, leaves
 from whynan.tripwire.values import parts, plain
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
 
 def storage_key(tensor: torch.Tensor) -> int:
     """Identify the memory a tensor lives in; views share it."""
     if tensor.layout is torch.sparse_coo:
         tensor = tensor._values()
-    elif hasattr(tensor, "__tensor_flatten__"):  # a wrapper (DTensor) has no memory of its own
+    elif type(tensor) not in _PLAIN and hasattr(tensor, "__tensor_flatten__"):  # a wrapper (DTensor) has no memory of its own
         tensor = next(iter(parts(tensor)), tensor)
     try:
         return int(tensor.untyped_storage()._cdata)
@@ -38,7 +40,7 @@ def is_part(tensor: torch.Tensor) -> bool:
 def weak_storage(tensor: torch.Tensor) -> object:
     """Hold a storage weakly: its memory can be freed, its identity cannot be reused."""
     try:
-        inner = next(iter(parts(tensor)), tensor) if hasattr(tensor, "__tensor_flatten__") else tensor
+        inner = next(iter(parts(tensor)), tensor) if type(tensor) not in _PLAIN and hasattr(tensor, "__tensor_flatten__") else tensor
         return torch.multiprocessing.reductions.StorageWeakRef(inner.untyped_storage())
     except (RuntimeError, NotImplementedError):
         return weakref.ref(tensor)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 
 from whynan.capsule.tape import is_leaf, tensors_of
 from whynan.records import ModuleState
-from whynan.tripwire.values import damage_of, plain
+from whynan.tripwire.values import damage_of, damaged, largest_of, plain
 
 MOST = 300  # modules of one incident
 _ROOM = 50_000_000  # values of a damaged tensor of which a copy is made to find its largest finite one
@@ -26,40 +26,63 @@ def paths_of(roots: Iterable[torch.nn.Module]) -> dict[torch.nn.Module, str]:
     return names
 
 
-def look_at_output(name: str, module: torch.nn.Module, output: Any, found: dict[str, ModuleState]) -> None:
-    """Note what a module gave back. Cost: one reduction per module, in a replay only."""
-    before = found.get(name) or ModuleState(name, type(module).__name__)
-    for tensor in tensors_of(output):
-        if tensor.is_floating_point():
-            size, bad = seen(tensor)
-            bigger = size is not None and (before.largest is None or size >= before.largest)
-            before = replace(
-                before,
-                dtype=_dtype(tensor) if bigger or not before.dtype else before.dtype,
-                largest=size if bigger else before.largest,
-                bad_output=before.bad_output or bad,
-            )
-    found[name] = before
+class Outputs:
+    """What each module gave and what its weights are, by its path in the model.
 
+    Cost: one reduction per result, in a replay only. Where to read a number means to wait for a device, those of results that are
+    known to be finite are read in one go.
+    """
 
-def look_at_weights(roots: Iterable[torch.nn.Module], found: dict[str, ModuleState]) -> None:
-    """Note the largest weight of each module, and whether its weights and gradients are finite."""
-    for module, name in paths_of(roots).items():
-        own = [p for p in module.parameters(recurse=False) if p.is_floating_point()]
-        if own and (name in found or len(found) < MOST):
-            found[name] = _with_weights(found.get(name) or ModuleState(name, type(module).__name__), own)
+    def __init__(self, found: dict[str, ModuleState]) -> None:
+        self._found = found
+        self._unread: list[tuple[str, str, torch.Tensor]] = []  # module, dtype, largest magnitude
 
+    def look(self, name: str, module: torch.nn.Module, output: Any, finite: Callable[[torch.Tensor], bool]) -> None:
+        """Note what a module gave back."""
+        self._found.setdefault(name, ModuleState(name, type(module).__name__))
+        for tensor in tensors_of(output):
+            if not tensor.is_floating_point():
+                continue
+            if finite(tensor) and tensor.numel() and tensor.element_size() > 1:
+                self._unread.append((name, _dtype(tensor), torch.linalg.vector_norm(tensor.detach(), torch.inf)))
+            else:
+                self._note(name, _dtype(tensor), *seen(tensor))
 
-def _with_weights(state: ModuleState, weights: list[torch.nn.Parameter]) -> ModuleState:
-    found = [(*seen(w), w) for w in weights]
-    top = max(((size, w) for size, _, w in found if size is not None), key=lambda pair: pair[0], default=None)
-    return replace(
-        state,
-        weight_dtype=_dtype(top[1]) if top is not None else "",
-        weight_largest=top[0] if top is not None else None,
-        bad_weight=any(bad for _, bad, _ in found),
-        bad_gradient=any(is_leaf(w) and w.grad is not None and bool(damage_of(w.grad)) for w in weights),
-    )
+    def _note(self, name: str, dtype: str, size: float | None, bad: bool) -> None:
+        before = self._found[name]
+        bigger = size is not None and (before.largest is None or size >= before.largest)
+        self._found[name] = replace(
+            before,
+            dtype=dtype if bigger or not before.dtype else before.dtype,
+            largest=size if bigger else before.largest,
+            bad_output=before.bad_output or bad,
+        )
+
+    def read(self) -> None:
+        """Read what is unread."""
+        for (name, dtype, _), size in zip(self._unread, largest_of([size for *_, size in self._unread]), strict=True):
+            self._note(name, dtype, size, False)
+        self._unread.clear()
+
+    def weights(self, roots: Iterable[torch.nn.Module]) -> None:
+        """Note the largest weight of each module, and whether its weights and gradients are finite."""
+        own = {name: [p for p in module.parameters(recurse=False) if p.is_floating_point()] for module, name in paths_of(roots).items()}
+        kinds = {name: type(module).__name__ for module, name in paths_of(roots).items()}
+        every = [p for weights in own.values() for p in weights]
+        sizes = dict(zip(map(id, every), largest_of([p.detach() for p in every]), strict=True))
+        trained = [p for p in every if is_leaf(p) and p.grad is not None]
+        slopes = dict(zip(map(id, trained), damaged([p.grad for p in trained if p.grad is not None]), strict=True))
+        for name, weights in own.items():
+            if weights and (name in self._found or len(self._found) < MOST):
+                looked = [(size, False, w) if (size := sizes[id(w)]) is not None and math.isfinite(size) else (*seen(w), w) for w in weights]
+                top = max(((size, w) for size, _, w in looked if size is not None), key=lambda pair: pair[0], default=None)
+                self._found[name] = replace(
+                    self._found.get(name) or ModuleState(name, kinds[name]),
+                    weight_dtype=_dtype(top[1]) if top is not None else "",
+                    weight_largest=top[0] if top is not None else None,
+                    bad_weight=any(bad for _, bad, _ in looked),
+                    bad_gradient=any(slopes.get(id(w), False) for w in weights),
+                )
 
 
 def seen(tensor: torch.Tensor) -> tuple[float | None, bool]:

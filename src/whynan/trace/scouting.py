@@ -96,7 +96,7 @@ class _Scout(ReplayMode):
             self.views.append((index, owner, is_whole(tensor)))
             return
         self.owners[memory] = index
-        size = torch.linalg.vector_norm(tensor.detach(), torch.inf)
+        size = torch.linalg.vector_norm(tensor, torch.inf)  # below autograd: nothing of it is recorded
         self.sizes.setdefault((size.dtype, size.device), []).append((index, size))
 
     def report(self, clean: frozenset[int]) -> Scouted:

@@ -8,6 +8,7 @@ the second, when the place is known, keeps copies of the values around it (`keep
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -16,15 +17,17 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from whynan.capsule.replay import call_entry
+from whynan.capsule.replay import Enough, call_entry
 from whynan.capsule.sites import Site, caller_of, live_frame, live_site
 from whynan.capsule.tape import Entry
 from whynan.errors import let_through
 from whynan.trace.graph import Colour, Graph, Leaf, Op, Source
-from whynan.trace.memory import is_part, is_whole, storage_key, weak_storage
+from whynan.trace.memory import is_part, storage_key, weak_storage
 from whynan.trace.modes import ReplayMode
 from whynan.tripwire.values import CLEAN, Damage, damage_of, is_mask_like, plain
 
+Layout = tuple[Any, ...]  # offset, shape and strides
+_NAN = Damage(nan=True)
 _node_number = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 _FLOOR = call_entry.__code__
 
@@ -72,6 +75,8 @@ class Tracer(ReplayMode):
         self.nan: frozenset[int] = frozenset()  # of those not looked at: they are known to give NaN
         self.clean: frozenset[int] = frozenset()  # memory that is known to be finite
         self.hold = -1  # the operation in whose function the values are to be named
+        self.last = sys.maxsize  # the last operation of interest: after it a second pass ends
+        self.seen: dict[int, str] = {}  # the operations whose values were kept, by name
         self.frame: FrameType | None = None
         self.caller: Site | None = None  # of the library that it runs in
         self.entry: Entry | None = None
@@ -80,7 +85,7 @@ class Tracer(ReplayMode):
         self.refused: dict[str, torch.Tensor] = {}  # arguments of the last call that raised
         self._refusal: tuple[Op, BaseException] | None = None
         self._writers: dict[int, tuple[object, int]] = {}  # storage: weak reference, op index or -1 - leaf index
-        self._single: set[int] = set()  # operations with one result: its damage is theirs
+        self._results: dict[int, Layout | None] = {}  # of damaged operations with one result, whose damage is theirs: how it lies in its memory
         self._last_node = 0
         self._blind = False
 
@@ -142,6 +147,11 @@ class Tracer(ReplayMode):
         self.graph.ops.append(op)
         return op
 
+    def knows_finite(self, tensor: torch.Tensor) -> bool:
+        """Whether a result is known to be finite without a look: a scout has seen it."""
+        known = self._writers.get(storage_key(tensor))
+        return self.suspects is not None and known is not None and known[1] >= 0 and not self.graph.ops[known[1]].damage
+
     def maker_of(self, tensor: torch.Tensor) -> int:
         """Return what last wrote a tensor: an operation's index, or -1 - the index of a leaf."""
         return self._maker(tensor, None)
@@ -181,11 +191,14 @@ class Tracer(ReplayMode):
     def _light(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Second pass: only keep values."""
         index, self.count = self.count, self.count + 1
+        if index > self.last:
+            raise Enough
         if index == self.hold:
             self.frame = live_frame(_FLOOR, 3)
             self.caller = caller_of(self.frame, _FLOOR)
         if index not in self.keep:
             return func(*args, **kwargs)
+        self.seen[index] = _text_of(func)
         with torch._C.DisableTorchFunction():
             self._keep_inputs(index, func, args, kwargs)
         result = func(*args, **kwargs)
@@ -202,9 +215,8 @@ class Tracer(ReplayMode):
         site = live_site(_FLOOR, 4)
         # user code that runs inside the engine with gradients on is a recomputed forward pass (checkpointing)
         backward = node is not None and not (site is not None and torch.is_grad_enabled())
-        name = func.overloadpacket.__name__ if hasattr(func, "overloadpacket") else str(func)
         with torch._C.DisableTorchFunction():
-            sources, scalars = self._arguments(func, name, args, kwargs, site)
+            sources, scalars = self._arguments(func, args, kwargs, site)
         made = number - 1 if number > self._last_node else -1
         op = Op(
             index=index,
@@ -227,10 +239,10 @@ class Tracer(ReplayMode):
         graph.ops.append(op)
         return op
 
-    def _arguments(self, func: Any, name: str, args: Any, kwargs: dict[str, Any], site: Site | None) -> tuple[list[Source], dict[str, Any]]:
+    def _arguments(self, func: Any, args: Any, kwargs: dict[str, Any], site: Site | None) -> tuple[list[Source], dict[str, Any]]:
         sources: list[Source] = []
         scalars: dict[str, Any] = {}
-        overwrites = name in _OVERWRITES
+        overwrites = _overwrites(func)
         for key, value in named_arguments(func, args, kwargs):
             if isinstance(value, torch.Tensor):
                 if not (overwrites and key == "self") and key != "out":
@@ -250,7 +262,7 @@ class Tracer(ReplayMode):
         return Source(name, maker, damage, made.colour if damage else Colour.CLEAN)
 
     def _damage(self, tensor: torch.Tensor, maker: int) -> Damage:
-        if self.suspects is not None and maker in self._single and is_whole(tensor):
+        if self.suspects is not None and (known := self._results.get(maker)) is not None and known == _layout(tensor):
             return self.graph.ops[maker].damage
         return damage_of(tensor)  # a view may have missed the bad part
 
@@ -287,24 +299,26 @@ class Tracer(ReplayMode):
         if result is None and args:  # in-place list operations return nothing; a number read out of a tensor writes nothing
             first = args[0]
             outputs = [t for t in (first if isinstance(first, list | tuple) else [first]) if isinstance(t, torch.Tensor)]
-        name = op.name.removeprefix("aten.").split(".")[0]
+        name = _stem(op.name)
         if self.suspects is None or op.index in self.suspects:
             for tensor in outputs:
                 op.damage = op.damage | damage_of(tensor)
         elif op.index in self.nan:
-            op.damage = Damage(nan=True)
-        if len(outputs) == 1:
-            self._single.add(op.index)
+            op.damage = _NAN
         if outputs:
-            op.shape, op.dtype = tuple(outputs[0].shape), str(outputs[0].dtype).removeprefix("torch.")
+            op.shape, op.dtype = tuple(outputs[0].shape), _dtype_name(outputs[0].dtype)
         if op.damage:
+            if len(outputs) == 1:
+                self._results[op.index] = _layout(outputs[0])
             op.colour = self._colour(op, name, args)
         if op.damage.nan and (self._prepares(op, outputs) or self._made_of_nan(op, name, outputs)):
             return
         silent = [t for t in args[3:5] if isinstance(t, torch.Tensor)] if name in _BATCH_NORMS else []
         for tensor in outputs + silent:
-            if not self._worse_before(tensor, op):
-                self._writers[storage_key(tensor)] = (weak_storage(tensor), op.index)
+            key = storage_key(tensor)
+            known = self._writers.get(key)
+            if known is None or not self._worse_before(known[1], tensor, op):
+                self._writers[key] = (weak_storage(tensor), op.index)
 
     def _prepares(self, op: Op, written: list[torch.Tensor]) -> bool:
         """A NaN written into the batch by the step's own code (`x[3] = nan`) is a bad input, met where the batch is read."""
@@ -337,13 +351,10 @@ class Tracer(ReplayMode):
         made = self.graph.maker(source)
         return self._origin(made.sources[0]) if isinstance(made, Op) and "lift_fresh" in made.name and made.sources else made
 
-    def _worse_before(self, tensor: torch.Tensor, op: Op) -> bool:
-        """Whether the memory behind a part of it (`x[3]`) holds damage that this operation neither made nor removed."""
-        known = self._writers.get(storage_key(tensor))
-        if known is None:
-            return False
-        made = self.graph.ops[known[1]] if known[1] >= 0 else self.graph.leaves[-1 - known[1]]
-        worse = made.colour > op.colour or (self._writing() and known[1] < 0 and made.colour is op.colour)
+    def _worse_before(self, maker: int, tensor: torch.Tensor, op: Op) -> bool:
+        """Whether the memory behind a part of it (`x[3]`), last written by `maker`, holds damage that this operation neither made nor removed."""
+        made = self.graph.ops[maker] if maker >= 0 else self.graph.leaves[-1 - maker]
+        worse = made.colour > op.colour or (self._writing() and maker < 0 and made.colour is op.colour)
         return made.colour >= Colour.DELIBERATE and worse and is_part(tensor)
 
     def _colour(self, op: Op, name: str, args: Any) -> Colour:
@@ -424,6 +435,18 @@ class CallTracker(TorchFunctionMode):
 
 
 _text_of: Callable[[Any], str] = functools.cache(str)
+_dtype_name: Callable[[torch.dtype], str] = functools.cache(lambda dtype: str(dtype).removeprefix("torch."))
+_stem: Callable[[str], str] = functools.cache(lambda text: text.removeprefix("aten.").split(".")[0])
+
+
+def _layout(tensor: torch.Tensor) -> Layout | None:
+    """Say how a tensor lies in its memory; two with the same maker and the same layout hold the same values."""
+    return (tensor.storage_offset(), tensor.shape, tensor.stride()) if plain(tensor) is tensor else None
+
+
+@functools.cache
+def _overwrites(func: Any) -> bool:
+    return (func.overloadpacket.__name__ if hasattr(func, "overloadpacket") else str(func)) in _OVERWRITES
 
 
 def _readable(func: Any) -> str:

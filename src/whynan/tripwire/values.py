@@ -54,6 +54,8 @@ def parts(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 def plain(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return a tensor as a plain dense one: itself, the local part of a DTensor, the values of a sparse one; None where there is none."""
+    if type(tensor) in _PLAIN and tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested:
+        return tensor  # almost all are, and a replay asks for every result
     inner = parts(tensor)
     return inner[0] if len(inner) == 1 else None
 
@@ -77,6 +79,17 @@ def largest_of(tensors: list[torch.Tensor]) -> list[float | None]:
         for place, value in zip(places, torch.stack(list(sizes)).tolist(), strict=True):
             found[place] = value
     return found
+
+
+def damaged(tensors: list[torch.Tensor]) -> list[bool]:
+    """Say which of these tensors hold a non-finite value; those on a device are read in one go.
+
+    >>> damaged([torch.tensor([1.0, torch.inf]), torch.zeros(2)])
+    [True, False]
+    """
+    if not any(t.is_cuda for t in tensors):
+        return [bool(damage_of(t)) for t in tensors]
+    return [bool(damage_of(t)) if size is None else not math.isfinite(size) for t, size in zip(tensors, largest_of(tensors), strict=True)]
 
 
 def largest(tensor: torch.Tensor) -> torch.Tensor | None:
