@@ -268,13 +268,13 @@ def breaking(where: str) -> Callable[[], None]:
 AT_ANY_STEP = [
     "whynan.engine.noticing:Noticing.look",
     "whynan.engine.noticing:Noticing.losses",
-    "whynan.engine.stepping:Stepping._end_step",
+    "whynan.engine.session:Session.next_step",
     "whynan.engine.acting:Acting.write_metrics",
     "whynan.engine.stepping:may_break",
     "whynan.engine.guard:Guard._note_zero",
     "whynan.capsule.recorder:Recorder.note",
     "whynan.engine.guard:Guard._note_optimizer",
-    "whynan.capsule.recorder:take_site",
+    "whynan.capsule.recorder:take_sites",
     "whynan.capsule.recorder:take_rng",
     "whynan.capsule.recorder:Recorder._close",
     "whynan.capsule.recorder:ModuleState",
@@ -459,9 +459,9 @@ ALARM = """
 """
 INTERRUPTED = [
     "whynan.engine.noticing:Noticing.losses",
-    "whynan.engine.stepping:Stepping._end_step",
+    "whynan.engine.session:Session.next_step",
     "whynan.engine.guard:Guard._note_zero",
-    "whynan.capsule.recorder:take_site",
+    "whynan.capsule.recorder:take_sites",
     "whynan.capsule.recorder:_pop",
     "whynan.capsule.recorder:Recorder._close",
     "whynan.capsule.recorder:Recorder._hooked",

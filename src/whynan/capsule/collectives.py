@@ -56,17 +56,14 @@ class Received:
     """What the collectives of the current step gave, by the entry of the tape that made them, in their order."""
 
     def __init__(self) -> None:
-        self._kept: list[tuple[int, Kept]] = []
+        self.kept: list[tuple[int, Kept]] = []
         self._next: dict[int | None, int] = {}
         self.places: set[int] = set()  # memory that they wrote to outside modules
         self._reduced: list[tuple[int, int]] = []  # memory and size of what was summed over all ranks
 
-    def __bool__(self) -> bool:
-        return bool(self._kept or self.places or self._reduced)
-
     def clear(self) -> None:
         """Begin a new step."""
-        self._kept.clear()
+        self.kept.clear()
         self.places.clear()
         self._reduced.clear()
 
@@ -78,11 +75,11 @@ class Received:
         """Keep the result of a collective, as a copy where it is small."""
         tensors = list(tensors_of(receiver))
         kept.values = [_copy(t, limit) for t in tensors] if tensors else list(receiver) if isinstance(receiver, list) else []
-        self._kept.append((entry, kept))
+        self.kept.append((entry, kept))
 
     def give(self, entry: int | None, name: str, receiver: Any) -> None:
         """Write the kept result into the receiver of the same collective in a replay of an entry, or of the whole step."""
-        kept = [k for e, k in self._kept if entry is None or e == entry]
+        kept = [k for e, k in self.kept if entry is None or e == entry]
         number = self._next.get(entry, 0)
         if number >= len(kept) or kept[number].name != name:
             raise RuntimeError(f"torch.distributed.{name} cannot be replayed by one rank alone")
@@ -96,7 +93,7 @@ class Received:
 
     def from_others(self) -> bool:
         """Whether a bad value came in from other ranks in this step. Reads the device."""
-        return any(kept.came_from_others() for _, kept in self._kept)
+        return any(kept.came_from_others() for _, kept in self.kept)
 
     def note_sum(self, tensor: torch.Tensor) -> None:
         """Note that a tensor was summed over all ranks: it may be a gradient."""

@@ -96,6 +96,7 @@ class Interception:
         """Replace the doors."""
         recorder = self.doors.recorder
         self._module_calls(recorder)
+        self._functions(recorder)
         self._gradients()
         self._optimizers()
         self._schedulers()
@@ -128,7 +129,7 @@ class Interception:
             # dynamo traces through this wrapper: it folds the first test and sees only the original; every submodule comes this way
             if is_dynamo_compiling() or recorder.inside or not recorder.here or is_compiling():
                 return original(self, *args, **kwargs)
-            return recorder.outermost(recorder.recorded, "module", self, functools.partial(original, self), args, kwargs)
+            return recorder.outermost(recorder.module_called, self, original, args, kwargs)
 
         outputs = recorder.outputs
         if outputs is None:
@@ -143,6 +144,12 @@ class Interception:
 
         skip_frame(__call__)
         self.replace(torch.nn.Module, "__call__", heard_call)
+
+    def _functions(self, recorder: Recorder) -> None:
+        """Those functions of torch that are written in Python ask for modes themselves."""
+        handled = recorder.short_way(torch.overrides.handle_torch_function)
+        for owner in (torch.nn.functional, torch.functional, torch._tensor):
+            self.replace(owner, "handle_torch_function", handled)
 
     def _gradients(self) -> None:
         doors, recorder = self.doors, self.doors.recorder

@@ -80,14 +80,14 @@ class Outputs:
     def around(self, root: torch.nn.Module, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         """Run an outermost call and listen; a validation between two steps belongs to neither."""
         if self._recorder.replaying or not (root.training or torch.is_grad_enabled()):
-            return call(*args, **kwargs)
+            return call(root, *args, **kwargs)
         before = self.now
         try:
             self.now = {id(p.module): p for p in self._places(root) if p.due <= self._step}
         except Exception as error:
             self._recorder.faulty(error)
         try:
-            result = call(*args, **kwargs)
+            result = call(root, *args, **kwargs)
             if id(root) in self.now:  # this call did not pass the door of the inner ones
                 self.hear(root, result)
         finally:

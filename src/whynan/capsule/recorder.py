@@ -18,8 +18,8 @@ from torch.overrides import TorchFunctionMode
 
 from whynan.capsule.collectives import Received
 from whynan.capsule.drawn import Draws
-from whynan.capsule.sites import forget, passer_at, passers, take_caller, take_site
-from whynan.capsule.state import ModuleState, PythonDraws, take_rng
+from whynan.capsule.sites import forget, passer_at, passers, take_sites
+from whynan.capsule.state import Chance, ModuleState, take_rng
 from whynan.capsule.tape import CONTAINERS, LEAVES, Entry, Inner, Outside, Rebuild, Slot, Tape, Within, tensors_of
 
 _pop = torch._C._pop_torch_function_stack
@@ -189,6 +189,20 @@ class Recorder(TorchFunctionMode):
             return result
         return self._loose_call(func, sort, args, kwargs or {})
 
+    def short_way(self, handle: Callable[..., Any]) -> Callable[..., Any]:
+        """Return torch's `handle_torch_function`, shortened where this is the only mode: it stands before those of its functions that are written in Python."""
+
+        def handled(public_api: Callable[..., Any], relevant_args: Any, /, *args: Any, **kwargs: Any) -> Any:
+            if _depth() != 1 or _at(0) is not self:
+                return handle(public_api, relevant_args, *args, **kwargs)
+            _pop()
+            try:
+                return self.__torch_function__(public_api, (), args, kwargs)
+            finally:
+                _push(self)
+
+        return handled
+
     def _loose_call(self, func: Callable[..., Any], sort: Sort, args: Any, kwargs: dict[str, Any]) -> Any:
         entry: Entry | None = None
         try:
@@ -254,8 +268,8 @@ class Recorder(TorchFunctionMode):
             else:
                 self._partly.add(key)
 
-    def note(self, kind: str, fn: Callable[..., Any], args: Any = (), kwargs: dict[str, Any] | None = None) -> Entry:
-        """Make an entry for a call that is about to be made; it is not on the tape yet."""
+    def note(self, kind: str, fn: Callable[..., Any], args: Any = (), kwargs: dict[str, Any] | None = None, ours: int = 3) -> Entry:
+        """Make an entry for a call that is about to be made; it is not on the tape yet. At least so many frames above are ours."""
         self._reads = reads = []
         kept, refer, others = [], self.tape.refer, bool(kwargs)
         for value in args:
@@ -266,10 +280,13 @@ class Recorder(TorchFunctionMode):
                 kept.append(value if type(value) in _PLAIN else self._keep(value))
                 others = True
         arguments = tuple(kept)
-        named = {k: v if type(v) in _PLAIN else self._keep(v) for k, v in kwargs.items()} if kwargs else {}
-        site = take_site(4)  # at least so many frames are ours
+        named = kwargs or {}
+        if named and not _PLAIN.issuperset(map(type, named.values())):
+            named = {k: v if type(v) in _PLAIN else self._keep(v) for k, v in named.items()}
+        site, caller = take_sites(ours + 1)
+        self.tape.last = number = self.tape.last + 1
         return Entry(
-            self.tape.number(),
+            number,
             kind,
             fn,
             arguments,
@@ -280,7 +297,7 @@ class Recorder(TorchFunctionMode):
             reads if others else arguments,  # one object less for the garbage collector to go through
             first_node=_node_number(),
             within=self.within,
-            caller=take_caller(site),
+            caller=caller,
         )
 
     def _keep(self, value: Any) -> Any:
@@ -315,33 +332,49 @@ class Recorder(TorchFunctionMode):
         return self.suspended(self.recorded, kind, fn, call, args, kwargs)
 
     def recorded(self, kind: str, fn: Callable[..., Any], call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-        """Record `fn(*args)`, an outermost module call or an opaque one, run as `call(*args)`; called with the mode off the stack."""
-        if kind == "module" and _only_shapes(args, kwargs):
-            return call(*args, **kwargs)
+        """Record `fn(*args)`, run as `call(*args)`; called with the mode off the stack."""
         try:
-            if kind == "module":
-                if self.before_call is not None:
-                    self.before_call()
-                if self.before_draw and _is_grad_enabled():  # not for a validation between update and scheduler
-                    self.draw()
-                self._begin_state(fn)  # type: ignore[arg-type]
             entry = self.note(kind, fn, args, kwargs)
-            draws = self._draws(fn) if kind == "module" else None
-            entry.rng = take_rng(python=draws is not None)
+            entry.rng = take_rng()
         except Exception as error:
             self.faulty(error)
             return call(*args, **kwargs)
         self.failed = entry
-        result = call(*args, **kwargs) if self.around is None or kind != "module" else self.around(fn, call, args, kwargs)
+        result = call(*args, **kwargs)
         self.failed = None
+        self._add(entry, result)
+        return result
+
+    def module_called(self, module: torch.nn.Module, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        """Record an outermost module call, with the module's state from before it; called with the mode off the stack."""
+        first = args[0] if args else None
+        if first.is_meta if type(first) is torch.Tensor else _only_shapes(args, kwargs):
+            return call(module, *args, **kwargs)
+        try:
+            if self.before_call is not None:
+                self.before_call()
+            if self.before_draw and _is_grad_enabled():  # not for a validation between update and scheduler
+                self.draw()
+            chance = self._begin_state(module)
+            entry = self.note("module", module, args, kwargs, ours=4)
+            entry.rng = chance.before()
+        except Exception as error:
+            self.faulty(error)
+            return call(module, *args, **kwargs)
+        self.failed = entry
+        result = call(module, *args, **kwargs) if self.around is None else self.around(module, call, args, kwargs)
+        self.failed = None
+        self._add(entry, result)
+        if chance.looks:
+            chance.after()
+        return result
+
+    def _add(self, entry: Entry, result: Any) -> None:
         try:
             entry.last_node = _node_number()
             self.tape.add(entry, result)
-            if draws is not None:
-                draws.compare(entry.rng)
         except Exception as error:
             self.faulty(error)
-        return result
 
     def ask_before_draw(self, action: Callable[[], None]) -> None:
         """Have something done before the next batch is drawn."""
@@ -353,25 +386,21 @@ class Recorder(TorchFunctionMode):
         for action in list(self.before_draw):
             action()
 
-    def _draws(self, module: Any) -> PythonDraws | None:
-        """Return what is known of a module's draws from Python's generator, if they are to be watched in this call."""
-        known = self.states.get(id(module))
-        draws = known[1].draws if known is not None else PythonDraws()
-        draws.calls += 1
-        return draws if draws.drew or draws.calls % 64 < 4 else None
-
-    def _begin_state(self, root: torch.nn.Module) -> None:
+    def _begin_state(self, root: torch.nn.Module) -> Chance:
+        """Take a module's state before its first call in a step; return what is known of its random draws."""
         key = id(root)
-        if key in self._begun or not (root.training or _is_grad_enabled() or key not in self.states):
-            return  # a validation between two steps belongs to neither
-        self._begun.add(key)
         known = self.states.get(key)
         if known is None or known[0] is not root:
             self.seen_root(root)
-            self.states[key] = (root, ModuleState(root))
+            self.states[key] = known = (root, ModuleState(root))
+            self._begun.discard(key)
             self.has_buffers = self.has_buffers or any(m._buffers for m in root.modules())
-        self.states[key][1].begin(again=key in self._again)
-        self._called[key] = self._rolls
+        state, training = known[1], root.training
+        if key not in self._begun and (training or _is_grad_enabled() or not state.calls):  # a validation between two steps belongs to neither
+            self._begun.add(key)
+            state.begin(again=key in self._again)
+            self._called[key] = self._rolls
+        return state.chance[bool(training)]
 
     def suspended(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run something with the mode off the stack."""
@@ -446,14 +475,14 @@ class Recorder(TorchFunctionMode):
         """Begin a new step."""
         self.tape.roll()
         for key in self._begun | self._again if self._again else self._begun:
-            if key in self.states:
-                self.states[key][1].begun = False
+            if known := self.states.get(key):
+                known[1].begun = False
         self._begun.clear()
         self._again.clear()
         self._rolls += 1
         if self._rolls % FORGET == 0:
             self._forget_unused()
-        if self.received:
+        if self.received.kept:
             self.received.clear()
         self.failed = None
 

@@ -40,7 +40,7 @@ class Site(NamedTuple):
 
 
 # by the number of a code object, kept with it so that the number stays its own: the calls of a loop share their sites
-_sites: dict[int, tuple[CodeType, dict[int, Site]]] = {}
+_sites: dict[int, tuple[CodeType, bool, dict[int, Site]]] = {}
 
 
 def is_internal(code: CodeType) -> bool:
@@ -65,16 +65,22 @@ def is_torch(code: CodeType) -> bool:
 
 def take_site(depth: int = 1) -> Site | None:
     """Return the innermost frame outside torch, or None when there is none."""
+    return take_sites(depth + 1)[0]
+
+
+def take_sites(depth: int = 1) -> tuple[Site | None, Site | None]:
+    """Return the same and, where that frame runs a library, where the program's own code called it."""
     frame: FrameType | None = sys._getframe(depth)
     known = _internal.get
     while frame is not None:
         code = frame.f_code
         internal = known(code.co_filename)
         if not (is_internal(code) if internal is None else internal):
-            held, lasti = _sites.get(id(code)) or _begin_sites(code), frame.f_lasti
-            return held[1].get(lasti) or held[1].setdefault(lasti, Site(code, lasti))
+            _, installed, sites = _sites.get(id(code)) or _begin_sites(code)
+            lasti = frame.f_lasti
+            return sites.get(lasti) or sites.setdefault(lasti, Site(code, lasti)), _own(frame.f_back) if installed else None
         frame = frame.f_back
-    return None
+    return None, None
 
 
 def passer_at(site: Site, depth: int = 1) -> Passer:
@@ -108,10 +114,10 @@ def forget() -> None:
     passers.clear()
 
 
-def _begin_sites(code: CodeType) -> tuple[CodeType, dict[int, Site]]:
+def _begin_sites(code: CodeType) -> tuple[CodeType, bool, dict[int, Site]]:
     if len(_sites) >= _MANY:  # a program that makes functions all the time
         forget()
-    return _sites.setdefault(id(code), (code, {}))
+    return _sites.setdefault(id(code), (code, is_installed(code), {}))
 
 
 def live_site(stop: CodeType, depth: int = 1) -> Site | None:
@@ -141,11 +147,6 @@ def live_frame(stop: CodeType, depth: int = 1) -> FrameType | None:
 def caller_of(frame: FrameType | None, stop: CodeType) -> Site | None:
     """Return where the user's own code called the library that a frame runs in; nothing where it is no library's."""
     return _own(frame.f_back, stop) if frame is not None and is_installed(frame.f_code) else None
-
-
-def take_caller(site: Site | None) -> Site | None:
-    """Return the same for a call that is recorded now."""
-    return _own(sys._getframe(1)) if site is not None and is_installed(site.code) else None
 
 
 def asked_for(thing: object) -> Site | None:

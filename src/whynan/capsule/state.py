@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 
 from whynan.tripwire.values import damage_of
 
-_generator = torch.default_generator
+_generator, _cuda = torch.default_generator, torch.cuda
 _BASE_KEYS = frozenset(torch.nn.Module().__dict__)
 Kept = list[tuple[torch.nn.Module, dict[str, Any]]]
 Copies = dict[int, tuple[torch.Tensor, torch.Tensor, int]]  # id(buffer): buffer, copy, version
@@ -38,10 +38,11 @@ class ModuleState:
         self._rebinding: list[torch.nn.Module] = []
         self._modules = own_modules(root)
         self._busy = self._modules
-        self._calls = 0
+        self.calls = 0
+        self._still = False  # until the next look nothing of it has to be copied: it has no buffers, and its attributes do not change
         self.begun = False  # called in the step in progress, and not put back
         self._rewound = False  # whether attributes change cannot be learned from a step that was taken back
-        self.draws = PythonDraws()
+        self.chance = Chance(), Chance()  # not in training, and in training
         self._silent: set[int] = set()  # buffers that a kernel writes without moving their version counter
         self.changing = False
         self._first: tuple[Copies, list[tuple[torch.nn.Module, str, torch.Tensor]], Kept, Kept] | None = None  # of the first micro-batch
@@ -49,8 +50,10 @@ class ModuleState:
 
     def begin(self, again: bool = False) -> None:
         """Take the state before the first call of a step, or of a further micro-batch in it."""
-        self._calls += 1
+        self.calls += 1
         self.begun = True
+        if self._still and not again and self.calls % 64 > 4:
+            return
         if not again:
             self._first = None
         elif self._first is None:
@@ -58,9 +61,10 @@ class ModuleState:
             self._first = copies, self._homes, self._attributes, self._parameters
         self._copy_attributes()
         self._copy_parameters()
+        self._still = not (self._copies or self._busy or self._holders or self._rebinding or again)
         if not self._copies:
             return
-        if self._calls < 4:
+        if self.calls < 4:
             self._learn_silent()
         stale_buffers, stale_copies = [], []
         for key, (buffer, copy, version) in self._copies.items():
@@ -83,7 +87,7 @@ class ModuleState:
 
     def _copy_parameters(self) -> None:
         """Keep which parameters stand where, in modules whose forward pass puts new ones in place (a codebook that is averaged); as for attributes."""
-        turn = self._calls % 64
+        turn = self.calls % 64
         if turn == 3:
             self._rebinding = [m for m, kept in self._parameters if any(m._parameters.get(name) is not p for name, p in kept.items())]
         modules = self._modules if turn in (1, 2) else self._rebinding
@@ -102,13 +106,13 @@ class ModuleState:
 
     def _copy_attributes(self) -> None:
         # after a few steps only the submodules that were seen to change an attribute are copied
-        if self._calls % 64 == 4 and not self._rewound:
+        if self.calls % 64 == 4 and not self._rewound:
             before = self._attributes
             self._busy = [m for m, old in before if _differs(m.__dict__, old)] if len(before) == len(self._modules) else self._busy
-        elif self._calls % 64 == 2:
+        elif self.calls % 64 == 2:
             self._busy, self._rewound = self._modules, False
         self._attributes = [(m, m.__dict__.copy()) for m in self._busy] if self._busy else []
-        if self._calls % 64 == 1:
+        if self.calls % 64 == 1:
             self._holders = [m for m in self._modules if holdings(m.__dict__)]
         self._held = [Mutable(v) for m in self._holders for v in holdings(m.__dict__)] if self._holders else []
 
@@ -317,19 +321,36 @@ def holdings(attributes: dict[str, Any]) -> list[Any]:
     return [v for k, v in attributes.items() if k not in _BASE_KEYS and _can_change(v)]
 
 
-class PythonDraws:
-    """Whether a module draws from Python's generator: asked at its first calls and every 64th, its state is 625 numbers."""
+class Chance:
+    """Whether a module draws from torch's and from Python's generators: asked at its first calls and at the first of every 64.
 
-    __slots__ = ("calls", "drew")
+    One that does not is played again with the state of the last look: taking it for every call would cost as much as all else that is noted.
+    """
+
+    __slots__ = ("calls", "from_python", "from_torch", "looks", "state")
 
     def __init__(self) -> None:
         self.calls = 0
-        self.drew = False
+        self.looks = False  # at the call that runs
+        self.from_torch = self.from_python = False
+        self.state: Rng | None = None
 
-    def compare(self, before: Rng) -> None:
-        """Note whether the state moved during a call."""
-        if not self.drew:
-            self.drew = random.getstate() != before[2]
+    def before(self) -> Rng:
+        """Return the state to play the coming call again with."""
+        self.calls += 1
+        self.looks = self.calls % 64 < 4
+        if self.looks or self.state is None:
+            self.state = take_rng(python=True)
+        elif self.from_torch or self.from_python:  # who asks Python may draw from torch only now and then
+            self.state = take_rng(python=self.from_python)
+        return self.state
+
+    def after(self) -> None:
+        """Compare, after a call that was looked at."""
+        assert self.state is not None
+        then, now = self.state, take_rng(python=True)
+        self.from_python = self.from_python or now[2] != then[2]
+        self.from_torch = self.from_torch or any(not torch.equal(a, b) for a, b in zip((now[0], *now[1]), (then[0], *then[1]), strict=False))
 
 
 Rng = tuple[torch.Tensor, list[torch.Tensor], Any, Any]
@@ -337,9 +358,11 @@ Rng = tuple[torch.Tensor, list[torch.Tensor], Any, Any]
 
 def take_rng(python: bool = False, everything: bool = False) -> Rng:
     """Take the state of torch's random generators (of the current device; no device wait), and Python's and numpy's."""
-    cuda = [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []
-    numpy = sys.modules.get("numpy.random") if everything else None
-    return _generator.get_state(), cuda, random.getstate() if python or everything else None, numpy.get_state() if numpy is not None else None
+    cuda = [_cuda.get_rng_state()] if _cuda._initialized and _cuda.is_initialized() else []  # the first is asked without a call
+    if not everything:
+        return _generator.get_state(), cuda, random.getstate() if python else None, None
+    numpy = sys.modules.get("numpy.random")
+    return _generator.get_state(), cuda, random.getstate(), numpy.get_state() if numpy is not None else None
 
 
 def put_rng(state: Rng) -> None:

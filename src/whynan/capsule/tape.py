@@ -138,7 +138,13 @@ class Rebuild:
 
 def version_of(tensor: torch.Tensor) -> int:
     """Return a tensor's version counter; inference tensors have none."""
-    return -1 if isinstance(tensor, _Lazy) or tensor.is_inference() else tensor._version
+    try:
+        return tensor._version
+    except RuntimeError:
+        return -1
+
+
+_is_grad_enabled = torch.is_grad_enabled
 
 
 class Tape:
@@ -152,7 +158,7 @@ class Tape:
         self.limit = limit
         self.overflowed = False
         self.last = 0  # the newest number handed out
-        self._rolled = self._before = 0  # the numbers at which the present step and the one before it began
+        self.rolled = self._before = 0  # the numbers at which the present step and the one before it began
         self._stale = STALE
         self._slots: dict[int, Made] = {}
         self._outside: dict[int, Outside] = {}
@@ -176,20 +182,17 @@ class Tape:
             self._make_room()
         self.entries[entry.number] = entry
         if result is not None:
-            self._register(entry, result)
+            entry.refs = refs = []
+            for tensor in (result,) if isinstance(result, torch.Tensor) else tensors_of(result):
+                made = self._slots[id(tensor)] = Made(tensor)
+                made.slot = Slot(entry.number, entry.outputs)
+                refs.append(made)
+                entry.outputs += 1
+                entry.needs_grad = entry.needs_grad or tensor.requires_grad
         if not entry.needs_grad and not entry.grad_enabled:
             self._idle += 1
             if self._idle >= self._patience or self._held > HELD_LIMIT:
                 self.prune()
-
-    def _register(self, entry: Entry, result: object) -> None:
-        refs = entry.refs = []
-        for tensor in (result,) if isinstance(result, torch.Tensor) else tensors_of(result):
-            made = self._slots[id(tensor)] = Made(tensor)
-            made.slot = Slot(entry.number, len(refs))
-            refs.append(made)
-            entry.needs_grad = entry.needs_grad or tensor.requires_grad
-        entry.outputs = len(refs)
 
     def slot_of(self, tensor: torch.Tensor) -> Slot | None:
         """Return the slot that made this very tensor object, if one did."""
@@ -199,7 +202,7 @@ class Tape:
     def made_before(self, tensor: torch.Tensor) -> bool:
         """Whether the step before this one made this tensor: the program carries it from step to step."""
         made = self._slots.get(id(tensor))
-        return made is not None and made() is tensor and self._before < made.slot.entry <= self._rolled
+        return made is not None and made() is tensor and self._before < made.slot.entry <= self.rolled
 
     def alive(self, slot: Slot) -> torch.Tensor | None:
         """Return the tensor of a slot while the program still holds it."""
@@ -230,26 +233,30 @@ class Tape:
         key = id(tensor)
         made = self._slots.get(key)
         try:
-            node, trained = (tensor.grad_fn, True) if tensor.requires_grad else (None, False)
+            trained = tensor.requires_grad
+            computed = trained and not tensor.is_leaf  # asked without making an object of its node
         except RuntimeError:  # see `node_of`
-            node, trained = None, False
+            trained = computed = False
         if made is not None and made() is tensor:
             slot = made.slot
             # a leaf is state, whoever made it: gradients end in it. A plain value of an earlier step is taken as it is: a moving
             # average would hold the tape of all steps before it
-            if (node is not None if trained else slot.entry > self._rolled) and slot.entry in self.entries:
+            if (computed if trained else slot.entry > self.rolled) and slot.entry in self.entries:
                 return slot
-        if node is not None:
-            inner = self._inner(tensor, node)
-            if inner is not None:
-                return inner
-        known, version = self._outside.get(key), version_of(tensor)
+        if computed and (inner := self._inner(tensor)) is not None:
+            return inner
+        known = self._outside.get(key)
+        try:
+            version = tensor._version
+        except RuntimeError:  # see `version_of`
+            version = -1
         if known is not None and known.tensor is tensor and version == known.version:
             return known
-        outside = Outside(tensor, version, carried=made is not None and made() is tensor)
-        self._outside[key] = outside
+        self._outside[key] = outside = Outside(tensor, version)
         self._unfiled.append(outside)
-        if not tensor.requires_grad and not isinstance(tensor, _Lazy):
+        if made is not None and made() is tensor:
+            outside.carried = True
+        if not trained and not _is_grad_enabled():
             self._held += tensor.nbytes
         return outside
 
@@ -259,8 +266,8 @@ class Tape:
         self._unfiled.clear()
         return self._memory.get(memory, [])
 
-    def _inner(self, tensor: torch.Tensor, node: Any) -> Inner | None:
-        number = node._sequence_nr()
+    def _inner(self, tensor: torch.Tensor) -> Inner | None:
+        number = tensor.grad_fn._sequence_nr()  # type: ignore[union-attr]
         for entry in self.entries.values():
             if entry.first_node <= number < entry.last_node:
                 inner = Inner(entry.number, number - entry.first_node, tensor.output_nr)
@@ -304,18 +311,19 @@ class Tape:
 
     def roll(self) -> None:
         """Begin a new step: forget everything that nothing alive depends on."""
-        keep: set[int] = set()
-        self._before, self._rolled = self._rolled, self.last
+        needed: set[int] = set()
+        keep: list[tuple[int, Entry]] = []
+        self._before, self.rolled = self.rolled, self.last
         self._unfiled = []
         for number, entry in reversed(self.entries.items()):
-            if entry.kind != "backward" and (number in keep or (entry.needs_grad and _alive(entry.refs))):
-                keep.add(number)
+            if number in needed or (entry.needs_grad and _alive(entry.refs)):  # nothing holds on to a backward pass: it makes no tensor
+                keep.append((number, entry))
                 for read in entry.reads:
                     if isinstance(read, Outside):
                         self._unfiled.append(read)  # what is kept may still be written to
                     else:
-                        keep.add(read.entry)
-        self.entries = {n: e for n, e in self.entries.items() if n in keep} if keep else {}
+                        needed.add(read.entry)
+        self.entries = dict(reversed(keep))
         if len(self._slots) > self._stale:  # those of entries that are gone do no harm
             self._slots = {i: made for i, made in self._slots.items() if made() is not None}
             self._stale = max(STALE, 2 * len(self._slots))
@@ -394,8 +402,11 @@ def is_leaf(tensor: torch.Tensor) -> bool:
 def _alive(refs: Sequence[Made]) -> bool:
     for ref in refs:
         tensor = ref()
-        if tensor is not None and node_of(tensor) is not None:
-            return True
+        try:
+            if tensor is not None and not tensor.is_leaf:
+                return True
+        except RuntimeError:  # see `node_of`
+            pass
     return False
 
 

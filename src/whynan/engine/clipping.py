@@ -33,43 +33,53 @@ class Clipping:
         session = self.session
         parameters = args[0] if args else kwargs.get("parameters")
         parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters or [])
-        rest = args[1:] if args else ()
-        named = {k: v for k, v in kwargs.items() if k != "parameters"}
+        rest = args[1:]
+        named = {k: v for k, v in kwargs.items() if k != "parameters"} if kwargs else kwargs
+        entry: Entry | None = None
+        try:
+            entry = session.recorder.note("clip", functools.partial(call, parameters), rest, named, ours=5)
+        except Exception as error:
+            session.broken(error)
         names: Names = []
-        entry = session.guarded(lambda: session.recorder.note("clip", functools.partial(call, parameters), rest, named))
-        norm = _clip_in_two(call, parameters, rest, named, lambda: session.guarded(lambda: self._name_bad_ones(parameters, names)))
-        session.guarded(lambda: self._note(entry, norm, parameters, names))
+        norm, size = _clip_in_two(call, parameters, rest, named, lambda: session.guarded(lambda: self._name_bad_ones(parameters, names)))
+        try:
+            self._note(entry, norm, size, parameters, names)
+        except Exception as error:
+            session.broken(error)
         return norm
 
     def _name_bad_ones(self, parameters: list[torch.Tensor], names: Names) -> None:
         bad = nonfinite((n, p.grad) for n, p in self.session.names_of(parameters) if p.grad is not None)
         names += [(name, damage) for name, _, damage in bad]
 
-    def _note(self, entry: Entry | None, norm: Any, parameters: list[torch.Tensor], names: Names) -> None:
+    def _note(self, entry: Entry | None, norm: Any, size: float | None, parameters: list[torch.Tensor], names: Names) -> None:
         window = self.session.window
         if entry is not None:
             self.session.recorder.tape.add(entry, norm)
         if isinstance(norm, torch.Tensor) and (window.norm is None or not window.clipped):
-            window.norm = local(norm.detach())
+            window.norm = size if size is not None else local(norm.detach())
             window.clipped = frozenset(map(id, parameters))
         if names and window.symptom is None and not window.scaled:
             more = f"{len(names)} tensors" if len(names) > 1 else ""
             self.session.see(Symptom("gradient", names[0][1].kind, names[0][0], more))
 
 
-def _clip_in_two(call: Callable[..., Any], parameters: list[torch.Tensor], rest: Any, named: dict[str, Any], before: Callable[[], None]) -> Any:
-    """Clip, with a look between norm and scaling where the norm is on the CPU and not finite."""
+def _clip_in_two(
+    call: Callable[..., Any], parameters: list[torch.Tensor], rest: Any, named: dict[str, Any], before: Callable[[], None]
+) -> tuple[Any, float | None]:
+    """Clip, with a look between norm and scaling where the norm is on the CPU and not finite; return the norm, and what it is where that is known."""
     grads = [p.grad for p in parameters if p.grad is not None]
-    if not grads or not all(g.is_cpu for g in grads):
-        return call(parameters, *rest, **named)
-    options = {"max_norm": rest[0], **_DEFAULTS} if len(rest) == 1 and not named else _bound(call, parameters, rest, named)
+    options = None
+    if grads and grads[0].is_cpu:
+        options = {"max_norm": rest[0], **_DEFAULTS} if len(rest) == 1 and not named else _bound(call, parameters, rest, named)
     if options is None:
-        return call(parameters, *rest, **named)
+        return call(parameters, *rest, **named), None
     norm = torch.nn.utils.get_total_norm(grads, options["norm_type"], options["error_if_nonfinite"], options["foreach"])
-    if not math.isfinite(float(norm)):
+    size = float(norm) if type(norm) is torch.Tensor and norm.is_cpu else None
+    if not math.isfinite(float(norm) if size is None else size):
         before()
     torch.nn.utils.clip_grads_with_norm_(parameters, options["max_norm"], norm, options["foreach"])
-    return norm
+    return norm, size
 
 
 def _bound(call: Callable[..., Any], parameters: list[torch.Tensor], rest: Any, named: dict[str, Any]) -> dict[str, Any] | None:

@@ -39,6 +39,7 @@ class Foreseeing:
         self.acts = self.policy not in (SpikePolicy.WARN, SpikePolicy.OFF)
         self._tracks = bool(options.track)
         self.staging = Staging(session, stages, self.outputs) if stages else None
+        self.follows = self._tracks or self.staging is not None or self.outputs is not None  # values of every step
         self.dtypes: tuple[torch.dtype | None, torch.dtype | None] = (None, None)  # of the loss and the gradient norm
         self._waiting: list[tuple[int, float | None, torch.Tensor | float | None, bool, torch.optim.Optimizer, torch.dtype | None]] = []
         self._ceilings = (0.0, 0.0)  # sizes of loss and gradient norm that are looked at at once: every one, to begin with

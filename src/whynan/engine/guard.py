@@ -414,14 +414,15 @@ class Guard:
         session = self.session
         if session.by_hand and session.window.backwards:
             self.steps.finish(None, True)
-        if self.probes.goes_back(tensors):
+        if (self.probes.seen or session.window.entry < 0) and self.probes.goes_back(tensors):
             self.acting.turned_away()
         window = session.window
-        self.sharing.went_back()
+        if session.has_several or self.sharing.fate:
+            self.sharing.went_back()
         self.acting.zeroed_away = False
         if self.acting.stale:
             self.acting.free_stale()
-        entry = self.recorder.note("backward", call, args, kwargs)
+        entry = self.recorder.note("backward", call, args, kwargs, ours=5)
         self.recorder.tape.add(entry, None)
         if not window.noted:
             self.noticing.losses(tensors)

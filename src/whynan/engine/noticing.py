@@ -15,6 +15,8 @@ from whynan.records import Symptom
 from whynan.tripwire.checks import nonfinite, norm_of_gradients, optimizer_state, scalar_damage
 from whynan.tripwire.values import Damage, damage_of
 
+_Tensor, _isfinite = torch.Tensor, math.isfinite  # looked up once: asked at every step
+
 
 class Noticing:
     """Asks the cheap questions at every step; an answer becomes the window's symptom."""
@@ -30,8 +32,10 @@ class Noticing:
 
     def losses(self, tensors: Any) -> None:
         """Note what the program goes back from."""
-        found = (tensors,) if type(tensors) is torch.Tensor else tensors_of(tensors)
-        self.session.window.losses += [t.detach() for t in found]
+        if type(tensors) is _Tensor:
+            self.session.window.losses.append(tensors.detach())
+        else:
+            self.session.window.losses += [t.detach() for t in tensors_of(tensors)]
 
     def check_loss(self, entry: Entry | None, wait: bool = False) -> None:
         """Look at the newest loss; on another device only if told to wait for it."""
@@ -39,9 +43,10 @@ class Noticing:
         loss = window.losses[-1] if window.losses else None
         if loss is None or not (loss.is_cpu or wait):
             return  # looked at on the device, later
-        if loss.numel() == 1 and not loss.is_complex():
-            window.loss = float(loss.item())
-            if math.isfinite(window.loss):
+        value = loss.item() if loss.numel() == 1 else None
+        if value is not None and type(value) is not complex:
+            window.loss = float(value)
+            if _isfinite(window.loss):
                 return
             damage = scalar_damage(window.loss)
         else:
@@ -73,7 +78,8 @@ class Noticing:
     def norm_of(self, optimizer: torch.optim.Optimizer) -> torch.Tensor | float | None:
         """Return the norm of the gradients: the one that clipping computed, or one pass over them."""
         window = self.session.window
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        groups = optimizer.param_groups
+        parameters = groups[0]["params"] if len(groups) == 1 else parameters_of(optimizer)
         if window.norm is None or not window.clipped.issuperset(map(id, parameters)):
             window.norm = norm_of_gradients(parameters)
         return window.norm
@@ -81,9 +87,9 @@ class Noticing:
     def look_at_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         """Look at the gradients of an optimizer's weights."""
         norm = self.norm_of(optimizer)
-        if norm is not None and not isinstance(norm, float):
+        if norm is not None and type(norm) is not float:
             norm = self.session.window.norm = float(norm)
-        if norm is not None and not math.isfinite(norm):
+        if norm is not None and not _isfinite(norm):
             bad = nonfinite(self.session.named_gradients(optimizer))
             if bad:
                 self.session.see(symptom_of("gradient", bad, [name for name, _ in self.session.names_of(parameters_of(optimizer))]))

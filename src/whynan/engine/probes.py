@@ -28,7 +28,7 @@ class Probes:
         self.session = session
         self.left: Callable[[], None] = lambda: None  # told when the program has left a bad step behind
         self._leaves = False  # it is known to do so
-        self._seen: deque[tuple[int, Place]] = deque(maxlen=100)  # values that were looked at since the last backward pass
+        self.seen: deque[tuple[int, Place]] = deque(maxlen=100)  # values that were looked at since the last backward pass
         self._logged: set[Place] = set()  # where such values were made, and no backward pass came from them
         self._trained: set[Place] = set()  # and where one did
 
@@ -43,7 +43,7 @@ class Probes:
             return
         damage = damage_of(tensor.detach())
         if not damage:
-            self._seen.append((slot.entry, self._place(slot.entry)))
+            self.seen.append((slot.entry, self._place(slot.entry)))
             return
         if self._is_beside(slot.entry) or (pending and not self._has_left(slot.entry)):
             return
@@ -54,10 +54,8 @@ class Probes:
 
     def goes_back(self, tensors: Any) -> bool:
         """A backward pass begins; return whether it shows that the program has turned away from the bad value it looked at."""
-        if not self._seen and self.session.window.entry >= 0:
-            return False
-        seen = list(self._seen)
-        self._seen.clear()
+        seen = list(self.seen)
+        self.seen.clear()
         bad = -self.session.window.entry
         if bad <= 0 and all(place in self._logged or place in self._trained for _, place in seen):
             return False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
@@ -25,11 +24,9 @@ Named = Iterable[tuple[str, torch.Tensor]]
 _LISTED = 8  # members of a list that are named
 
 
-@dataclass(slots=True)
 class Window:
     """What is known of the optimizer step in progress."""
 
-    losses: list[torch.Tensor] = field(default_factory=list)
     loss: float | None = None  # the last loss, where the host knows it
     symptom: Symptom | None = None
     entry: int = 0  # the backward entry the symptom was seen at; negative: the entry of a loss the program itself looked at
@@ -53,6 +50,9 @@ class Window:
     late: bool = False  # its values are read when the next step comes
     looked_at: int = 0  # the entry of the last of several bad losses that the program looked at
     left: int = 0  # how many
+
+    def __init__(self) -> None:  # all else is what the class says until it is set: one is made for every step
+        self.losses: list[torch.Tensor] = []
 
 
 class Session:

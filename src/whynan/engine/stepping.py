@@ -30,6 +30,7 @@ from whynan.recovery.followers import Followers
 from whynan.recovery.place import rank_here
 from whynan.recovery.ranks import several
 from whynan.tripwire.checks import fits_beside, may_break, nonfinite, optimizer_state
+from whynan.tripwire.headroom import EVERY
 
 
 def get_ready() -> None:
@@ -95,27 +96,29 @@ class Stepping:
     def allowed(self, optimizer: torch.optim.Optimizer, in_closure: bool = False) -> bool:
         """Look at everything before an update; return whether it may go on."""
         session = self.session
-        self.session.stop_again()
+        if session.stopped:
+            session.stop_again()
         try:
-            if self.acting.steps_on() or self._left_out():
+            window = session.window
+            if (self.acting.zeroed_away and self.acting.steps_on()) or self._left_out():
                 if not in_closure:
                     self.finish(optimizer, False)
                 return False
             self.noticing.look(optimizer)
-            if session.window.symptom is None and session.has_several:
+            if window.symptom is None and session.has_several:
                 self._look_at_partners(optimizer)
-            if session.window.several and self.together.begin(optimizer):
+            if window.several and self.together.begin(optimizer):
                 norm = self.noticing.norm_of(optimizer)
                 self.together.agree(None if norm is None else float(norm))
-            if session.window.alone:
+            if window.alone:
                 self.acting.report()
                 return True
-            if session.window.symptom is None and session.window.evaluations > 1:
+            if window.symptom is None and window.evaluations > 1:
                 return True  # a trial point of a line search: its size says nothing of the run
-            if session.window.symptom is None:
+            if window.symptom is None:
                 taken = self.foreseeing.before_update(optimizer)
                 return in_closure or not self.foreseeing.acts or not self._spike(optimizer, taken)
-            if session.window.told:
+            if window.told:
                 return session.budget.observes
             self.foreseeing.settle()
             taken = self.acting.act(optimizer)
@@ -131,9 +134,10 @@ class Stepping:
 
     def _left_out(self) -> bool:
         """Whether this step falls away without a new incident: with a partner's, met again after a rollback, all its micro-batches dropped."""
+        window = self.session.window
         if self.sharing.fate and self.sharing.drops():
             return True
-        if (self.recovering.redoing and self.recovering.met_before()) or (self.session.window.dropped and not self.session.window.backwards):
+        if (self.recovering.redoing and self.recovering.met_before()) or (window.dropped and not window.backwards):
             self.acting.drop()
             return True
         return False
@@ -289,35 +293,34 @@ class Stepping:
 
     def finish(self, optimizer: Any, applied: bool) -> None:
         """The step is over: made, or left out."""
+        session = self.session
         try:
-            self._end_step(optimizer, applied)
+            window = session.window
+            if not window.told and not window.late:
+                if applied and session.budget.streak:
+                    session.budget.healthy()
+                if optimizer is not None:  # else written when the gradients were made
+                    self.acting.write_metrics(optimizer)
+            session.applied += applied
+            dropped = not applied and window.taken not in ("", "observed")  # a scaler's own skip is not ours to follow up
+            if applied or dropped:
+                self.followers.stepped(optimizer, applied)
+            if dropped:
+                self.acting.dropped(optimizer)
+            if optimizer is not None and (session.has_several or dropped):
+                self.sharing.finished(optimizer, window.taken if dropped else "")
+            if self.recovering.last is not None:
+                self.recovering.finished(applied, window.taken == "rolled back")
+            if applied and self.regular.wanted:
+                self.regular.finished()
+            if self.foreseeing.follows or session.step_count % EVERY == 0:
+                self.foreseeing.state()
+            if session.tally.counts:
+                session.tally.look()
+            session.next_step()
+            if session.step_count == 2 and torch.cuda.is_initialized():
+                get_ready()
         except TrainingStopped:
             raise
         except Exception as error:
-            self.session.broken(error)
-
-    def _end_step(self, optimizer: Any, applied: bool) -> None:
-        session = self.session
-        window = session.window
-        if not window.told and not window.late:
-            if applied:
-                session.budget.healthy()
-            if optimizer is not None:  # else written when the gradients were made
-                self.acting.write_metrics(optimizer)
-        session.applied += applied
-        dropped = not applied and window.taken not in ("", "observed")  # a scaler's own skip is not ours to follow up
-        if applied or dropped:
-            self.followers.stepped(optimizer, applied)
-        if dropped:
-            self.acting.dropped(optimizer)
-        if optimizer is not None:
-            self.sharing.finished(optimizer, window.taken if dropped else "")
-        if self.recovering.last is not None:
-            self.recovering.finished(applied, window.taken == "rolled back")
-        if applied and self.regular.wanted:
-            self.regular.finished()
-        self.foreseeing.state()
-        session.tally.look()
-        session.next_step()
-        if session.step_count == 2 and torch.cuda.is_initialized():
-            get_ready()
+            session.broken(error)

@@ -43,38 +43,38 @@ class Tally:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._counts: list[Count] = []
+        self.counts: list[Count] = []
         self._seen = 0  # the newest entry that was counted
 
     def learn(self, case: Case) -> None:
         """Follow the ids that were all the same in a bad step."""
         fresh = []
         for entry, name, tensor in given(case.program.entries, case.program.recorder.tape.alive):
-            known = any(c.function is entry.fn and c.name == name for c in self._counts)
-            if not known and len(self._counts) < MOST and isinstance(entry.fn, torch.nn.Module) and _is_ids(tensor) and bool(_single(tensor)):
+            known = any(c.function is entry.fn and c.name == name for c in self.counts)
+            if not known and len(self.counts) < MOST and isinstance(entry.fn, torch.nn.Module) and _is_ids(tensor) and bool(_single(tensor)):
                 fresh.append(Count(entry.fn, name, case.step))
-                self._counts.append(fresh[-1])
+                self.counts.append(fresh[-1])
         if fresh:
             try:
                 _look_back(fresh, case)
             except Exception as error:  # what was before is told beside it
                 let_through(error)
-        self.look()
+        if self.counts:
+            self.look()
 
     def look(self) -> None:
         """Count the batches of the step that ends, those that were not counted yet."""
-        seen, self._seen = self._seen, self._recorder.tape.last
-        if not self._counts:
-            return
-        for entry, name, tensor in given(list(self._recorder.tape), self._recorder.tape.alive):
-            for count in self._counts:
+        tape = self._recorder.tape
+        seen, self._seen = max(self._seen, tape.rolled), tape.last
+        for entry, name, tensor in given(list(tape), tape.alive):
+            for count in self.counts:
                 if entry.number > seen and _meant(count, entry, name, tensor):
                     count.calls += 1
                     count.held = count.held + _single(tensor).long()
 
     def lines(self) -> list[str]:
         """Say what was counted."""
-        return [f"whynan: {count.text()}" for count in self._counts if count.calls]
+        return [f"whynan: {count.text()}" for count in self.counts if count.calls]
 
 
 def _look_back(counts: list[Count], case: Case) -> None:

@@ -28,7 +28,7 @@ class Followers:
 
     def stepped(self, optimizer: Any, made: bool) -> None:
         """An optimizer made its update, or was kept from it."""
-        key = _group(optimizer)
+        key = id(getattr(optimizer, "param_groups", None))  # see `_group`: without its call, once a step
         if self._moved:
             self._moved.pop(key, None)
         done, dropped = self._counts.get(key, (0, 0))

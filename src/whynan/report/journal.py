@@ -56,7 +56,7 @@ class Journal:
         self._spoken: dict[tuple[str, str], int] = {}
         self._history: deque[tuple[int, float | None, float | None, float | None, float | None]] = deque(maxlen=200)
         self._metrics: IO[str] | None = None
-        self._written = 0
+        self._unwritten: list[tuple[int, float | None, float | None, float | None, float | None]] = []
         self._broken = False
         self._failed_once = False
         self.closed = False
@@ -117,21 +117,25 @@ class Journal:
 
     def metrics(self, step: int, loss: float | None, norm: float | None, lr: float | None, scale: float | None) -> None:
         """Write one line of metrics; values that are not known are left out."""
-        self._history.append((step, loss, norm, lr, scale))
+        values = (step, loss, norm, lr, scale)
+        self._history.append(values)
         if self.each_step is not None:
-            self.each_step(step, loss, norm, lr, scale)
-        if not self.files or self._broken:
+            self.each_step(*values)
+        if self.files and not self._broken:
+            self._unwritten.append(values)
+            if self._metrics is None or len(self._unwritten) >= _FLUSH_EVERY:
+                self.flush()
+
+    def flush(self) -> None:
+        """Write out the metrics that wait."""
+        rows, self._unwritten = self._unwritten, []
+        if self._broken:
             return
-        row = _known(step, loss, norm, lr, scale)
         try:
-            if self._metrics is None:
-                home = self.home()
-                if home is None:
-                    return
-                self._metrics = (home / "metrics.jsonl").open("a", encoding="utf-8", buffering=1 << 16)
-            self._metrics.write(_row(row))
-            self._written += 1
-            if self._written % _FLUSH_EVERY == 1:
+            if self._metrics is None and rows and (home := self.home()) is not None:
+                self._metrics = (home / "metrics.jsonl").open("a", encoding="utf-8")
+            if self._metrics is not None and not self._metrics.closed:
+                self._metrics.write("".join(_row(_known(*values)) for values in rows))
                 self._metrics.flush()
         except OSError as error:
             self._give_up(error)
@@ -192,8 +196,7 @@ class Journal:
             home.mkdir(parents=True, exist_ok=True)
             with (home / "incidents.jsonl").open("ab", buffering=0) as file:  # one write: other ranks may append at the same time
                 file.write((dumps(incident.to_json()) + "\n").encode())
-            if self._metrics is not None:
-                self._metrics.flush()
+            self.flush()
         except OSError as error:
             self._give_up(error)
 
@@ -220,6 +223,7 @@ class Journal:
         if self.closed:
             return
         self.closed = True
+        self.flush()
         if self._metrics is not None:
             with contextlib.suppress(OSError):
                 self._metrics.close()
@@ -248,15 +252,10 @@ class Journal:
             self._give_up(error)
             return None
 
-    def flush(self) -> None:
-        """Write out what is buffered."""
-        if self._metrics is not None and not self._metrics.closed:
-            with contextlib.suppress(OSError):
-                self._metrics.flush()
-
     def abandon(self) -> None:
         """Leave the files to somebody else (a forked child has nothing to write)."""
         self.files, self._metrics, self.closed, self.quiet = False, None, True, True
+        self._unwritten.clear()
 
     # -- voice --------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ import torch
 
 from whynan.tripwire.values import CLEAN, Damage, damage_of, parts
 
-_dot = torch.dot
+_dot, _Tensor, _float32 = torch.dot, torch.Tensor, torch.float32  # looked up once: asked for every gradient
 
 
 def gradients(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
@@ -22,21 +22,22 @@ def norm_of_gradients(parameters: Iterable[torch.Tensor]) -> torch.Tensor | floa
 
     Cost: one fused pass over the gradients.
     """
-    squares: list[float] = []
-    for parameter in parameters:
-        grad = parameter.grad
-        if grad is None:
-            continue
-        if type(grad) is not torch.Tensor or grad.dtype is not torch.float32 or grad.requires_grad or not grad.is_cpu:
-            return total_norm(gradients(parameters))
-        if grad.layout is not torch.strided or not grad.is_contiguous():
-            return total_norm(gradients(parameters))
-        flat = grad if grad.ndim == 1 else grad.view(-1)
-        squares.append(_dot(flat, flat).item())  # a quarter faster than a norm, which guards against overflow
-    if not squares:
+    square, found = 0.0, False
+    try:
+        for parameter in parameters:
+            grad = parameter.grad
+            if grad is None:
+                continue
+            if type(grad) is not _Tensor or grad.dtype is not _float32 or not grad.is_cpu:
+                return total_norm(gradients(parameters))
+            flat = grad if grad.ndim == 1 else grad.view(-1)
+            found = True
+            square += _dot(flat, flat).item()  # a quarter faster than a norm, which guards against overflow
+    except RuntimeError:  # sparse, or not in one piece
+        return total_norm(gradients(parameters))
+    if not found:
         return None
-    norm = math.sqrt(sum(squares))
-    return norm if math.isfinite(norm) else total_norm(gradients(parameters))
+    return math.sqrt(square) if math.isfinite(square) else total_norm(gradients(parameters))
 
 
 def total_norm(tensors: list[torch.Tensor]) -> torch.Tensor | float | None:
