@@ -5,13 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from whynan.integrations.telling import Telling, living
+from whynan.integrations.telling import Telling, living, loaded
 
 _TOLD_DIRECTLY = ("wandb", "tensorboard", "mlflow", "trackio")
 
 
 def find() -> list[Any]:
     """Return the trackers of every accelerator that is alive."""
+    state = loaded("accelerate.state")
+    if state is not None and not state.is_initialized():
+        return []  # nobody has made an accelerator; to look for one takes a walk over all objects
     trackers = [t for accelerator in living("accelerate.accelerator", "Accelerator") for t in getattr(accelerator, "trackers", [])]
     return [t for t in trackers if getattr(t, "name", "") not in _TOLD_DIRECTLY]
 
