@@ -524,3 +524,29 @@ def test_output_of_the_script_is_not_repeated(capsys: pytest.CaptureFixture[str]
         optimizer.step()
     assert len(guard.incidents) == 1
     assert capsys.readouterr().out == "called\n"
+
+
+def test_a_module_that_begins_to_draw_late() -> None:
+    """Noise that sets in after the first calls is not known to the tape: the answer says that it is not exact, and the next one is."""
+
+    class Late(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin, self.noise = torch.nn.Linear(4, 4), 0.0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.lin(x + self.noise * torch.randn_like(x)) if self.noise else self.lin(x)
+
+    torch.manual_seed(0)
+    model = Late()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with whynan.watch(model, optimizer, files=False) as guard:
+        for number in range(14):
+            model.noise = 0.1 * (number > 8)
+            out = model(torch.randn(2, 4)).square().sum()
+            loss = torch.log(out - out.detach()) if number in (10, 12) else out
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    assert [(i.step, i.origin.exact) for i in guard.incidents] == [(10, False), (12, True)]
+    assert "drew random numbers" in guard.incidents[0].origin.note

@@ -358,6 +358,8 @@ class Recorder(TorchFunctionMode):
             chance = self._begin_state(module)
             entry = self.note("module", module, args, kwargs, ours=4)
             entry.rng = chance.before()
+            if not chance.fresh:
+                entry.chance = chance
         except Exception as error:
             self.faulty(error)
             return call(module, *args, **kwargs)
@@ -366,7 +368,7 @@ class Recorder(TorchFunctionMode):
         self.failed = None
         self._add(entry, result)
         if chance.looks:
-            chance.after()
+            chance.after(entry.rng)
         return result
 
     def _add(self, entry: Entry, result: Any) -> None:

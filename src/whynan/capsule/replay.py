@@ -79,6 +79,7 @@ class Program:
         self.leaves = leaves_
         self.skip_backward = False
         self.without_graph = False
+        self.guessed = ""  # why the last replay was not the step as it was
         self.undo = undo  # for an optimizer's step: keeps gradients in place and takes the update back
         self.change: Callable[[], AbstractContextManager[object]] = nullcontext  # of the program's source, in force while it plays
         self.roots = list({id(e.fn): e.fn for e in entries if isinstance(e.fn, torch.nn.Module)}.values())
@@ -117,6 +118,8 @@ class Program:
                         return f"a tensor of shape {list(leaf.tensor.shape)} that the step read was changed in place since"
                     if leaf.tensor.requires_grad and node_of(leaf.tensor) is not None:
                         return f"a tensor made by {type(node_of(leaf.tensor)).__name__} came from code the tape does not see"
+        if self.guessed:
+            return self.guessed
         return "the step computes with gradients of the step before, which a replay does not have" if _computes_with_left_over(self.entries) else ""
 
     @contextmanager
@@ -213,6 +216,8 @@ class Program:
                 stack.enter_context(torch.autocast(device, dtype=dtype, enabled=on))
             stack.enter_context(catcher)
             result = None if self.skip_backward and entry.kind == "backward" else call_entry(entry, args, kwargs)
+        if entry.chance is not None and entry.chance.after(entry.rng):
+            self.guessed = f"{type(entry.fn).__name__} drew random numbers, which it was not known to do: those of the replay are others"
         if entry.kind == "write" and result is None:
             result = args[0]
         if entry.kind == "grad" and result is None and entry.outputs:

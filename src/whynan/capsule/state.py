@@ -325,13 +325,14 @@ class Chance:
     """Whether a module draws from torch's and from Python's generators: asked at its first calls and at the first of every 64.
 
     One that does not is played again with the state of the last look: taking it for every call would cost as much as all else that is noted.
+    A replay sees if that was wrong.
     """
 
-    __slots__ = ("calls", "from_python", "from_torch", "looks", "state")
+    __slots__ = ("calls", "fresh", "from_python", "from_torch", "looks", "state")
 
     def __init__(self) -> None:
         self.calls = 0
-        self.looks = False  # at the call that runs
+        self.looks = self.fresh = False  # at the call that runs; its state was taken for it
         self.from_torch = self.from_python = False
         self.state: Rng | None = None
 
@@ -339,18 +340,17 @@ class Chance:
         """Return the state to play the coming call again with."""
         self.calls += 1
         self.looks = self.calls % 64 < 4
-        if self.looks or self.state is None:
-            self.state = take_rng(python=True)
-        elif self.from_torch or self.from_python:  # who asks Python may draw from torch only now and then
-            self.state = take_rng(python=self.from_python)
+        self.fresh = self.looks or self.from_torch or self.from_python or self.state is None
+        if self.fresh or self.state is None:  # who asks Python may draw from torch only now and then
+            self.state = take_rng(python=self.looks or self.from_python)
         return self.state
 
-    def after(self) -> None:
-        """Compare, after a call that was looked at."""
-        assert self.state is not None
-        then, now = self.state, take_rng(python=True)
-        self.from_python = self.from_python or now[2] != then[2]
-        self.from_torch = self.from_torch or any(not torch.equal(a, b) for a, b in zip((now[0], *now[1]), (then[0], *then[1]), strict=False))
+    def after(self, then: Rng) -> bool:
+        """Learn from a call that began with this state; return whether it drew anything."""
+        now = take_rng(python=then[2] is not None)
+        drew = any(not torch.equal(a, b) for a, b in zip((now[0], *now[1]), (then[0], *then[1]), strict=False)), now[2] != then[2]
+        self.from_torch, self.from_python = self.from_torch or drew[0], self.from_python or drew[1]
+        return any(drew)
 
 
 Rng = tuple[torch.Tensor, list[torch.Tensor], Any, Any]
