@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from whynan.capsule.collectives import Received
 from whynan.capsule.drawn import Draws
 from whynan.capsule.sites import forget, passer_at, passers, take_sites
-from whynan.capsule.state import Chance, ModuleState, take_rng
+from whynan.capsule.state import ModuleState, PythonDraws, take_rng
 from whynan.capsule.tape import CONTAINERS, LEAVES, Entry, Inner, Outside, Rebuild, Slot, Tape, Within, tensors_of
 
 _pop = torch._C._pop_torch_function_stack
@@ -355,11 +355,9 @@ class Recorder(TorchFunctionMode):
                 self.before_call()
             if self.before_draw and _is_grad_enabled():  # not for a validation between update and scheduler
                 self.draw()
-            chance = self._begin_state(module)
+            draws = self._begin_state(module)
             entry = self.note("module", module, args, kwargs, ours=4)
-            entry.rng = chance.before()
-            if not chance.fresh:
-                entry.chance = chance
+            entry.rng = take_rng(python=draws is not None)
         except Exception as error:
             self.faulty(error)
             return call(module, *args, **kwargs)
@@ -367,8 +365,8 @@ class Recorder(TorchFunctionMode):
         result = call(module, *args, **kwargs) if self.around is None else self.around(module, call, args, kwargs)
         self.failed = None
         self._add(entry, result)
-        if chance.looks:
-            chance.after(entry.rng)
+        if draws is not None:
+            draws.compare(entry.rng)
         return result
 
     def _add(self, entry: Entry, result: Any) -> None:
@@ -388,8 +386,8 @@ class Recorder(TorchFunctionMode):
         for action in list(self.before_draw):
             action()
 
-    def _begin_state(self, root: torch.nn.Module) -> Chance:
-        """Take a module's state before its first call in a step; return what is known of its random draws."""
+    def _begin_state(self, root: torch.nn.Module) -> PythonDraws | None:
+        """Take a module's state before its first call in a step; return what is known of its draws from Python's generator, if this call is to be watched."""
         key = id(root)
         known = self.states.get(key)
         if known is None or known[0] is not root:
@@ -397,12 +395,14 @@ class Recorder(TorchFunctionMode):
             self.states[key] = known = (root, ModuleState(root))
             self._begun.discard(key)
             self.has_buffers = self.has_buffers or any(m._buffers for m in root.modules())
-        state, training = known[1], root.training
-        if key not in self._begun and (training or _is_grad_enabled() or not state.calls):  # a validation between two steps belongs to neither
+        state = known[1]
+        if key not in self._begun and (root.training or _is_grad_enabled() or not state.calls):  # a validation between two steps belongs to neither
             self._begun.add(key)
             state.begin(again=key in self._again)
             self._called[key] = self._rolls
-        return state.chance[bool(training)]
+        draws = state.draws
+        draws.calls += 1
+        return draws if draws.drew or draws.calls % 64 < 4 else None
 
     def suspended(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run something with the mode off the stack."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import functools
 import io
+import random
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, redirect_stdout
@@ -209,6 +210,7 @@ class Program:
             run.losses.extend(t for t in tensors_of(given) if t.requires_grad or self.without_graph)
         if entry.rng is not None:
             put_rng(entry.rng)
+        before = random.getstate() if entry.kind == "module" and entry.rng is not None and entry.rng[2] is None else None
         catcher = _Catcher(entry, run) if entry.wanted else nullcontext()
         with ExitStack() as stack:
             stack.enter_context(torch.set_grad_enabled(entry.grad_enabled and not self.without_graph))
@@ -216,8 +218,8 @@ class Program:
                 stack.enter_context(torch.autocast(device, dtype=dtype, enabled=on))
             stack.enter_context(catcher)
             result = None if self.skip_backward and entry.kind == "backward" else call_entry(entry, args, kwargs)
-        if entry.chance is not None and entry.chance.after(entry.rng):
-            self.guessed = f"{type(entry.fn).__name__} drew random numbers, which it was not known to do: those of the replay are others"
+        if before is not None and random.getstate() != before:
+            self.guessed = f"{type(entry.fn).__name__} drew from Python's random, which it was not known to do: the numbers of the replay are others"
         if entry.kind == "write" and result is None:
             result = args[0]
         if entry.kind == "grad" and result is None and entry.outputs:

@@ -42,7 +42,7 @@ class ModuleState:
         self._still = False  # until the next look nothing of it has to be copied: it has no buffers, and its attributes do not change
         self.begun = False  # called in the step in progress, and not put back
         self._rewound = False  # whether attributes change cannot be learned from a step that was taken back
-        self.chance = Chance(), Chance()  # not in training, and in training
+        self.draws = PythonDraws()
         self._silent: set[int] = set()  # buffers that a kernel writes without moving their version counter
         self.changing = False
         self._first: tuple[Copies, list[tuple[torch.nn.Module, str, torch.Tensor]], Kept, Kept] | None = None  # of the first micro-batch
@@ -321,36 +321,19 @@ def holdings(attributes: dict[str, Any]) -> list[Any]:
     return [v for k, v in attributes.items() if k not in _BASE_KEYS and _can_change(v)]
 
 
-class Chance:
-    """Whether a module draws from torch's and from Python's generators: asked at its first calls and at the first of every 64.
+class PythonDraws:
+    """Whether a module draws from Python's generator: asked at its first calls and every 64th, its state is 625 numbers."""
 
-    One that does not is played again with the state of the last look: taking it for every call would cost as much as all else that is noted.
-    A replay sees if that was wrong.
-    """
-
-    __slots__ = ("calls", "fresh", "from_python", "from_torch", "looks", "state")
+    __slots__ = ("calls", "drew")
 
     def __init__(self) -> None:
         self.calls = 0
-        self.looks = self.fresh = False  # at the call that runs; its state was taken for it
-        self.from_torch = self.from_python = False
-        self.state: Rng | None = None
+        self.drew = False
 
-    def before(self) -> Rng:
-        """Return the state to play the coming call again with."""
-        self.calls += 1
-        self.looks = self.calls % 64 < 4
-        self.fresh = self.looks or self.from_torch or self.from_python or self.state is None
-        if self.fresh or self.state is None:  # who asks Python may draw from torch only now and then
-            self.state = take_rng(python=self.looks or self.from_python)
-        return self.state
-
-    def after(self, then: Rng) -> bool:
-        """Learn from a call that began with this state; return whether it drew anything."""
-        now = take_rng(python=then[2] is not None)
-        drew = any(not torch.equal(a, b) for a, b in zip((now[0], *now[1]), (then[0], *then[1]), strict=False)), now[2] != then[2]
-        self.from_torch, self.from_python = self.from_torch or drew[0], self.from_python or drew[1]
-        return any(drew)
+    def compare(self, before: Rng) -> None:
+        """Note whether the state moved during a call."""
+        if not self.drew:
+            self.drew = random.getstate() != before[2]
 
 
 Rng = tuple[torch.Tensor, list[torch.Tensor], Any, Any]

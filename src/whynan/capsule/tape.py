@@ -86,7 +86,6 @@ class Entry:
     autocast: tuple[tuple[str, bool, torch.dtype], ...]
     reads: Sequence[Slot | Inner | Outside] = ()  # every tensor among the arguments; these themselves where they are nothing else
     rng: Any = None
-    chance: Any = None  # of a module that was not seen to draw random numbers: its `rng` is that of an earlier call
     first_node: int = 0
     last_node: int = 0
     outputs: int = 0
