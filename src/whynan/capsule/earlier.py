@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from whynan.capsule.tape import Entry, Outside, Tape, dependencies, is_leaf, needed_for, node_of
+from whynan.capsule.tape import Entry, Outside, Tape, bytes_of, dependencies, is_leaf, needed_for, node_of
 
 FIRST = 8  # steps that are all kept, each in the place of an older one
 EVERY = 16
@@ -57,4 +57,4 @@ def _light(entries: list[Entry]) -> bool:
     """Whether entries hold no autograd graph and little memory."""
     read = {id(leaf.tensor): leaf.tensor for e in entries for leaf in e.reads if isinstance(leaf, Outside)}
     loose = [t for t in read.values() if not (t.requires_grad and is_leaf(t))]
-    return all(node_of(t) is None for t in loose) and sum(t.nbytes for t in loose) <= LIMIT
+    return all(node_of(t) is None for t in loose) and sum(bytes_of(t) for t in loose) <= LIMIT

@@ -11,6 +11,7 @@ import random
 import sys
 import weakref
 from collections import deque
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -54,6 +55,8 @@ class ModuleState:
         self.begun = True
         if self._still and not again and self.calls % 64 > 4:
             return
+        if self.calls % 64 == 1 and self.calls > 1 and any(a is not b for a, b in zip_longest(own_modules(self._root_of()), self._modules)):
+            self._resnapshot()  # layers were added or exchanged
         if not again:
             self._first = None
         elif self._first is None:
@@ -93,9 +96,13 @@ class ModuleState:
         modules = self._modules if turn in (1, 2) else self._rebinding
         self._parameters = [(m, dict(m._parameters)) for m in modules if isinstance(m._parameters, dict)]  # a scripted module has none of its own
 
-    def _resnapshot(self) -> None:
+    def _root_of(self) -> torch.nn.Module:
         root = self._root()
         assert root is not None
+        return root
+
+    def _resnapshot(self) -> None:
+        root = self._root_of()
         self._modules = own_modules(root)
         self._homes = [(m, n, b) for m in self._modules for n, b in m._buffers.items() if b is not None and not is_lazy(b)]
         with torch.no_grad():
@@ -143,7 +150,8 @@ class ModuleState:
         with torch.no_grad():
             for key, (buffer, copy, version) in self._copies.items():
                 if buffer._version != version or key in self._silent or damage_of(buffer.detach()):
-                    buffer.copy_(copy)
+                    with torch.autograd._unsafe_preserve_version_counter(buffer):  # type: ignore[attr-defined]  # a graph that is still to be gone back from may hold it
+                        buffer.copy_(copy)
                     self._copies[key] = (buffer, copy, buffer._version)
         self._put_in_place()
         for module, attributes in self._attributes:

@@ -256,7 +256,7 @@ class Tape:
         if made is not None and made() is tensor:
             outside.carried = True
         if not trained and not _is_grad_enabled():
-            self._held += tensor.nbytes
+            self._held += bytes_of(tensor)
         return outside
 
     def _living_in(self, memory: int) -> list[Outside]:
@@ -426,6 +426,11 @@ def memory_of(tensor: torch.Tensor) -> int:
         return int(tensor.untyped_storage()._cdata)
     except (RuntimeError, NotImplementedError):
         return id(tensor)
+
+
+def bytes_of(tensor: torch.Tensor) -> int:
+    """Return how much memory a dense tensor takes; what a sparse one holds is small."""
+    return tensor.nbytes if tensor.layout is torch.strided else 0
 
 
 def _size(tensor: torch.Tensor) -> int:

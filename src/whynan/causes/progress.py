@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from typing import TYPE_CHECKING, Any
 
 from whynan.causes.catalogue import Finding, Scene, rule
@@ -253,7 +254,7 @@ def _growth(values: list[float | None]) -> tuple[list[float], float] | None:
                 break
         run.append(value)
     run.reverse()
-    low = max(min(run[: max(1, len(run) // 2)]), 1e-12)
+    low = max(min(run[: max(1, len(run) // 2)]), 1e-3 * statistics.median(run), 1e-12)  # one value near 0 is no beginning of a growth
     factor = max(run[-3:]) / low
     return (run, factor) if len(run) >= 4 and factor > 1e4 else None
 

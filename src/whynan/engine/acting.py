@@ -20,7 +20,7 @@ from whynan.capsules import Shelf
 from whynan.diagnosis import Case, diagnose
 from whynan.engine.partial import TAKEN, without_bad_terms
 from whynan.engine.recovering import Recovering
-from whynan.engine.session import Session, Window, parameters_of
+from whynan.engine.session import Session, Window, parameters_of, rate_of
 from whynan.engine.together import Together
 from whynan.engine.updating import with_update
 from whynan.errors import TrainingStopped
@@ -353,8 +353,7 @@ class Acting:
         norm = window.norm
         if isinstance(norm, torch.Tensor):
             norm = float(norm) if norm.is_cpu else None
-        lr = optimizer.param_groups[0].get("lr") if optimizer is not None else None
-        session.journal.metrics(session.step_count, window.loss, norm, lr if lr is None else float(lr), window.scale)
+        session.journal.metrics(session.step_count, window.loss, norm, None if optimizer is None else rate_of(optimizer), window.scale)
 
 
 def _on_gradient(tape: Tape, entry: Entry) -> bool:

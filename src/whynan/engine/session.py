@@ -158,6 +158,12 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
+def rate_of(optimizer: torch.optim.Optimizer) -> float | None:
+    """Return the learning rate of an optimizer's first group; a tensor may be one that is trained itself."""
+    rate = optimizer.param_groups[0].get("lr")
+    return rate if rate is None else float(rate.detach() if isinstance(rate, torch.Tensor) else rate)
+
+
 def shape_of(tensor: torch.Tensor) -> str:
     """Return a shape as text."""
     return str(list(tensor.shape))

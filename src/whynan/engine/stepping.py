@@ -21,7 +21,7 @@ from whynan.engine.partial import TAKEN
 from whynan.engine.recovering import Recovering
 from whynan.engine.regular import Regular
 from whynan.engine.scaling import Scaling
-from whynan.engine.session import Session, parameters_of, symptom_of
+from whynan.engine.session import Session, parameters_of, rate_of, symptom_of
 from whynan.engine.sharing import Sharing
 from whynan.engine.together import Together
 from whynan.engine.waiting import Waiting
@@ -241,7 +241,7 @@ class Stepping:
         window = self.session.window
         norm = float(window.norm) if isinstance(window.norm, torch.Tensor) and window.norm.is_cpu else window.norm
         known = norm if isinstance(norm, float) else None
-        self.session.journal.evaluated(self.session.step_count, window.loss, known, float(optimizer.param_groups[0]["lr"]))
+        self.session.journal.evaluated(self.session.step_count, window.loss, known, rate_of(optimizer))
 
     def _state_allows(self, optimizer: torch.optim.Optimizer) -> bool:
         """Look at state that is copied anyway: in the midst of several evaluations its damage looks like that of a weight."""

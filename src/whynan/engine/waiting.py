@@ -12,7 +12,7 @@ from whynan.engine.foreseeing import Foreseeing
 from whynan.engine.noticing import Noticing
 from whynan.engine.recovering import Recovering
 from whynan.engine.scaling import Scaling
-from whynan.engine.session import Session, parameters_of
+from whynan.engine.session import Session, parameters_of, rate_of
 from whynan.engine.sharing import Sharing
 from whynan.recovery.followers import Followers
 from whynan.tripwire.late import LateFlag, can_wait, is_bad, late_symptom
@@ -91,8 +91,7 @@ class Waiting:
 
     def _values(self, step: int, loss: float, norm: float, context: Any) -> str:
         entries, optimizer, scaler = context
-        lr = optimizer.param_groups[0].get("lr")
-        self.session.journal.metrics(step, loss, norm if scaler is None else None, float(lr) if lr is not None else None, None)
+        self.session.journal.metrics(step, loss, norm if scaler is None else None, rate_of(optimizer), None)
         if not is_bad(loss, norm):
             self.session.budget.healthy()
             self.scaling.settled()

@@ -14,7 +14,12 @@ _dot, _Tensor, _float32 = torch.dot, torch.Tensor, torch.float32  # looked up on
 
 def gradients(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """Return the dense gradients that exist (the values of sparse ones)."""
-    return [part for p in parameters if p.grad is not None for part in parts(p.grad)]
+    return [part for p in parameters if p.grad is not None for part in parts(_summed(p.grad))]
+
+
+def _summed(grad: torch.Tensor) -> torch.Tensor:
+    """Return a sparse gradient with one entry per place; on a device that would mean to wait for it."""
+    return grad.coalesce() if grad.layout is torch.sparse_coo and grad.is_cpu else grad
 
 
 def norm_of_gradients(parameters: Iterable[torch.Tensor]) -> torch.Tensor | float | None:
@@ -37,7 +42,7 @@ def norm_of_gradients(parameters: Iterable[torch.Tensor]) -> torch.Tensor | floa
         return total_norm(gradients(parameters))
     if not found:
         return None
-    return math.sqrt(square) if math.isfinite(square) else total_norm(gradients(parameters))
+    return math.sqrt(square) if 0 < square < math.inf else total_norm(gradients(parameters))
 
 
 def total_norm(tensors: list[torch.Tensor]) -> torch.Tensor | float | None:
@@ -51,7 +56,13 @@ def total_norm(tensors: list[torch.Tensor]) -> torch.Tensor | float | None:
             norms += torch._foreach_norm(group)
     device = norms[0].device
     norm: torch.Tensor = torch.linalg.vector_norm(torch.stack([n.to(device, torch.float32) for n in norms]))
-    return float(norm) if device.type == "cpu" else norm
+    if device.type != "cpu":
+        return norm
+    size = float(norm)
+    if 0 < size < math.inf or math.isnan(size):
+        return size
+    wide = (t.to(torch.complex128 if t.is_complex() else torch.float64) for t in usable)  # squares of float32 end at 1e38 and vanish at 1e-45
+    return math.sqrt(sum(float(torch.linalg.vector_norm(t)) ** 2 for t in wide))
 
 
 def _by_kind(tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
