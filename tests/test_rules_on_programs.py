@@ -502,3 +502,12 @@ def test_a_mean_whose_weights_are_all_0(box: Sandbox) -> None:
     (incident,) = done.incidents
     assert (incident["step"], incident["cause"]["code"], incident["remedies"][0]["result"]) == (5, "WN402", "proven")
     assert "mask" not in " ".join(incident["cause"]["evidence"])
+
+
+def test_a_loss_that_was_near_0_once_did_not_grow() -> None:
+    """The first loss of a policy gradient is rounding alone; from there to its usual size is no divergence."""
+    from whynan.causes.progress import _growth
+
+    assert _growth([1e-8, 0.35, 1.2e-8, 0.34, 0.35, 0.3467, 0.3467, 0.35, 0.06]) is None
+    assert _growth([1e-8] * 30 + [1e-5, 1e-2, 10.0]) is not None
+    assert _growth([1.0, 3.0, 40.0, 5e3, 1e7, 1e12]) is not None

@@ -233,3 +233,100 @@ for s in range(6):
     opt.step()
 """)
     assert [(i["step"], i["cause"]["code"]) for i in done.incidents][:1] == [(3, "WN602")]
+
+
+GAN = """
+import torch.nn.functional as F
+made = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
+judge = nn.Linear(4, 1)
+first, second = torch.optim.Adam(made.parameters()), torch.optim.Adam(judge.parameters())
+for s in range(6):
+    real, z = torch.randn(6, 4), torch.randn(6, 4)
+    if s == 4:
+        real[0, 0] = float("nan")
+    fake = made(z)
+    second.zero_grad()
+    (F.softplus(judge(fake.detach())).mean() + F.softplus(-judge(real)).mean()).backward()
+    second.step()
+    first.zero_grad()
+    F.softplus(-judge(fake)).mean().backward()
+    first.step()
+print("end", bool(made[1].running_mean.isfinite().all()))
+"""
+
+
+def test_a_generator_goes_back_after_its_judge_was_skipped(box: Sandbox) -> None:
+    """The statistics that a skipped step puts back are held by the graph of the other network, which the program still goes back through."""
+    done = box.watched(HEAD + GAN)
+    assert done.out == "end True\n", done.err
+    assert [(i["cause"]["code"], i["action"]["taken"]) for i in done.incidents] == [("WN701", "skipped")], done.err
+
+
+GRAPH = """
+import torch.nn.functional as F
+edges, net = torch.eye(6).to_sparse(), nn.Linear(4, 3)
+opt = torch.optim.SGD(net.parameters(), 0.1)
+x, y = torch.randn(6, 4), torch.randint(0, 3, (6,))
+for s in range(5):
+    loss = F.cross_entropy(torch.sparse.mm(edges, net(x)), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+    with torch.no_grad():
+        print(F.cross_entropy(torch.sparse.mm(edges, net(x)), y).item())
+"""
+
+
+def test_sparse_tensors_without_gradient(box: Sandbox) -> None:
+    """A graph network is validated with its sparse matrix, and the watching goes on."""
+    done = box.watched(HEAD + GRAPH)
+    assert (done.incidents, done.err, len(done.metrics)) == ([], "", 5)
+
+
+AUXILIARY = """
+import torch.nn.functional as F
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Linear(4, 3)
+    def forward(self, x):
+        probs = self.gate(x).softmax(-1)
+        chosen = probs.argmax(-1)
+        self.aux = probs[chosen == 2, 2].mean()
+        return probs @ torch.ones(3, 2)
+net, head = Experts(), nn.Linear(2, 2)
+opt = torch.optim.SGD([*net.parameters(), *head.parameters()], 0.01)
+for s in range(12):
+    x = torch.randn(64, 4) if s != 9 else torch.ones(64, 4)
+    loss = F.cross_entropy(head(net(x)), torch.zeros(64, dtype=torch.long)) + 0.1 * net.aux
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+
+
+def test_a_change_inside_a_module_that_leaves_a_loss_in_an_attribute(box: Sandbox) -> None:
+    """The change makes other autograd nodes than the step had: the auxiliary loss is found again where the module keeps it, under its own name."""
+    done = box.watched(HEAD + AUXILIARY)
+    (incident,) = done.incidents
+    assert (incident["cause"]["code"], incident["remedies"][0]["result"]) == ("WN402", "proven"), done.err
+    assert any("net.aux nan" in note for note in incident["cause"]["evidence"]), incident["cause"]["evidence"]
+
+
+def test_warnings_of_a_step_are_shown_once(box: Sandbox) -> None:
+    """Replays show no warnings, and leave those that were shown already as they are."""
+    body = """
+net = nn.Linear(4, 4)
+opt = torch.optim.SGD(net.parameters(), 0.01)
+for s in range(9):
+    x = torch.randn(1 if s in (2, 5, 7) else 6, 4)
+    loss = net(x).square().mean() + net(x).var(0).mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+    path = box.write(HEAD + body)
+    done = box.whynan(str(path))
+    plain = box.python(str(path))
+    assert len(done.incidents) == 3
+    assert done.err.count("degrees of freedom is <= 0. Correction") == plain.err.count("degrees of freedom is <= 0. Correction") == 1

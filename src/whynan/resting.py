@@ -1,9 +1,10 @@
-"""Python's garbage collector: turned off for a while, and kept from full collections that only our records would cause."""
+"""What of Python itself is kept quiet for a while: its garbage collector, full collections that only our records would cause, warnings."""
 
 from __future__ import annotations
 
 import gc
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,6 +22,17 @@ def no_collector() -> Iterator[None]:
     finally:
         if on:
             gc.enable()
+
+
+@contextmanager
+def no_warnings() -> Iterator[None]:
+    """Show no warnings. The filters stay as they are: to touch them would let every old warning of the program be shown again."""
+    show = warnings.showwarning
+    warnings.showwarning = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        warnings.showwarning = show
 
 
 class Collections:

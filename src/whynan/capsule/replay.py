@@ -24,6 +24,7 @@ from whynan.capsule.recorder import Recorder
 from whynan.capsule.state import Stasis, put_rng
 from whynan.capsule.tape import Entry, Inner, Outside, Rebuild, Slot, node_of, overwrites, tensors_of
 from whynan.errors import let_through
+from whynan.resting import no_warnings
 
 _node_number = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 _SAME = frozenset({"__get__", "detach", "detach_"})  # of a gradient: the gradient itself
@@ -143,7 +144,7 @@ class Program:
             recorder.inside += 1
             recorder.replaying = True
             try:
-                with redirect_stdout(io.StringIO()):  # what the user's forward pass prints was printed once already
+                with redirect_stdout(io.StringIO()), no_warnings():  # what the user's forward pass prints was printed once already
                     yield
             finally:
                 recorder.stepped.clear()
@@ -226,6 +227,9 @@ class Program:
             result = _left_over(args[0])
         for index, tensor in enumerate(tensors_of(result)):
             run.made[Slot(entry.number, index)] = tensor
+        for inner, (module, name) in (entry.left or {}).items():  # a change that is tried may make other nodes, so that they cannot be counted
+            if isinstance(value := module.__dict__.get(name), torch.Tensor):
+                run.made[inner] = value
 
 
 def _put(value: torch.Tensor, place: torch.Tensor) -> None:

@@ -92,6 +92,7 @@ class Entry:
     needs_grad: bool = False
     refs: Sequence[Made] = ()
     wanted: set[tuple[int, int]] | frozenset[tuple[int, int]] = frozenset()  # of the tensors born inside, those that are picked up elsewhere
+    left: dict[Inner, tuple[torch.nn.Module, str]] | None = None  # of those, the ones that stand in an attribute of a module
     error: str = ""
     within: Within | None = None  # made by a hook of a module, inside another call
     caller: Site | None = None  # the line of the program that called the library which made this call
@@ -165,6 +166,7 @@ class Tape:
         self._patience = IDLE  # how many of these until the next look: as many as were kept at the last one, so that looking stays cheap
         self._idle = 0  # entries made without gradients since the last look whether anybody can still use them
         self._held = 0  # bytes of outside tensors met since then
+        self._homes: list[tuple[torch.nn.Module, str]] = []  # attributes that tensors were picked up from
         self._unfiled: list[Outside] = []  # not in `_memory` yet: it is asked for only when something is written
 
     def __iter__(self) -> Iterator[Entry]:
@@ -271,8 +273,20 @@ class Tape:
             if entry.first_node <= number < entry.last_node:
                 inner = Inner(entry.number, number - entry.first_node, tensor.output_nr)
                 entry.wanted = entry.wanted | {(inner.offset, inner.output_nr)}
+                if isinstance(entry.fn, torch.nn.Module) and (home := self._home_of(tensor, entry.fn)) is not None:
+                    entry.left = {**(entry.left or {}), inner: home}
                 return inner
         return None
+
+    def _home_of(self, tensor: torch.Tensor, root: torch.nn.Module) -> tuple[torch.nn.Module, str] | None:
+        """Return the module and the attribute that a forward pass left a tensor in: where it was the last time, or anywhere below a root."""
+        for home in self._homes:
+            if home[0].__dict__.get(home[1]) is tensor:
+                return home
+        found = next(((m, name) for m in root.modules() for name, value in m.__dict__.items() if value is tensor), None)
+        if found is not None:
+            self._homes = [found, *self._homes[:7]]
+        return found
 
     def about_to_change(self, tensor: torch.Tensor) -> None:
         """Keep the values of outside tensors whose memory is about to be written, if they were read or are small."""
@@ -337,6 +351,7 @@ class Tape:
         self._outside.clear()
         self._memory.clear()
         self._unfiled.clear()
+        self._homes.clear()
         self.overflowed = False
 
     def needed_for(self, numbers: set[int]) -> list[Entry]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import difflib
 import tokenize
-import warnings
+
+from whynan.resting import no_warnings
 
 Place = tuple[int, int]  # a line, counted from 1, and a byte in it
 Placed = tuple[Place, Place, str]  # from one place to another: this text
@@ -114,8 +115,7 @@ def import_torch(tree: list[ast.AST]) -> Lines:
 def compiles(text: str) -> bool:
     """Whether a text is a Python program."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with no_warnings():
             compile(text, "<diff>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError):
         return False

@@ -124,10 +124,30 @@ def _of_list(expression: Expression, term: Term) -> str | None:
 
 
 def _weighted(expression: Expression, node: ast.expr) -> ast.expr:
-    """Return the factor that is the term: a subscript or a number beside a plain name is its weight."""
+    """Return the factor that is the term: a number, or a subscript beside a plain name, is its weight."""
     left, right = expression.nodes
+    if _is_number(expression, left) != _is_number(expression, right):
+        return right if _is_number(expression, left) else left
     plain = [n for n in (left, right) if isinstance(n, ast.Name | ast.Call)]
     return plain[0] if len(plain) == 1 else node
+
+
+def _is_number(expression: Expression, node: ast.expr) -> bool:
+    """Whether a factor is a number of the source: written out, or a name that the function is given or gives one."""
+    if not isinstance(node, ast.Name) or not isinstance(function := expression.function, ast.FunctionDef):
+        return _is_written(node)
+    given = function.args
+    last = [*given.posonlyargs, *given.args][-len(given.defaults) :] if given.defaults else []
+    defaults = [*zip(last, given.defaults, strict=True), *((a, d) for a, d in zip(given.kwonlyargs, given.kw_defaults, strict=True) if d is not None)]
+    values = [value for argument, value in defaults if argument.arg == node.id]
+    assigned = [n for n in ast.walk(function) if isinstance(n, ast.Assign)]
+    values += [n.value for n in assigned if any(isinstance(t, ast.Name) and t.id == node.id for t in n.targets)]
+    return bool(values) and all(map(_is_written, values))
+
+
+def _is_written(node: ast.expr) -> bool:
+    node = node.operand if isinstance(node, ast.UnaryOp) else node
+    return isinstance(node, ast.Constant) and isinstance(node.value, int | float)
 
 
 def _targets(expression: Expression) -> set[str]:
