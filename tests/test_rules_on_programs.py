@@ -511,3 +511,15 @@ def test_a_loss_that_was_near_0_once_did_not_grow() -> None:
     assert _growth([1e-8, 0.35, 1.2e-8, 0.34, 0.35, 0.3467, 0.3467, 0.35, 0.06]) is None
     assert _growth([1e-8] * 30 + [1e-5, 1e-2, 10.0]) is not None
     assert _growth([1.0, 3.0, 40.0, 5e3, 1e7, 1e12]) is not None
+
+
+def test_a_guard_that_is_added_to_1(box: Sandbox) -> None:
+    """`1 + 1e-8 - a * a` has no guard in float32: that is said, and one that exists is proven."""
+    body = """
+for step in range(5):
+    action = torch.tanh(net(torch.randn(8, 4)) * (400 if step == 3 else 1))
+    loss = -torch.log(1 + 1e-8 - action.pow(2)).mean()
+"""
+    incident = first(box, body)
+    assert (incident["cause"]["code"], incident["remedies"][0]["result"]) == ("WN204", "proven")
+    assert "1 + 1e-08 rounds to 1 in float32" in sentences(incident)

@@ -88,7 +88,7 @@ def epsilon_lost(scene: Scene) -> Finding | None:
             continue
         value, became, dtype = lost
         direct = made.op.index in near
-        if not (_matters(view, became) if direct else _at_its_edge(view, made, became)):
+        if not (_matters(view, made, became) if direct else _at_its_edge(view, made, became)):
             continue
         eps = {"float16": "1e-4", "bfloat16": "1e-2" if became == 1 else "1e-6", "float32": "1e-6"}.get(dtype, "1e-6")
         fixes = _fixes_for(view, dtype, eps)
@@ -148,7 +148,7 @@ def _guard_spans(view: View, guard: View) -> list[Span]:
 
 
 def _constant(value: float) -> str:
-    return f"1 - {number(1 - value)}" if 0.5 < value < 1 else number(value)
+    return f"1 - {number(1 - value)}" if 0.5 < value < 1 else f"1 + {number(value - 1)}" if 1 < value < 1.5 else number(value)
 
 
 def _fixes_for(view: View, dtype: str, eps: str) -> list[Fix]:
@@ -171,21 +171,21 @@ def _lost_constant(view: View) -> tuple[float, float, str] | None:
         return None
     lifted = [m.op.scalars.get("s") for m in view.parents() if m.name == "scalar_tensor"]
     for value in [*view.op.scalars.values(), *lifted]:
-        if not isinstance(value, float) or value == 0 or abs(value) > 1:
+        if not isinstance(value, float) or value == 0 or abs(value) > 1.001:
             continue
         became = float(torch.tensor(value, dtype=torch.float64).to(dtype))
         if became == 0 and view.name in ("add", "sub", "clamp", "clamp_min", "maximum", "native_layer_norm", "rsub"):
             return value, 0.0, name
-        if became == 1 and value != 1 and view.name in ("clamp", "clamp_max", "minimum", "mul"):
+        if became == 1 and value != 1 and view.name in ("clamp", "clamp_max", "minimum", "mul", "rsub"):
             return value, 1.0, name
     return None
 
 
-def _matters(view: View, became: float) -> bool:
+def _matters(view: View, guard: View, became: float) -> bool:
     """Whether the lost guard would have kept this very argument off its edge."""
     if view.name == "div" and view.source(1) is None:
         return False  # the divisor is a plain number: no guard was ever in it
-    if became == 1 or "norm" in view.name:
+    if (became == 1 and guard.name != "rsub") or "norm" in view.name:
         return True
     below = view.input(1 if view.name == "div" else 0)
     return below is None or bool((below == 0).any())
