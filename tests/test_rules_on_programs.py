@@ -523,3 +523,38 @@ for step in range(5):
     incident = first(box, body)
     assert (incident["cause"]["code"], incident["remedies"][0]["result"]) == ("WN204", "proven")
     assert "1 + 1e-08 rounds to 1 in float32" in sentences(incident)
+
+
+OWN_BACKWARD = """
+class Swish(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        y = x * torch.sigmoid(x)
+        ctx.save_for_backward(x, y)
+        return y
+    @staticmethod
+    def backward(ctx, grad):
+        x, y = ctx.saved_tensors
+        sig = y / x
+        return grad * (sig + y * (1 - sig))
+net = nn.Sequential(nn.Linear(4, 6, bias=False), nn.Linear(6, 1))
+{before}
+opt = torch.optim.SGD(net.parameters(), 0.01)
+for step in range(5):
+    x = torch.randn(8, 4)
+    {bad}
+    loss = net[1](Swish.apply(net[0](x))).square().mean()
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "bad", "result"),
+    [("", "x[2] = 0 if step == 3 else x[2]", "proven"), ("nn.init.zeros_(net[0].weight[1:4])", "", "failed")],
+    ids=["a row of zeros moves no weight", "units of zeros do"],
+)
+def test_a_change_in_a_backward_pass_of_the_programs_own(before: str, bad: str, result: str, box: Sandbox) -> None:
+    """Its slope is held against forward passes beside the step: 0 in the place of 0/0 is right only where nothing is trained by it."""
+    incident = first(box, OWN_BACKWARD.format(before=before, bad=bad))
+    remedy = incident["remedies"][0]
+    assert (incident["cause"]["code"], remedy["result"]) == ("WN104", result)
+    assert ("not the slope of the loss" in remedy["effect"]) == (result == "failed"), remedy

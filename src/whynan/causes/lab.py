@@ -189,6 +189,39 @@ class Lab:
         dot = sum(float((g * self.truth[place].to_dense()).sum()) for place, g in grads.items() if place in self.truth)
         return dot / math.sqrt(own * true) if own and true else None
 
+    # -- the slope itself ---------------------------------------------------------------------------------------
+
+    def slopes(self, put: Put) -> tuple[float, float] | None:
+        """Return how steeply the loss rises along a random direction, in float64: by the gradient that a change gives, and by forward passes to both sides.
+
+        For a change in a backward pass that the program wrote itself: nothing else says what its slope should be. None: it cannot be asked.
+        """
+        if not self.small or self.program.undo is not None:
+            return None
+        try:
+            source = torch.Generator().manual_seed(0)
+            way = [torch.randn(leaf.shape, generator=source, dtype=torch.float64).to(leaf.device) for leaf in self.program.leaves]
+            size = math.sqrt(sum(float(leaf.detach().double().square().sum()) for leaf in self.program.leaves))
+            far = 1e-5 * max(size, 1e-3) / math.sqrt(sum(float(d.square().sum()) for d in way))
+            _, told = self._beside_it(put, way, 0.0)
+            (above, _), (below, _) = self._beside_it(put, way, far), self._beside_it(put, way, -far)
+        except Exception:  # it cannot run in float64, or its loss is no number: then nothing is said of it
+            return None
+        seen = (above - below) / (2 * far)
+        return (told, seen) if math.isfinite(told) and math.isfinite(seen) else None
+
+    def _beside_it(self, put: Put, way: list[torch.Tensor], far: float) -> tuple[float, float]:
+        """Play the step so far along a direction; return its loss and, at the place itself, the slope that its gradient tells."""
+        program = self.program
+        with program.still(), converted(program, WIDE), Swapper(program, [put, *self._beside]):
+            with torch.no_grad(), torch._C.DisableTorchFunction():
+                for leaf, direction in zip(program.leaves, way, strict=True):
+                    leaf += far * direction
+            run = (program.until_loss() if far else program).play()
+            with torch._C.DisableTorchFunction():
+                told = sum(float((leaf.grad.to_dense() * d).sum()) for leaf, d in zip(program.leaves, way, strict=True) if leaf.grad is not None)
+                return sum(float(loss.detach()) for loss in run.losses), told
+
     # -- judgement ----------------------------------------------------------------------------------------------
 
     def in_bfloat16(self, program: Program | None = None) -> Outcome:

@@ -15,7 +15,7 @@ from whynan.causes.catalogue import Finding, Scene
 from whynan.causes.fixes import Fix, guarded, source_name
 from whynan.causes.lab import NO_MEMORY, TOLERANCE, Lab, Outcome, Put
 from whynan.causes.source import Change, Expression, expression_at, joined, sites_of_node
-from whynan.records import Phase, Remedy
+from whynan.records import Phase, Remedy, number
 
 TRIES = 4
 PAIRED = 2  # changes at one of several places that are tried together with those at the others
@@ -234,6 +234,8 @@ def _judged(scene: Scene, finding: Finding, fix: Fix, trial: Trial) -> Remedy:
     if good:
         good, more = lab.weigh(outcome, trial.play, trial.tolerance)
         words = f"{words}; {more}" if good and more else more or words
+    if good and (wrong := _wrong_slope(scene, lab, trial)):
+        good, words = False, wrong
     scene.tried(fix.title, words)
     if not good and scene.symptom.place == "exception" and not outcome.error:
         good = outcome.finite
@@ -244,6 +246,16 @@ def _judged(scene: Scene, finding: Finding, fix: Fix, trial: Trial) -> Remedy:
     if good and not trial.diff:
         words = f"with that: {words}"
     return Remedy(title, trial.diff, fix.safe, "proven" if good else "failed", words, alive=not dead)
+
+
+def _wrong_slope(scene: Scene, lab: Lab, trial: Trial) -> str:
+    """Say what is wrong with a change in a backward pass of the program's own, if its gradient is not the slope of the loss."""
+    op = scene.birth.op if scene.birth is not None else None
+    slopes = lab.slopes(trial.put) if trial.put is not None and op is not None and op.backward and op.live else None
+    if slopes is None or abs(slopes[0] - slopes[1]) <= 0.02 * max(map(abs, slopes)) + 1e-9:
+        return ""
+    told, seen = map(number, slopes)
+    return f"finite, but not the slope of the loss: along a random direction the gradient says {told}, forward passes beside it give {seen}"
 
 
 def _placed(title: str, site: Site | None) -> str:
