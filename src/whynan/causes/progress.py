@@ -254,9 +254,9 @@ def _growth(values: list[float | None]) -> tuple[list[float], float] | None:
                 break
         run.append(value)
     run.reverse()
-    low = max(min(run[: max(1, len(run) // 2)]), 1e-3 * statistics.median(run), 1e-12)  # one value near 0 is no beginning of a growth
-    factor = max(run[-3:]) / low
-    return (run, factor) if len(run) >= 4 and factor > 1e4 else None
+    low, high = max(min(run[: max(1, len(run) // 2)]), 1e-12), max(run[-3:])
+    usual = max(low, 1e-3 * statistics.median(run))  # one value near 0 is no beginning of a growth
+    return (run, high / low) if len(run) >= 4 and high > 1e4 * usual else None
 
 
 @rule("WN607", "learning-rate-overridden", "learning rate replaced by loaded state", rank=90)
