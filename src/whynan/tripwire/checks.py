@@ -10,6 +10,7 @@ import torch
 from whynan.tripwire.values import CLEAN, Damage, damage_of, parts
 
 _dot, _Tensor, _float32 = torch.dot, torch.Tensor, torch.float32  # looked up once: asked for every gradient
+_TINY = 1e-15  # norms below it are taken in float64: squares of float32 lose their digits there, as they end at 1e38
 
 
 def gradients(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
@@ -42,7 +43,7 @@ def norm_of_gradients(parameters: Iterable[torch.Tensor]) -> torch.Tensor | floa
         return total_norm(gradients(parameters))
     if not found:
         return None
-    return math.sqrt(square) if 0 < square < math.inf else total_norm(gradients(parameters))
+    return math.sqrt(square) if _TINY**2 < square < math.inf else total_norm(gradients(parameters))
 
 
 def total_norm(tensors: list[torch.Tensor]) -> torch.Tensor | float | None:
@@ -59,9 +60,9 @@ def total_norm(tensors: list[torch.Tensor]) -> torch.Tensor | float | None:
     if device.type != "cpu":
         return norm
     size = float(norm)
-    if 0 < size < math.inf or math.isnan(size):
+    if _TINY < size < math.inf or math.isnan(size):
         return size
-    wide = (t.to(torch.complex128 if t.is_complex() else torch.float64) for t in usable)  # squares of float32 end at 1e38 and vanish at 1e-45
+    wide = (t.to(torch.complex128 if t.is_complex() else torch.float64) for t in usable)
     return math.sqrt(sum(float(torch.linalg.vector_norm(t)) ** 2 for t in wide))
 
 
