@@ -558,3 +558,11 @@ def test_a_change_in_a_backward_pass_of_the_programs_own(before: str, bad: str, 
     remedy = incident["remedies"][0]
     assert (incident["cause"]["code"], remedy["result"]) == ("WN104", result)
     assert ("not the slope of the loss" in remedy["effect"]) == (result == "failed"), remedy
+
+
+def test_weights_that_are_float64_are_not_moved_to_judge_a_slope(box: Sandbox) -> None:
+    """Their own memory would be moved to both sides of the step: that question is not asked, and the skipped step leaves every bit."""
+    wide = OWN_BACKWARD.format(before="net.double()", bad="x = x.double(); x[2] = 0 if step == 3 else x[2]; held = net[0].weight.detach().clone()")
+    watched = box.watched(f"{HEAD}{wide}{TAIL}    print(step, torch.equal(held, net[0].weight))\n")
+    assert [line.split()[1] for line in watched.out.splitlines()] == ["False", "False", "False", "True", "False"], watched.err
+    assert [i["remedies"][0]["result"] for i in watched.incidents] == ["proven"], watched.err

@@ -24,6 +24,7 @@ from whynan.capsule.tape import Outside, Slot
 from whynan.causes import made
 from whynan.causes.fixes import plain_name
 from whynan.causes.widening import BRAIN, LARGEST, SHORT, WIDE, converted, size_of
+from whynan.errors import let_through
 from whynan.records import number
 from whynan.trace.jumps import Jump
 from whynan.tripwire.checks import total_norm
@@ -196,8 +197,8 @@ class Lab:
 
         For a change in a backward pass that the program wrote itself: nothing else says what its slope should be. None: it cannot be asked.
         """
-        if not self.small or self.program.undo is not None:
-            return None
+        if not self.small or self.program.undo is not None or any(leaf.dtype not in WIDE for leaf in self.program.leaves):
+            return None  # the last: what has no stand-in in float64 is the program's own weight, and must not be moved
         try:
             source = torch.Generator().manual_seed(0)
             way = [torch.randn(leaf.shape, generator=source, dtype=torch.float64).to(leaf.device) for leaf in self.program.leaves]
@@ -205,7 +206,8 @@ class Lab:
             far = 1e-5 * max(size, 1e-3) / math.sqrt(sum(float(d.square().sum()) for d in way))
             _, told = self._beside_it(put, way, 0.0)
             (above, _), (below, _) = self._beside_it(put, way, far), self._beside_it(put, way, -far)
-        except Exception:  # it cannot run in float64, or its loss is no number: then nothing is said of it
+        except Exception as error:  # it cannot run in float64, or its loss is no number: then nothing is said of it
+            let_through(error)
             return None
         seen = (above - below) / (2 * far)
         return (told, seen) if math.isfinite(told) and math.isfinite(seen) else None
