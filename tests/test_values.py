@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whynan.tripwire.checks import (
+    flat_ones,
     gradients,
     may_break,
     nonfinite,
@@ -241,4 +242,18 @@ def test_norm_of_gradients_beyond_the_squares_of_float32(size: float, kind: str)
     table = torch.nn.Embedding(4, 3, sparse=kind == "sparse")
     (size * table(torch.tensor([1, 1, 2]))).sum().backward()
     true = table.weight.grad.to_dense().double().norm().item()
-    assert norm_of_gradients([table.weight]) == pytest.approx(true, rel=1e-6)
+    assert norm_of_gradients([table.weight], flat_ones([table.weight])) == pytest.approx(true, rel=1e-6)
+
+
+@pytest.mark.parametrize("flat", [[], [True], [True, False, True], [False, False, True, True], [True, True, False, False]])
+def test_norm_does_not_depend_on_what_was_known_of_the_parameters(flat: list[bool]) -> None:
+    """Shapes that were noted long ago may be those of other parameters: the norm is that of these all the same."""
+    held = [torch.nn.Parameter(torch.ones(shape)) for shape in ((3, 4), (5,), (), (2,))]
+    for number, parameter in enumerate(held):
+        parameter.grad = torch.full_like(parameter, number + 1.0)
+    held[3].grad = None
+    assert norm_of_gradients(held, flat) == pytest.approx((12 * 1 + 5 * 4 + 9) ** 0.5)
+    assert norm_of_gradients(held, flat_ones(held)) == pytest.approx((12 * 1 + 5 * 4 + 9) ** 0.5)
+    assert norm_of_gradients(held[3:], flat_ones(held[3:])) is None
+    held[1].grad = torch.full((5,), math.nan)
+    assert math.isnan(norm_of_gradients(held, flat))  # type: ignore[arg-type]

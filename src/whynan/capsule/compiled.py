@@ -208,6 +208,6 @@ def eagerly() -> Iterator[None]:
         yield
 
 
-for _asked in ("here", "alone", "goes_back"):  # by wrappers, also between two graphs
+for _asked in ("here", "outermost", "_below", "goes_back"):  # by wrappers, also between two graphs
     skip_frame(getattr(vars(Recorder)[_asked], "fget", vars(Recorder)[_asked]))
 skip_frame(Collections._heard, deep=True)  # called wherever Python collects garbage

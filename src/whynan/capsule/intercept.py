@@ -14,17 +14,28 @@ from types import SimpleNamespace
 from typing import Any, Protocol
 
 import torch
-from torch.compiler import is_compiling, is_dynamo_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling  # dynamo knows the answers and leaves out what stands behind them
 
 from whynan.capsule.collectives import watch_collectives
 from whynan.capsule.compiled import CompiledFunctions, skip_frame
 from whynan.capsule.following import watch_followers, watch_moves, watch_scaler
 from whynan.capsule.hooks import Hooks
 from whynan.capsule.loaders import watch_loaders
-from whynan.capsule.recorder import Recorder
+from whynan.capsule.recorder import ELSEWHERE, Recorder, modes
 
 _MISSING = object()
 _BACKWARD_NAMES = {"gradient": "grad_tensors"}  # what `Tensor.backward` calls otherwise than `torch.autograd.backward`
+
+
+class _Compiler:
+    """Answers like `torch.compiler` of a version that has no such flag."""
+
+    @property
+    def _is_compiling_flag(self) -> bool:
+        return is_compiling()
+
+
+compiler: Any = torch.compiler if hasattr(torch.compiler, "_is_compiling_flag") else _Compiler()  # two calls less at every door
 
 
 class Doors(Protocol):
@@ -124,12 +135,16 @@ class Interception:
 
     def _module_calls(self, recorder: Recorder) -> None:
         original = torch.nn.Module.__call__
+        plain = original is torch.nn.Module._wrapped_call_impl  # which does nothing but what is done for it below
 
         def __call__(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            # dynamo traces through this wrapper: it folds the first test and sees only the original; every submodule comes this way
-            if is_dynamo_compiling() or recorder.inside or not recorder.here or is_compiling():
+            # dynamo traces through this wrapper: it folds the first test and sees only the original
+            if is_dynamo_compiling():
                 return original(self, *args, **kwargs)
-            return recorder.outermost(recorder.module_called, self, original, args, kwargs)
+            if recorder.inside:  # every submodule comes this way
+                return self._call_impl(*args, **kwargs) if plain and self._compiled_call_impl is None else original(self, *args, **kwargs)
+            result = ELSEWHERE if compiler._is_compiling_flag else recorder.outermost(recorder.module_called, self, original, args, kwargs)
+            return original(self, *args, **kwargs) if result is ELSEWHERE else result
 
         outputs = recorder.outputs
         if outputs is None:
@@ -159,10 +174,10 @@ class Interception:
 
         @functools.wraps(backward)
         def watched_backward(*args: Any, **kwargs: Any) -> Any:
-            if is_compiling():
+            if is_dynamo_compiling() or compiler._is_compiling_flag:
                 return backward(*args, **kwargs)
-            if recorder.here:
-                return recorder.outermost(doors.backward, backward, args, kwargs)
+            if (result := recorder.outermost(doors.backward, backward, args, kwargs)) is not ELSEWHERE:
+                return result
             if recorder.replaying and recorder.replayed is not None:
                 recorder.replayed(args[0] if args else kwargs["tensors"])
             elif recorder.inside:
@@ -171,25 +186,28 @@ class Interception:
 
         @functools.wraps(grad)
         def watched_grad(*args: Any, **kwargs: Any) -> Any:
-            if is_compiling() or not recorder.here:
+            if is_dynamo_compiling() or compiler._is_compiling_flag:
                 return grad(*args, **kwargs)
-            return recorder.outermost(doors.grad, grad, args, kwargs)
+            result = recorder.outermost(doors.grad, grad, args, kwargs)
+            return grad(*args, **kwargs) if result is ELSEWHERE else result
 
         @functools.wraps(clip)
         def watched_clip(*args: Any, **kwargs: Any) -> Any:
-            if is_compiling() or not recorder.here:
+            if is_dynamo_compiling() or compiler._is_compiling_flag:
                 return clip(*args, **kwargs)
-            return recorder.outermost(doors.clip, clip, args, kwargs)
+            result = recorder.outermost(doors.clip, clip, args, kwargs)
+            return clip(*args, **kwargs) if result is ELSEWHERE else result
 
         tensor_backward = torch.Tensor.backward
 
         @functools.wraps(tensor_backward)
         def watched_tensor_backward(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            # the same as the mode would come to, without its detour
-            if is_compiling() or len(args) > 3 or type(self) is not torch.Tensor or not recorder.here or not recorder.alone:
+            # the same as the mode would come to, without its detour; a mode of the user's wants to see every call
+            if is_dynamo_compiling() or compiler._is_compiling_flag or len(args) > 3 or type(self) is not torch.Tensor or modes() != 1:
                 return tensor_backward(self, *args, **kwargs)  # type: ignore[no-untyped-call]
             renamed = {_BACKWARD_NAMES.get(name, name): value for name, value in kwargs.items()} if kwargs else kwargs
-            return recorder.outermost(doors.backward, backward, (self, *args), renamed)
+            result = recorder.outermost(doors.backward, backward, (self, *args), renamed)
+            return tensor_backward(self, *args, **kwargs) if result is ELSEWHERE else result  # type: ignore[no-untyped-call]
 
         self.replace(torch.Tensor, "backward", watched_tensor_backward)
         self.replace(torch.autograd, "backward", watched_backward)
@@ -210,9 +228,8 @@ class Interception:
 
         @functools.wraps(zero)
         def zero_grad(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
-            if not is_compiling() and recorder.here:
-                recorder.outermost(doors.zeroed, zero, self, args, kwargs)
-            elif not recorder.replaying or self not in recorder.stepped:
+            result = ELSEWHERE if is_dynamo_compiling() or compiler._is_compiling_flag else recorder.outermost(doors.zeroed, zero, self, args, kwargs)
+            if result is ELSEWHERE and (not recorder.replaying or self not in recorder.stepped):
                 zero(self, *args, **kwargs)
 
         @functools.wraps(load)
@@ -257,10 +274,10 @@ class Interception:
 
         @functools.wraps(original)
         def step(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-            if is_compiling() or (recorder := reach.recorder) is None:
+            if is_dynamo_compiling() or compiler._is_compiling_flag or (recorder := reach.recorder) is None:
                 return original(self, *args, **kwargs)
-            if recorder.here:
-                return recorder.outermost(reach.doors.step, original, self, args, kwargs)
+            if (result := recorder.outermost(reach.doors.step, original, self, args, kwargs)) is not ELSEWHERE:
+                return result
             if recorder.replaying:
                 return recorder.left_out(self, args, kwargs)
             if recorder.running and not reach.doors.stepping:

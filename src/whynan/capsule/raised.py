@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import copy
 import traceback
-from dataclasses import replace
 from types import FrameType
 
 import torch
@@ -36,7 +36,9 @@ def _unsolved_entry(error: BaseException, recorder: Recorder) -> Entry | None:
             return _failed(error, recorder)
         entry = recorder.tape.entries[slot.entry]
         if getattr(entry.fn, "__name__", "").endswith("_ex"):
-            return replace(entry, kwargs={**entry.kwargs, "check_errors": True})
+            raising = copy.copy(entry)
+            raising.kwargs = {**entry.kwargs, "check_errors": True}
+            return raising
     return None
 
 

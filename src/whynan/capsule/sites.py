@@ -39,8 +39,8 @@ class Site(NamedTuple):
     lasti: int
 
 
-# by the number of a code object, kept with it so that the number stays its own: the calls of a loop share their sites
-_sites: dict[int, tuple[CodeType, bool, dict[int, Site]]] = {}
+# by the number of a code object, kept with it so that the number stays its own: the calls of a loop share their sites; none are torch's or ours
+_sites: dict[int, tuple[CodeType, bool, dict[int, Site] | None]] = {}
 
 
 def is_internal(code: CodeType) -> bool:
@@ -71,12 +71,10 @@ def take_site(depth: int = 1) -> Site | None:
 def take_sites(depth: int = 1) -> tuple[Site | None, Site | None]:
     """Return the same and, where that frame runs a library, where the program's own code called it."""
     frame: FrameType | None = sys._getframe(depth)
-    known = _internal.get
     while frame is not None:
         code = frame.f_code
-        internal = known(code.co_filename)
-        if not (is_internal(code) if internal is None else internal):
-            _, installed, sites = _sites.get(id(code)) or _begin_sites(code)
+        _, installed, sites = _sites.get(id(code)) or _begin_sites(code)
+        if sites is not None:
             lasti = frame.f_lasti
             return sites.get(lasti) or sites.setdefault(lasti, Site(code, lasti)), _own(frame.f_back) if installed else None
         frame = frame.f_back
@@ -114,10 +112,10 @@ def forget() -> None:
     passers.clear()
 
 
-def _begin_sites(code: CodeType) -> tuple[CodeType, bool, dict[int, Site]]:
+def _begin_sites(code: CodeType) -> tuple[CodeType, bool, dict[int, Site] | None]:
     if len(_sites) >= _MANY:  # a program that makes functions all the time
         forget()
-    return _sites.setdefault(id(code), (code, is_installed(code), {}))
+    return _sites.setdefault(id(code), (code, is_installed(code), None if is_internal(code) else {}))
 
 
 def live_site(stop: CodeType, depth: int = 1) -> Site | None:

@@ -72,21 +72,10 @@ class Outside:
         return self.tensor if self.saved is None else self.saved
 
 
-@dataclass(slots=True)
 class Entry:
-    """One recorded call."""
+    """One recorded call. What is seldom known of one is what the class says until it is set: several are made in every step."""
 
-    number: int
-    kind: str  # module | call | write | grad | backward | derivative | clip | zero | optimizer | function
-    fn: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    site: Site | None
-    grad_enabled: bool
-    autocast: tuple[tuple[str, bool, torch.dtype], ...]
-    reads: Sequence[Slot | Inner | Outside] = ()  # every tensor among the arguments; these themselves where they are nothing else
     rng: Any = None
-    first_node: int = 0
     last_node: int = 0
     outputs: int = 0
     needs_grad: bool = False
@@ -96,6 +85,22 @@ class Entry:
     error: str = ""
     within: Within | None = None  # made by a hook of a module, inside another call
     caller: Site | None = None  # the line of the program that called the library which made this call
+
+    def __init__(
+        self,
+        number: int,
+        kind: str,  # module | call | write | grad | backward | derivative | clip | zero | optimizer | function
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        site: Site | None,
+        grad_enabled: bool,
+        autocast: tuple[tuple[str, bool, torch.dtype], ...],
+        reads: Sequence[Slot | Inner | Outside] = (),  # every tensor among the arguments; these themselves where they are nothing else
+        first_node: int = 0,
+    ) -> None:
+        self.number, self.kind, self.fn, self.args, self.kwargs = number, kind, fn, args, kwargs
+        self.site, self.grad_enabled, self.autocast, self.reads, self.first_node = site, grad_enabled, autocast, reads, first_node
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,9 +187,13 @@ class Tape:
         if len(self.entries) >= self.limit:
             self._make_room()
         self.entries[entry.number] = entry
-        if result is not None:
+        if isinstance(result, torch.Tensor):
+            made = self._slots[id(result)] = Made(result)
+            made.slot = Slot(entry.number, 0)
+            entry.refs, entry.outputs, entry.needs_grad = (made,), 1, result.requires_grad
+        elif result is not None:
             entry.refs = refs = []
-            for tensor in (result,) if isinstance(result, torch.Tensor) else tensors_of(result):
+            for tensor in tensors_of(result):
                 made = self._slots[id(tensor)] = Made(tensor)
                 made.slot = Slot(entry.number, entry.outputs)
                 refs.append(made)
@@ -325,18 +334,18 @@ class Tape:
     def roll(self) -> None:
         """Begin a new step: forget everything that nothing alive depends on."""
         needed: set[int] = set()
-        keep: list[tuple[int, Entry]] = []
+        keep: list[Entry] = []
         self._before, self.rolled = self.rolled, self.last
-        self._unfiled = []
-        for number, entry in reversed(self.entries.items()):
-            if number in needed or (entry.needs_grad and _alive(entry.refs)):  # nothing holds on to a backward pass: it makes no tensor
-                keep.append((number, entry))
+        self._unfiled = unfiled = []
+        for entry in reversed(self.entries.values()):
+            if (entry.needs_grad and _alive(entry.refs)) or entry.number in needed:  # nothing holds on to a backward pass: it makes no tensor
+                keep.append(entry)
                 for read in entry.reads:
-                    if isinstance(read, Outside):
-                        self._unfiled.append(read)  # what is kept may still be written to
+                    if type(read) is Outside:
+                        unfiled.append(read)  # what is kept may still be written to
                     else:
-                        needed.add(read.entry)
-        self.entries = dict(reversed(keep))
+                        needed.add(read.entry)  # type: ignore[union-attr]
+        self.entries = {entry.number: entry for entry in reversed(keep)}
         if len(self._slots) > self._stale:  # those of entries that are gone do no harm
             self._slots = {i: made for i, made in self._slots.items() if made() is not None}
             self._stale = max(STALE, 2 * len(self._slots))

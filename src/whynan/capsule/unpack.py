@@ -115,7 +115,7 @@ class _Loader:
         fn = get(node["fn"])
         if not callable(fn):
             raise CapsuleError(f"call {node['number']} of the capsule calls something that cannot be called")
-        return Entry(
+        entry = Entry(
             number=node["number"],
             kind=node["kind"],
             fn=fn,
@@ -124,10 +124,10 @@ class _Loader:
             site=self.places.site(node["site"]),
             grad_enabled=bool(node["grad"]),
             autocast=tuple((str(get(d)), bool(on), get({"dtype": t})) for d, on, t in node["autocast"]),
-            rng=self._rng(node["rng"]),
-            wanted={(int(a), int(b)) for a, b in node["wanted"]},
-            outputs=int(node["outputs"]),
         )
+        entry.rng, entry.outputs = self._rng(node["rng"]), int(node["outputs"])
+        entry.wanted = {(int(a), int(b)) for a, b in node["wanted"]}
+        return entry
 
     def _rng(self, node: Any) -> Any:
         if node is None:

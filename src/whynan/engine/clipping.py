@@ -68,7 +68,7 @@ def _clip_in_two(
     call: Callable[..., Any], parameters: list[torch.Tensor], rest: Any, named: dict[str, Any], before: Callable[[], None]
 ) -> tuple[Any, float | None]:
     """Clip, with a look between norm and scaling where the norm is on the CPU and not finite; return the norm, and what it is where that is known."""
-    grads = [p.grad for p in parameters if p.grad is not None]
+    grads = [grad for p in parameters if (grad := p.grad) is not None]
     options = None
     if grads and grads[0].is_cpu:
         options = {"max_norm": rest[0], **_DEFAULTS} if len(rest) == 1 and not named else _bound(call, parameters, rest, named)

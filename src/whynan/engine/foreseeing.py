@@ -46,23 +46,29 @@ class Foreseeing:
 
     def before_update(self, optimizer: torch.optim.Optimizer) -> str:
         """Look at the numbers of a finite step; return what is to be done, nothing as a rule."""
-        session, window = self.session, self.session.window
-        norm = window.norm
-        seen = norm is None or isinstance(norm, float) or norm.is_cpu
-        size = float(norm) if norm is not None and seen else 0.0
-        dead = bool(window.losses) and seen and size == 0.0  # without a loss it is the rest of a step that was told
+        session = self.session
+        window = session.window
+        norm, loss, dead, dtype = window.norm, window.loss, False, None
+        if type(norm) is float:
+            size, seen = norm, True
+        else:
+            seen = norm is None or norm.is_cpu  # type: ignore[union-attr]
+            size = float(norm) if norm is not None and seen else 0.0
+        if window.losses:  # without one it is the rest of a step that was told
+            dead, dtype = seen and size == 0.0, window.losses[-1].dtype
         if window.scaled or not seen:
             norm = None  # multiplied by a factor that says nothing of the gradient
-        self._waiting.append((session.step_count, window.loss, norm, dead, optimizer, window.losses[-1].dtype if window.losses else None))
-        if not self.acts and len(self._waiting) < TOGETHER:
-            if size > self._ceilings[1] or (window.loss is not None and abs(window.loss) > self._ceilings[0]):
-                self.settle(before_update=True)
-            if session.step_count == 1:
-                self.standing.look(optimizer)
-            return ""
-        taken = self.settle(before_update=True)
-        self.standing.look(optimizer)
-        return taken
+        self._waiting.append((session.step_count, loss, norm, dead, optimizer, dtype))
+        if self.acts or len(self._waiting) >= TOGETHER:
+            taken = self.settle(before_update=True)
+            self.standing.look(optimizer)
+            return taken
+        highest, largest = self._ceilings
+        if size > largest or (loss is not None and abs(loss) > highest):
+            self.settle(before_update=True)
+        if session.step_count == 1:
+            self.standing.look(optimizer)
+        return ""
 
     def settle(self, before_update: bool = False) -> str:
         """Look at the numbers that were put off."""

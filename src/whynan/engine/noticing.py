@@ -12,7 +12,7 @@ from whynan.capsule.tape import Entry, tensors_of
 from whynan.engine.markers import Markers
 from whynan.engine.session import Session, parameters_of, symptom_of
 from whynan.records import Symptom
-from whynan.tripwire.checks import nonfinite, norm_of_gradients, optimizer_state, scalar_damage
+from whynan.tripwire.checks import flat_ones, nonfinite, norm_of_gradients, optimizer_state, scalar_damage
 from whynan.tripwire.values import Damage, damage_of
 
 _Tensor, _isfinite = torch.Tensor, math.isfinite  # looked up once: asked at every step
@@ -24,6 +24,7 @@ class Noticing:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.markers = Markers(session)
+        self._flat: dict[int, list[bool]] = {}  # by optimizer, see `flat_ones`
         self.unchecked: list[weakref.ref[Any]] = []  # state that was made or loaded and not looked at yet
 
     def made_or_loaded(self, owner: Any) -> None:
@@ -43,7 +44,10 @@ class Noticing:
         loss = window.losses[-1] if window.losses else None
         if loss is None or not (loss.is_cpu or wait):
             return  # looked at on the device, later
-        value = loss.item() if loss.numel() == 1 else None
+        try:
+            value = loss.item()
+        except RuntimeError:  # several values
+            value = None
         if value is not None and type(value) is not complex:
             window.loss = float(value)
             if _isfinite(window.loss):
@@ -58,12 +62,13 @@ class Noticing:
         """Look at everything an update would build on. Reads the device where values are there."""
         if self.unchecked:
             self.look_at_state()
-        window = self.session.window
+        session = self.session
+        window = session.window
         if window.symptom is None and window.loss is None:
             self.look_at_losses()
         if window.symptom is None:
             self.look_at_gradients(optimizer)
-        if window.symptom is None and self.session.recorder.has_buffers:
+        if session.recorder.has_buffers and window.symptom is None:
             self.look_at_buffers()
 
     def look_at_losses(self) -> None:
@@ -81,7 +86,10 @@ class Noticing:
         groups = optimizer.param_groups
         parameters = groups[0]["params"] if len(groups) == 1 else parameters_of(optimizer)
         if window.norm is None or not window.clipped.issuperset(map(id, parameters)):
-            window.norm = norm_of_gradients(parameters)
+            flat = self._flat.get(id(optimizer))
+            if flat is None or self.session.step_count % 64 == 0:
+                flat = self._flat[id(optimizer)] = flat_ones(parameters)
+            window.norm = norm_of_gradients(parameters, flat)
         return window.norm
 
     def look_at_gradients(self, optimizer: torch.optim.Optimizer) -> None:

@@ -77,7 +77,7 @@ class Stepping:
         """The last moment to stop an update."""
         if (args or kwargs) and callable(args[0] if args else kwargs.get("closure")):
             return self._step_with_closure(call, optimizer, args, kwargs)
-        if hasattr(optimizer, "found_inf"):
+        if "found_inf" in optimizer.__dict__:
             return self._step_of_scaler(call, optimizer, args, kwargs)
         if optimizer.param_groups[0].get("fused") and self.session.guarded(lambda: self.waiting.may_wait(optimizer)):
             return self.waiting.step(call, optimizer, args, kwargs)

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from whynan.capsule.intercept import Interception
+from whynan.capsule.recorder import ELSEWHERE
 from whynan.integrations.sessions import OwnWatch
 
 
@@ -48,9 +49,8 @@ def watch_updates(interception: Interception) -> None:
 
     @functools.wraps(original)
     def apply(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not doors.recorder.here:
-            return original(self, *args, **kwargs)
-        return doors.recorder.outermost(doors.update_by_hand, original, self, args, kwargs)
+        result = doors.recorder.outermost(doors.update_by_hand, original, self, args, kwargs)
+        return original(self, *args, **kwargs) if result is ELSEWHERE else result
 
     apply._whynan = interception  # type: ignore[attr-defined]
     interception.replace(owner, "apply", apply)
