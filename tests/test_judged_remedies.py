@@ -58,6 +58,49 @@ def test_what_a_clamp_stops_is_counted() -> None:
     assert "no gradient passes through 3 of 24 elements" in first.effect
 
 
+def test_a_clamp_that_stops_healthy_gradients_is_not_proven() -> None:
+    """A logarithm of 1e-14 has a slope, and with it a gradient that the clamp takes from half of the elements to save one."""
+
+    def loss_of(out: torch.Tensor, x: torch.Tensor, bad: bool) -> torch.Tensor:
+        small = torch.ones(8, 1)
+        small[4:] = 1e-14
+        if bad:
+            small = small.clone()
+            small[0] = 0
+        return torch.log((out.square() + 0.1) * small).square().mean()
+
+    incident = first_incident(loss_of)
+    clamp = next(r for r in incident.remedies if "clamp_min(1e-12)" in r.diff)
+    assert clamp.result == "failed"
+
+
+def test_an_angle_near_zero_keeps_its_gradient() -> None:
+    """Cosines of small angles lie within 1e-6 of 1: only those that rounded past 1 may be held back."""
+
+    def loss_of(out: torch.Tensor, x: torch.Tensor, bad: bool) -> torch.Tensor:
+        cosine = 1 - (1e-3 * (0.8 + 0.4 * torch.sigmoid(out))) ** 2 / 2
+        if bad:
+            cosine = torch.cat([cosine[:1] * 0 + 1.0000002, cosine[1:]])
+        return torch.acos(cosine).sum()
+
+    first = first_incident(loss_of, steps=11).remedies[0]
+    assert first.result == "proven" and "no gradient passes through 3 of 24 elements" in first.effect
+
+
+def test_an_overflow_that_has_no_part_in_the_bad_loss_is_not_its_origin() -> None:
+    """A norm hides an infinity of its own (x / inf is 0); the loss is bad by another line, and another dtype would heal both."""
+
+    def loss_of(out: torch.Tensor, x: torch.Tensor, bad: bool) -> torch.Tensor:
+        half = out.half() * (1000 if bad else 1)
+        scaled = half * torch.rsqrt(half.pow(2).mean(-1, keepdim=True) + 1e-4)  # hidden
+        energy = half.pow(2).mean()  # the bad one
+        return scaled.float().square().mean() + 1e-4 * energy.float()
+
+    incident = first_incident(loss_of)
+    assert incident.origin.span.code.endswith("# the bad one")
+    assert not any("was hidden" in line for line in incident.cause.evidence)
+
+
 def test_a_change_that_moves_the_loss_of_healthy_steps_is_not_first() -> None:
     """The spread of one element: dividing by n everywhere would move every healthy loss; only the single element may change."""
 

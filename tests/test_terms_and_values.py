@@ -74,6 +74,42 @@ def test_terms_of_a_loop_are_numbered() -> None:
     assert [t.nonfinite for t in incident.terms] == [0, 0, 1, 0]
 
 
+def weighted_mean(values: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Divide by what may be 0."""
+    return (values * weights).sum() / weights.sum()
+
+
+def test_a_term_that_is_bad_by_its_divisor_is_named_as_a_whole() -> None:
+    """What a function divides by is not a term, and has no part in the name of one."""
+
+    def make(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        out, mask = model(x), (x[2:3] > 0).float().expand_as(x)
+        return weighted_mean(out, mask) + 0.1 * out.square().mean()
+
+    incident = broken(make)
+    assert list(terms(incident)) == ["weighted_mean(out, mask)", "out.square().mean()"]
+    assert [bool(t.nonfinite) for t in incident.terms] == [True, False]
+
+
+def test_terms_that_one_operation_made_are_not_told_with_the_value_of_the_first() -> None:
+    class Weighted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.scale = nn.Linear(4, 4), nn.Parameter(torch.tensor([0.25, 0.5]))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x)  # type: ignore[no-any-return]
+
+    def make(model: Any, x: torch.Tensor) -> torch.Tensor:
+        out = model(x)
+        first, second = model.scale.unbind()
+        return first + second + out.square().mean() + (out.square().sum(1) / x.norm(dim=1)).mean()
+
+    incident = broken(make, Weighted())
+    assert "first" not in terms(incident) and "second" not in terms(incident)
+    assert sum(bool(t.nonfinite) for t in incident.terms) == 1
+
+
 def test_a_bad_gradient_is_tied_to_its_term() -> None:
     """All terms are finite; the slope at fault lies on the way to one of them."""
 

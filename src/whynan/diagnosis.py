@@ -15,7 +15,7 @@ from whynan.capsule.replay import Program, Run, is_compiled
 from whynan.capsule.sites import Site
 from whynan.causes.catalogue import Scene
 from whynan.causes.verdict import judge
-from whynan.records import Confidence, Incident, Symptom
+from whynan.records import Confidence, Incident, Phase, Symptom
 from whynan.resting import no_collector
 from whynan.trace.birth import Birth
 from whynan.trace.jumps import Jump, find_jump
@@ -113,7 +113,7 @@ def _find(case: Case, targets: Targets) -> tuple[Birth | None, str]:
     tries = [program, program.frugal()] if program.skip_backward else [program]
     for attempt in tries:
         try:
-            return locate(attempt, targets, _state_roles(case), _suspects(case)), ""
+            return _in_update(case, locate(attempt, targets, _state_roles(case), _suspects(case))), ""
         except MemoryError:
             pass
         gc.collect()  # what filled the memory is held by the frames of the failed replay
@@ -122,14 +122,24 @@ def _find(case: Case, targets: Targets) -> tuple[Birth | None, str]:
     return None, "there was too little memory to replay the step"
 
 
+def _in_update(case: Case, birth: Birth | None) -> Birth | None:
+    """What a program without optimizers computes behind its backward pass is its update."""
+    program = case.program
+    if birth is not None and birth.op is not None and case.symptom.place == "parameter" and program.ends_with_update:
+        last = max(e.number for e in program.entries if e.kind in ("backward", "derivative"))
+        birth.phase = Phase.OPTIMIZER if birth.op.entry > last else birth.phase
+    return birth
+
+
 def _targets(case: Case) -> Targets:
     program, place = case.program, case.symptom.place
 
-    def losses(run: Run) -> list[torch.Tensor]:
-        if run.losses or not program.entries:
-            return run.losses
-        last = program.entries[-1].number
+    def newest(run: Run) -> list[torch.Tensor]:
+        last = program.entries[-1].number if program.entries else -1
         return [t for ref, t in run.made.items() if ref.entry == last]
+
+    def losses(run: Run) -> list[torch.Tensor]:
+        return run.losses or newest(run)
 
     def gradients(run: Run) -> list[torch.Tensor]:
         derived = {e.number for e in program.entries if e.kind == "derivative"}
@@ -151,7 +161,7 @@ def _targets(case: Case) -> Targets:
         "gradient": gradients,
         "scaler": gradients,
         "buffer": buffers,
-        "parameter": updated if any(e.kind == "optimizer" for e in program.entries) else before,
+        "parameter": updated if any(e.kind == "optimizer" for e in program.entries) else newest if program.ends_with_update else before,
         "optimizer state": before,
         "exception": losses,
         "training": losses,

@@ -125,6 +125,7 @@ class Recorder(TorchFunctionMode):
         self.within: Within | None = None  # the hook that runs, and the module call it was made in
         self.seen_probe: Callable[[torch.Tensor, object], None] = lambda tensor, result: None
         self.seen_write: Callable[[torch.Tensor], bool] = lambda tensor: True
+        self.seen_written: Callable[[torch.Tensor, Entry], None] | None = None
         self.seen_root: Callable[[torch.nn.Module], None] = lambda root: None
         self.faulty: Callable[[BaseException], None] = lambda error: None
         self.before_call: Callable[[], None] | None = None  # wanted before the next outermost module call
@@ -228,6 +229,8 @@ class Recorder(TorchFunctionMode):
         if entry is not None and (isinstance(result, torch.Tensor) or sort is _WRITE or sort is _GRAD or _holds_tensor(result)):
             try:
                 self._close(entry, sort, args, kwargs, result)
+                if sort is _WRITE and self.seen_written is not None and (target := _target(args, kwargs)) is not None:
+                    self.suspended(self.seen_written, target, entry)
             except Exception as error:
                 self.faulty(error)
         return result

@@ -22,7 +22,7 @@ from whynan.capsule.collectives import no_functional_collectives
 from whynan.capsule.compiled import eagerly
 from whynan.capsule.recorder import Recorder
 from whynan.capsule.state import Stasis, put_rng
-from whynan.capsule.tape import Entry, Inner, Outside, Rebuild, Slot, node_of, overwrites, tensors_of
+from whynan.capsule.tape import Entry, Inner, Outside, Rebuild, Slot, is_leaf, node_of, overwrites, tensors_of
 from whynan.errors import let_through
 from whynan.resting import no_warnings
 
@@ -88,7 +88,14 @@ class Program:
         self.roots += [r for r in recorder.roots() if all(r is not x for x in self.roots)]
         self.weights = {id(p) for root in self.roots for p in root.parameters()}
         self._written = {id(t): t for e in entries if (t := overwrites(e)) is not None and t.saved is not None and id(t.tensor) in self.weights}
+        if self.ends_with_update:
+            self._written |= {id(t): t for e in entries for t in e.reads if isinstance(t, Outside) and t.tensor.requires_grad and is_leaf(t.tensor)}
         self._rewound = [s for root, s in recorder.states.values() if any(root is r for r in self.roots)]
+
+    @property
+    def ends_with_update(self) -> bool:
+        """Whether what it is played for stands behind its backward passes: a weight that the program wrote to or made anew itself."""
+        return len(self.entries) > 1 and self.entries[-1].kind in ("write", "call") and any(e.kind in ("backward", "derivative") for e in self.entries)
 
     def until_loss(self) -> Program:
         """Return the same step without its backward passes; the losses they start from are still told."""
@@ -153,22 +160,25 @@ class Program:
 
     @contextmanager
     def _weights_as_before(self) -> Iterator[None]:
-        """Put weights that the step itself writes to, before it calls their module, back to what they were: the replay writes them again."""
+        """Put weights that the step itself writes to back to what they were: the replay writes them again."""
         if not self._written:
             yield
             return
         with torch._C.DisableTorchFunction():  # nothing of this is the program's
-            present = [(kept, kept.tensor.detach().clone(), kept.value(), kept.written) for kept in self._written.values()]
+            present = [(kept, kept.tensor.detach().clone(), kept.saved, kept.written, kept.version) for kept in self._written.values()]
         with torch.autograd._unsafe_preserve_version_counter(tuple(kept.tensor for kept, *_ in present)):  # type: ignore[attr-defined]
             try:
-                for kept, _, saved, _ in present:
-                    _put(saved, kept.tensor)
-                    kept.saved, kept.written = None, False
+                for kept, _, saved, *_ in present:
+                    if saved is not None:
+                        _put(saved, kept.tensor)
+                for kept, _, saved, *_ in present:  # one tensor may have been read under several versions
+                    if saved is not None:
+                        kept.saved, kept.written, kept.version = None, False, kept.tensor._version
                 yield
             finally:
-                for kept, value, saved, was in present:
+                for kept, value, saved, written, version in present:
                     _put(value, kept.tensor)
-                    kept.saved, kept.written = saved, was
+                    kept.saved, kept.written, kept.version = saved, written, version
 
     def play(self, listener: Listener | None = None) -> Run:
         """Run all entries once. Call inside `still()`."""

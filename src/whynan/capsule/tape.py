@@ -62,6 +62,7 @@ class Outside:
     version: int
     saved: torch.Tensor | None = None  # its value before the first change, where one was seen coming
     written: bool = False  # the step itself writes to it, perhaps through a view: a replay works on a copy
+    writer: int = 0  # the entry that was the first to
     carried: bool = False  # made by the program in an earlier step
 
     @property
@@ -260,7 +261,7 @@ class Tape:
             version = tensor._version
         except RuntimeError:  # see `version_of`
             version = -1
-        if known is not None and known.tensor is tensor and version == known.version:
+        if known is not None and known.tensor is tensor and version == known.version and not (trained and known.written):  # `.data` moves no version
             return known
         self._outside[key] = outside = Outside(tensor, version)
         self._unfiled.append(outside)
@@ -303,13 +304,32 @@ class Tape:
             return
         known = self._living_in(memory_of(tensor))
         for outside in known:
-            outside.written = True
+            if not outside.written:
+                outside.written, outside.writer = True, self.last
             if outside.saved is None and not outside.changed and _size(outside.tensor) <= READ_LIMIT:
                 outside.saved = _copy(outside.tensor)
         if not known and self.slot_of(tensor) is None and _size(tensor) <= WRITE_LIMIT:
             outside = self.refer(tensor)  # type: ignore[assignment]
             if isinstance(outside, Outside):
-                outside.saved, outside.written = _copy(tensor), True
+                outside.saved, outside.written, outside.writer = _copy(tensor), True, self.last
+
+    def living_in(self, tensor: torch.Tensor) -> list[Outside]:
+        """Return the outside tensors of this step that share a tensor's memory."""
+        return list(self._living_in(memory_of(tensor)))
+
+    def written(self, since: int) -> list[Outside]:
+        """Return the outside tensors that were written to since an entry, each as it was before that."""
+        first: dict[int, Outside] = {}
+        for outsides in self._memory.values():
+            for outside in outsides:
+                if outside.written and outside.writer > since:
+                    first.setdefault(id(outside.tensor), outside)
+        return list(first.values())
+
+    def made_leaves(self) -> list[tuple[Slot, torch.Tensor]]:
+        """Return the tensors that entries made and gradients end in, in order."""
+        made = [(ref.slot, tensor) for ref in self._slots.values() if (tensor := ref()) is not None and tensor.requires_grad and is_leaf(tensor)]
+        return sorted((m for m in made if m[0].entry in self.entries), key=lambda m: m[0].entry)
 
     def prune(self) -> None:
         """Forget calls made without gradients whose results are gone: a validation loop must not hold on to its batches."""

@@ -129,7 +129,7 @@ def inverse_function_out_of_range(scene: Scene) -> Finding | None:
 
     For atanh(tanh(u)) keep u. A clamp is finite, but the entries it holds have no gradient.
         >>> cosine.grad = None
-        >>> torch.acos(cosine.clamp(-1 + 1e-6, 1 - 1e-6)).sum().backward()
+        >>> torch.acos(cosine.clamp(-1 + 1e-7, 1 - 1e-7)).sum().backward()
         >>> cosine.grad
         tensor([ 0.0000, -1.1547])
 

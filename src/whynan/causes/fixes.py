@@ -114,9 +114,7 @@ class Fix:
             return made[0].args[names.index(self.keyword)], value
         return (given.value, value) if given is not None else (made[0], _with_keyword(expression.segment(made[0]), self.keyword, value))
 
-    def swap(
-        self, expression: Expression | None, name: str, stopped: list[tuple[int, int]] | None = None
-    ) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]:
+    def swap(self, expression: Expression | None, name: str, stopped: list[Stopped] | None = None) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]:
         """Return the same change as a computation for the replay; `stopped` is told how many elements let no gradient through."""
         if self.keyword:
             return self._swap_keyword(name)
@@ -141,13 +139,8 @@ class Fix:
                 return NotImplemented
             scope = _scope(torch, operands) | {"_x": operands[self.operand]}
             if stopped is not None:
-                stopped.append(_stopped(code, scope))
-            operands[self.operand] = eval(code, scope)  # our own template
-            if flipped:
-                operands[:2] = reversed(operands[:2])
-                if not isinstance(operands[0], torch.Tensor):
-                    operands[0] = torch.as_tensor(operands[0])
-            return func(*operands, **kwargs)
+                stopped.append(_stopped(code, scope, lambda x: func(*_put(operands, self.operand, x, flipped), **kwargs)))
+            return func(*_put(operands, self.operand, eval(code, scope), flipped), **kwargs)  # our own template
 
         return change
 
@@ -212,16 +205,48 @@ def _with_keyword(call: str, keyword: str, value: str) -> str:
     return f"{inside}{'' if inside.endswith('(') else ', '}{keyword}={value})"
 
 
-def _stopped(code: CodeType, scope: dict[str, Any]) -> tuple[int, int]:
-    """Count the elements whose slope a change of an operand sets to 0, and all: a clamp makes finite by killing the gradient."""
+def _put(operands: list[Any], place: int | None, value: Any, flipped: bool) -> list[Any]:
+    """Return the arguments of a call with another value for one operand, in the order of the call."""
+    import torch
+
+    arguments = [value if index == place else operand for index, operand in enumerate(operands)]
+    if flipped:
+        arguments[:2] = reversed(arguments[:2])
+        if not isinstance(arguments[0], torch.Tensor):
+            arguments[0] = torch.as_tensor(arguments[0])
+    return arguments
+
+
+@dataclass(frozen=True, order=True)
+class Stopped:
+    """How many elements a change lets no gradient through of: a clamp makes finite by killing the gradient."""
+
+    dead: int = 0
+    healthy: int = 0  # of these, those whose gradient was finite without it
+    among: int = 1
+
+
+def _stopped(code: CodeType, scope: dict[str, Any], call: Callable[[Any], Any]) -> Stopped:
+    """Count the elements whose slope a change of an operand sets to 0."""
     torch, x = scope["torch"], scope["_x"]
     if not isinstance(x, torch.Tensor) or not x.requires_grad:
-        return 0, 1
+        return Stopped()
     with torch.enable_grad():
         leaf = x.detach().requires_grad_()
         made = eval(code, scope | {"_x": leaf})  # our own template
         slope = torch.autograd.grad(made.sum(), leaf)[0] if made.requires_grad else torch.zeros_like(leaf)
-    return int((slope == 0).sum()), x.numel()
+        dead = slope == 0
+        if not dead.any():
+            return Stopped(among=x.numel())
+        try:
+            value = call(leaf)
+            before = torch.autograd.grad(value.sum(), leaf)[0]
+        except RuntimeError:  # an operation that writes to its argument
+            return Stopped(int(dead.sum()), 0, x.numel())
+    healthy = dead & before.isfinite() & (before != 0)
+    if value.shape == x.shape:
+        healthy &= value.isfinite()
+    return Stopped(int(dead.sum()), int(healthy.sum()), x.numel())
 
 
 def _writes(func: Any) -> bool:
@@ -276,11 +301,19 @@ def small(dtype: str) -> str:
     return "1e-4" if dtype == "float16" else "1e-12"
 
 
+_MARGINS = {"float16": "1e-3", "bfloat16": "1e-2"}  # that 1 can be told from 1 less this in
+
+
+def _inside(margin: str) -> str:
+    return f"{{x}}.clamp(-1 + {margin}, 1 - {margin})"
+
+
 def guarded(op: str, dtype: str, exponent: float | None = None) -> list[Fix]:
     """Return the changes that keep an operation inside its domain, best first."""
     eps = small(dtype)
     clamp = f"{{x}}.clamp_min({eps})"
-    edge = "{x}.clamp(-1 + 1e-3, 1 - 1e-3)" if dtype == "float16" else "{x}.clamp(-1 + 1e-6, 1 - 1e-6)"
+    edge = _inside(_MARGINS.get(dtype, "1e-6"))
+    close = _inside(_MARGINS.get(dtype, "1e-7"))  # an angle of 0.001 has a cosine of 1 - 5e-7, and a healthy slope
     table: dict[str, list[Fix]] = {
         "log": [Fix(f"keep the argument of log at or above {eps}", clamp, 0)],
         "log1p": [Fix("keep the argument of log1p above -1", "{x}.clamp_min(-1 + 1e-6)", 0)],
@@ -293,12 +326,12 @@ def guarded(op: str, dtype: str, exponent: float | None = None) -> list[Fix]:
             Fix("keep the denominator away from 0", "max({x}, 1e-6)", 1),
         ],
         "pow": _pow_fixes(clamp, exponent),
-        "acos": [Fix("keep the argument inside (-1, 1)", edge, 0)],
-        "asin": [Fix("keep the argument inside (-1, 1)", edge, 0)],
+        "acos": [Fix("keep the argument inside (-1, 1)", close, 0)],
+        "asin": [Fix("keep the argument inside (-1, 1)", close, 0)],
         "atanh": [Fix("keep the argument inside (-1, 1)", edge, 0)],
         "erfinv": [Fix("keep the argument of erfinv inside (-1, 1)", edge, 0)],
         "acosh": [Fix("keep the argument above 1", "{x}.clamp_min(1 + 1e-6)", 0)],
-        "logit": [Fix("keep the argument inside (0, 1)", "{x}.clamp(1e-6, 1 - 1e-6)", 0)],
+        "logit": [Fix("keep the argument inside (0, 1)", f"{{x}}.clamp({_MARGINS.get(dtype, '1e-6')}, 1 - {_MARGINS.get(dtype, '1e-6')})", 0)],
         "lgamma": [Fix("keep the argument above 0", "{x}.clamp_min(1e-4)", 0)],
         "digamma": [Fix("keep the argument above 0", "{x}.clamp_min(1e-4)", 0)],
         "polygamma": [Fix("keep the argument above 0", "{x}.clamp_min(1e-4)", 1)],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -36,7 +37,10 @@ def named_terms(birth: Birth | None) -> list[Named]:
         return []
     from whynan.tripwire.values import stats
 
-    found = [Named(name, term.index, stats(name, birth.outputs[term.index])) for name, term in by_name(birth.terms) if term.index in birth.outputs]
+    terms = by_name(birth.terms)
+    times = Counter(term.index for _, term in terms)  # of an operation that made several (`unbind`) only one value is kept
+    known = [(name, term) for name, term in terms if term.index in birth.outputs and times[term.index] == 1]
+    found = [Named(name, term.index, stats(name, birth.outputs[term.index])) for name, term in known]
     return found if len(found) > 1 else []
 
 

@@ -12,12 +12,13 @@ from whynan.capsule.replay import Program
 from whynan.capsule.sites import Site, resolve
 from whynan.causes import apart, patterns
 from whynan.causes.catalogue import Finding, Scene
-from whynan.causes.fixes import Fix, guarded, source_name
+from whynan.causes.fixes import Fix, Stopped, guarded, source_name
 from whynan.causes.lab import NO_MEMORY, TOLERANCE, Lab, Outcome, Put
 from whynan.causes.source import Change, Expression, expression_at, joined, sites_of_node
 from whynan.records import Phase, Remedy, number
 
 TRIES = 4
+SILENCED = 0.1  # share of the elements whose finite gradient a change may set to 0
 PAIRED = 2  # changes at one of several places that are tried together with those at the others
 
 
@@ -31,7 +32,7 @@ class Trial:
     diff: str = ""
     tolerance: float = TOLERANCE  # by how much the loss of a healthy step may move
     far: bool = False  # the change is not at the line of the birth: its place is named
-    stopped: list[tuple[int, int]] = field(default_factory=list)  # elements that let no gradient through, of all; filled by playing
+    stopped: list[Stopped] = field(default_factory=list)  # filled by playing
 
 
 def remedies_of(scene: Scene, finding: Finding, expression: Expression | None, site: Site | None) -> list[Remedy]:
@@ -124,7 +125,7 @@ def _as_one(last: Remedy, chosen: list[tuple[Fix, Trial, Site | None]]) -> Remed
     title = "; ".join([first.title, *more])
     written = [trial.written for _, trial, _ in chosen]
     diff = joined([w for w in written if w is not None]) if all(written) else ""
-    alive = not any(dead for _, trial, _ in chosen for dead, _ in trial.stopped)
+    alive = not any(each.dead for _, trial, _ in chosen for each in trial.stopped)
     effect = last.effect if diff or last.effect.startswith("with that: ") else f"with that: {last.effect}"
     return replace(last, title=title, diff=diff, safe=all(fix.safe for fix, _, _ in chosen), effect=effect, alive=alive)
 
@@ -159,7 +160,7 @@ def _trial(scene: Scene, fix: Fix, expression: Expression | None, site: Site | N
 
 
 def _putting(
-    lab: Lab, put: Put, expression: Expression | None = None, change: Change | None = None, far: bool = False, stopped: list[tuple[int, int]] | None = None
+    lab: Lab, put: Put, expression: Expression | None = None, change: Change | None = None, far: bool = False, stopped: list[Stopped] | None = None
 ) -> Trial:
     """Make a trial of another computation in the place of a function, and the text of it where there is one."""
     written = (expression, change) if expression is not None and change is not None else None
@@ -207,7 +208,7 @@ def _in_place(scene: Scene, fix: Fix, expression: Expression, site: Site | None)
     if not _fits(scene, fix, runtime):
         return None
     change = fix.text(expression) if _handed_through(scene, fix, expression, runtime) else None
-    stopped: list[tuple[int, int]] = []
+    stopped: list[Stopped] = []
     put = Put(fix.swap(expression, runtime, stopped), frozenset([site]) if site is not None else frozenset(), runtime)
     return _putting(scene.lab, put, expression, change, stopped=stopped)
 
@@ -228,7 +229,7 @@ def _judged(scene: Scene, finding: Finding, fix: Fix, trial: Trial) -> Remedy:
         return Remedy(fix.title, trial.diff, fix.safe, "not tried", "there was too little memory for another replay")
     if not lab.hit:
         return Remedy(fix.title, "", fix.safe)
-    dead, among = max(trial.stopped, default=(0, 0))
+    stopped = max(trial.stopped, default=Stopped())
     title = _placed(fix.title, lab.where) if trial.far else fix.title
     good, words = lab.judge(outcome, finding.empty, _finite_loss(scene) if trial.tolerance == TOLERANCE else None)
     if good:
@@ -236,16 +237,18 @@ def _judged(scene: Scene, finding: Finding, fix: Fix, trial: Trial) -> Remedy:
         words = f"{words}; {more}" if good and more else more or words
     if good and (wrong := _wrong_slope(scene, lab, trial)):
         good, words = False, wrong
+    if good and stopped.healthy > SILENCED * stopped.among:
+        good, words = False, f"finite, but no gradient passes through {stopped.healthy} of {stopped.among} elements there that had a finite one"
     scene.tried(fix.title, words)
     if not good and scene.symptom.place == "exception" and not outcome.error:
         good = outcome.finite
-    if dead and good:
-        words += f"; no gradient passes through {dead} of {among} elements there"
+    if stopped.dead and good:
+        words += f"; no gradient passes through {stopped.dead} of {stopped.among} elements there"
     if good and scene.birth is not None and scene.birth.phase is Phase.OPTIMIZER:
         words += "; the update is finite"
     if good and not trial.diff:
         words = f"with that: {words}"
-    return Remedy(title, trial.diff, fix.safe, "proven" if good else "failed", words, alive=not dead)
+    return Remedy(title, trial.diff, fix.safe, "proven" if good else "failed", words, alive=not stopped.dead)
 
 
 def _wrong_slope(scene: Scene, lab: Lab, trial: Trial) -> str:

@@ -70,9 +70,9 @@ def _first(scene: Scene) -> Verdict:
         return _explain(scene)
     birth, hider = found
     older = _explain(replace(scene, birth=birth))
-    if not older.healed:
+    if not any(r.result == "proven" and r.diff for r in older.remedies):  # another dtype heals more than this place
         younger = _explain(scene)
-        if younger.healed or not without(scene.program, scene.targets, places_of(birth)).finite:
+        if (younger.healed and not older.healed) or not without(scene.program, scene.targets, places_of(birth)).finite:
             return younger
     here, there = (resolve(site).line if site is not None else 0 for site in (hider.site, scene.birth.site))
     older.finding.evidence.append(f"the infinity was hidden at line {here} (its result is finite); what came of it shows at line {there}")

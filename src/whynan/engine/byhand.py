@@ -6,12 +6,13 @@ from typing import Any
 
 import torch
 
-from whynan.capsule.tape import is_leaf, memory_of, tensors_of
+from whynan.capsule.tape import Entry, is_leaf, memory_of, tensors_of
 from whynan.engine.acting import Acting
 from whynan.engine.noticing import Noticing
 from whynan.engine.session import Session, parameters_of, shape_of
 from whynan.records import Symptom
 from whynan.tripwire.checks import nonfinite
+from whynan.tripwire.values import damage_of
 
 
 class ByHand:
@@ -29,10 +30,50 @@ class ByHand:
             return True
         if not session.by_hand:
             return not session.window.backwards or session.window.told or not self._is_trained(target) or not self._is_bad()
-        if not session.window.told or torch.is_grad_enabled():
+        if not session.window.told:
             return True
-        trained = target.requires_grad and is_leaf(target)  # whoever made it: `(0.1 * torch.randn(4)).requires_grad_()` is on the tape
-        return not trained and session.recorder.tape.slot_of(target) is not None
+        trained = self._weight_in(target) is not None  # whoever made it: `(0.1 * torch.randn(4)).requires_grad_()` is on the tape
+        return not trained and (torch.is_grad_enabled() or session.recorder.tape.slot_of(target) is not None)
+
+    def written(self, target: torch.Tensor, entry: Entry) -> None:
+        """A loose in-place write was made: if it is an update that broke a weight, take the update back, explain it, decide."""
+        session, window = self.session, self.session.window
+        if not session.by_hand or not window.backwards or window.told or not target.is_cpu:
+            return
+        weight = self._weight_in(target)
+        if weight is None or not (damage := damage_of(weight.detach())):
+            return
+        held = session.recorder.tape.written(self._last_backward())
+        if any(o.saved is None for o in held):
+            return  # too large to be kept: the next step tells of a weight that is bad
+        after = [o.tensor.detach().clone() for o in held]
+        _put([(o.tensor, o.value()) for o in held])
+        session.see(Symptom("parameter", damage.kind, next(name for name, _ in session.names_of([weight]))))
+        window.entry = -entry.number
+        if self.acting.act(None) == "observed":
+            _put([(o.tensor, value) for o, value in zip(held, after, strict=True)])
+
+    def look_at_new_weights(self) -> None:
+        """A step ends in a program without optimizers: look at the weights it made in place of the old ones, while it is known how."""
+        session, window = self.session, self.session.window
+        if window.told:
+            return
+        last = self._last_backward()
+        for slot, weight in session.recorder.tape.made_leaves():
+            if slot.entry > last and weight.is_cpu and (damage := damage_of(weight.detach())):
+                session.see(Symptom("parameter", damage.kind, f"weight {shape_of(weight)}"))
+                window.entry = -slot.entry
+                self.acting.report()
+                return
+
+    def _last_backward(self) -> int:
+        return max((e.number for e in self.session.recorder.tape if e.kind in ("backward", "derivative")), default=0)
+
+    def _weight_in(self, target: torch.Tensor) -> torch.Tensor | None:
+        """Return the weight that a write goes to, be it through `.data`, in a program without optimizers."""
+        if target.requires_grad and is_leaf(target):
+            return target
+        return next((o.tensor for o in self.session.recorder.tape.living_in(target) if o.tensor.requires_grad and is_leaf(o.tensor)), None)
 
     def _is_trained(self, target: torch.Tensor) -> bool:
         """Whether a write goes to the memory of a weight, be it through `.data`."""
@@ -80,3 +121,9 @@ class ByHand:
             self.acting.act(None)
         else:
             self.acting.write_metrics(None)
+
+
+def _put(values: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    with torch.no_grad():
+        for tensor, value in values:
+            tensor.copy_(value)

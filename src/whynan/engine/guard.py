@@ -148,6 +148,7 @@ class Guard:
         self.session.broken = self.recorder.faulty = self._internal_error
         self.recorder.seen_probe = self.probes.probed
         self.recorder.seen_write = self.by_hand.may_write
+        self.recorder.seen_written = self.by_hand.written
         self.recorder.seen_root = self._met_root
         self.recorder.start()
         self._collections.watch()
@@ -383,6 +384,11 @@ class Guard:
             self.recorder.next_micro_batch()
         return result
 
+    def _finish_by_hand(self) -> None:
+        """The next backward pass begins in a program without optimizers: whatever it did about the last one is done."""
+        self.session.guarded(self.by_hand.look_at_new_weights)
+        self.steps.finish(None, True)
+
     def _meet_foreign_optimizers(self) -> None:
         if not self._met_foreign:
             self._met_foreign = self.session.guarded(lambda: self.foreign(self.interception)) is not False
@@ -413,7 +419,7 @@ class Guard:
         tensors = args[0] if args else kwargs.get("tensors")
         session = self.session
         if session.by_hand and session.window.backwards:
-            self.steps.finish(None, True)
+            self._finish_by_hand()
         if (self.probes.seen or session.window.entry < 0) and self.probes.goes_back(tensors):
             self.acting.turned_away()
         window = session.window
@@ -452,7 +458,7 @@ class Guard:
         if not self.session.by_hand:
             return self.recorder.opaque("call", call, call, args, kwargs)
         if self.session.window.backwards:
-            self.steps.finish(None, True)
+            self._finish_by_hand()
         result = self.recorder.opaque("derivative", call, call, args, kwargs)
         self.session.guarded(lambda: self.by_hand.check_derivative(outputs, result))
         return result

@@ -43,7 +43,8 @@ def terms_of(graph: Graph, loss: int) -> Term | None:
 
 def _tree(graph: Graph, op: Op, site: Site | None, operand: int, left: list[int]) -> Term:
     left[0] -= 1
-    inner = _inner(graph, op) if left[0] > 0 else []
+    elsewhere = site is not None and op.site is not None and op.site.code is not site.code  # what a function scales is its own affair
+    inner = _inner(graph, op) if left[0] > 0 and not (elsewhere and base(op) in _FACTORS) else []
     join = _joined(graph, op)
     at = join or op
     through = join is not None or base(op) in (*_SUMS, *_PRODUCTS)
@@ -60,7 +61,8 @@ def _inner(graph: Graph, op: Op) -> list[tuple[int, Op]]:
     if name in _FACTORS:
         learned = [(n, m) for n, m in made if m.node >= 0 and _is_scalar(m)]
         others = [m for _, m in made if m.node >= 0]
-        return learned if len(others) == 1 and _is_scalar(op) else []
+        blamed = op.damage and not any(m.damage for _, m in learned)  # a term that is bad by what it is divided by
+        return learned if len(others) == 1 and _is_scalar(op) and not blamed else []
     join = _joined(graph, op)
     return [(n, m) for n, m in _makers(graph, join) if m.shape in ((), (1,))] if join is not None else []
 

@@ -1,0 +1,115 @@
+"""Programs without `torch.optim`: an update that breaks a weight is found where it is written, and taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional
+
+import whynan
+from whynan.capsule.read import read
+from whynan.capsules import find, replay
+
+STEPS, BAD = 6, 3
+Update = Callable[[torch.Tensor, torch.Tensor], None]
+
+
+def under_no_grad(p: torch.Tensor, square: torch.Tensor) -> None:
+    with torch.no_grad():
+        square.mul_(0.5).addcmul_(p.grad, p.grad)  # type: ignore[arg-type]
+        p -= 0.1 * p.grad / square.sqrt()  # the update
+
+
+def through_data(p: torch.Tensor, square: torch.Tensor) -> None:
+    square.mul_(0.5).add_(p.grad**2)  # type: ignore[operator]
+    p.data.sub_(0.1 * p.grad / square.sqrt())  # the update
+
+
+def into_data(p: torch.Tensor, square: torch.Tensor) -> None:
+    square.mul_(0.5).add_(p.grad**2)  # type: ignore[operator]
+    p.data = p.data - 0.1 * p.grad / square.sqrt()  # the update
+
+
+def train(update: Update, module: bool, seen: Callable[[int, list[torch.Tensor]], None]) -> None:
+    """Train a model or plain tensors; in one step the gradients of the first weight are 0, and so are their squares."""
+    torch.manual_seed(0)
+    net = torch.nn.Linear(3, 2)
+    first, bias = (net.weight, net.bias) if module else (torch.randn(2, 3, requires_grad=True), torch.zeros(2, requires_grad=True))
+    squares = [torch.zeros_like(p) for p in (bias, first)]
+    for step in range(STEPS):
+        x = torch.randn(8, 3) if step != BAD else torch.zeros(8, 3)
+        if step == BAD:
+            squares[1].zero_()
+        out = net(x) if module else functional.linear(x, first, bias)
+        out.sub(1).square().mean().backward()
+        seen(step, [bias, first, *squares])
+        for p, square in zip((bias, first), squares, strict=True):
+            update(p, square)
+            p.grad = None
+
+
+@pytest.mark.parametrize("module", [False, True])
+@pytest.mark.parametrize("update", [under_no_grad, through_data, into_data])
+def test_an_update_that_breaks_a_weight_is_found_where_it_is_written_and_taken_back(update: Update, module: bool) -> None:
+    states: dict[int, list[torch.Tensor]] = {}
+    with whynan.watch(files=False) as guard:
+        train(update, module, lambda step, tensors: states.update({step: [t.detach().clone() for t in tensors]}))
+    (incident,) = guard.incidents
+    assert (incident.step, incident.cause.code, incident.origin.phase.value, incident.origin.exact) == (BAD, "WN104", "optimizer", True)
+    assert incident.origin.span.code.endswith("# the update")
+    assert incident.remedies[0].result == "proven"
+    assert "the update is finite" in incident.remedies[0].effect
+    assert all(torch.equal(before, after) for before, after in zip(states[BAD], states[BAD + 1], strict=True))  # weights and squares as before it
+    assert not torch.equal(states[BAD + 1][0], states[BAD + 2][0])  # and the run goes on
+
+
+def test_with_policy_observe_the_broken_weight_is_left_to_the_program() -> None:
+    last: list[torch.Tensor] = []
+    with whynan.watch(files=False, policy="observe") as guard:
+        train(under_no_grad, False, lambda step, tensors: last.__setitem__(slice(None), tensors))
+    assert (guard.incidents[0].step, guard.incidents[0].cause.code) == (BAD, "WN104")
+    assert last[1].isnan().any()
+
+
+def test_weights_that_are_made_anew_are_looked_at_while_it_is_known_how_they_were_made() -> None:
+    """The style of functional libraries: nothing is written to, so nothing can be taken back."""
+    torch.manual_seed(0)
+    weight = torch.randn(4, requires_grad=True)
+    with pytest.raises(whynan.TrainingStopped), whynan.watch(files=False) as guard:
+        for step in range(STEPS):
+            x = torch.randn(8, 4) if step != BAD else torch.zeros(8, 4)
+            (grad,) = torch.autograd.grad((x @ weight - x.sum(1)).square().mean(), [weight])
+            weight = (weight - 0.1 * grad / grad.norm()).detach().requires_grad_()  # the update
+    first = guard.incidents[0]
+    assert (first.step, first.cause.code, first.origin.phase.value) == (BAD, "WN104", "optimizer")
+    assert first.origin.span.code.endswith("# the update")
+    assert [i.cause.code for i in guard.incidents[1:]] == ["WN601"]
+
+
+def test_a_capsule_of_such_a_step_replays_to_the_same_diagnosis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with whynan.watch() as guard:
+        train(under_no_grad, False, lambda step, tensors: None)
+    (run,) = (tmp_path / "whynan-runs").iterdir()
+    again = replay(read(find(run))).incident
+    assert (again.cause.code, again.origin.span.line, again.origin.exact) == ("WN104", guard.incidents[0].origin.span.line, True)
+
+
+def test_healthy_updates_are_as_without_whynan() -> None:
+    def final(watched: bool) -> list[torch.Tensor]:
+        torch.manual_seed(1)
+        net = torch.nn.Linear(3, 2)
+        for _ in range(STEPS):
+            functional.mse_loss(net(torch.randn(8, 3)), torch.ones(8, 2)).backward()
+            for p in net.parameters():
+                p.data.add_(p.grad, alpha=-0.1)  # type: ignore[arg-type]
+                p.grad = None
+        return [p.detach().clone() for p in net.parameters()]
+
+    with whynan.watch(files=False) as guard:
+        watched = final(True)
+    assert not guard.incidents
+    assert all(torch.equal(a, b) for a, b in zip(watched, final(False), strict=True))
