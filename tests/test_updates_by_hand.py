@@ -98,6 +98,17 @@ def test_a_capsule_of_such_a_step_replays_to_the_same_diagnosis(tmp_path: Path, 
     assert (again.cause.code, again.origin.span.line, again.origin.exact) == ("WN104", guard.incidents[0].origin.span.line, True)
 
 
+def test_a_weight_that_holds_infinities_on_purpose_is_no_broken_one() -> None:
+    scores = torch.tensor([0.5, -torch.inf, 0.25], requires_grad=True)
+    with whynan.watch(files=False) as guard:
+        for _ in range(STEPS):
+            (torch.softmax(scores, 0) * torch.tensor([1.0, 2.0, 3.0])).sum().backward()
+            with torch.no_grad():
+                scores -= 0.1 * scores.grad  # type: ignore[operator]
+            scores.grad = None
+    assert not guard.incidents and scores.isneginf().sum() == 1
+
+
 def test_healthy_updates_are_as_without_whynan() -> None:
     def final(watched: bool) -> list[torch.Tensor]:
         torch.manual_seed(1)

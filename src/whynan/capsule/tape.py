@@ -327,9 +327,10 @@ class Tape:
         return list(first.values())
 
     def made_leaves(self) -> list[tuple[Slot, torch.Tensor]]:
-        """Return the tensors that entries made and gradients end in, in order."""
+        """Return the tensors that calls made, not only wrote to, and that gradients end in, in order."""
         made = [(ref.slot, tensor) for ref in self._slots.values() if (tensor := ref()) is not None and tensor.requires_grad and is_leaf(tensor)]
-        return sorted((m for m in made if m[0].entry in self.entries), key=lambda m: m[0].entry)
+        calls = [m for m in made if (entry := self.entries.get(m[0].entry)) is not None and entry.kind == "call"]
+        return sorted(calls, key=lambda m: m[0].entry)
 
     def prune(self) -> None:
         """Forget calls made without gradients whose results are gone: a validation loop must not hold on to its batches."""

@@ -46,6 +46,8 @@ class ByHand:
         held = session.recorder.tape.written(self._last_backward())
         if any(o.saved is None for o in held):
             return  # too large to be kept: the next step tells of a weight that is bad
+        if not any(o.tensor is weight and (weight.isfinite() < o.value().isfinite()).any() for o in held):
+            return  # a weight that holds -inf on purpose
         after = [o.tensor.detach().clone() for o in held]
         _put([(o.tensor, o.value()) for o in held])
         session.see(Symptom("parameter", damage.kind, next(name for name, _ in session.names_of([weight]))))
