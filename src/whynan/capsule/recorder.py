@@ -125,7 +125,7 @@ class Recorder(TorchFunctionMode):
         self.within: Within | None = None  # the hook that runs, and the module call it was made in
         self.seen_probe: Callable[[torch.Tensor, object], None] = lambda tensor, result: None
         self.seen_write: Callable[[torch.Tensor], bool] = lambda tensor: True
-        self.seen_written: Callable[[torch.Tensor, Entry], None] | None = None
+        self.seen_written: Callable[[torch.Tensor, Entry], None] | None = None  # where nobody else looks at weights after an update
         self.seen_root: Callable[[torch.nn.Module], None] = lambda root: None
         self.faulty: Callable[[BaseException], None] = lambda error: None
         self.before_call: Callable[[], None] | None = None  # wanted before the next outermost module call

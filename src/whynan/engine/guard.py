@@ -148,7 +148,7 @@ class Guard:
         self.session.broken = self.recorder.faulty = self._internal_error
         self.recorder.seen_probe = self.probes.probed
         self.recorder.seen_write = self.by_hand.may_write
-        self.recorder.seen_written = self.by_hand.written
+        self.recorder.seen_written = self.by_hand.written if self.session.by_hand else None
         self.recorder.seen_root = self._met_root
         self.recorder.start()
         self._collections.watch()
@@ -264,6 +264,7 @@ class Guard:
     def optimizer_made(self, optimizer: torch.optim.Optimizer) -> None:
         """A new optimizer: everything recorded so far was setup, not a step."""
         self.session.add_optimizer(optimizer)
+        self.recorder.seen_written = None  # from here on updates are its affair
         self.session.guarded(lambda: self._note_optimizer(optimizer))
 
     def _note_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
