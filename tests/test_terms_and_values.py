@@ -110,6 +110,30 @@ def test_terms_that_one_operation_made_are_not_told_with_the_value_of_the_first(
     assert sum(bool(t.nonfinite) for t in incident.terms) == 1
 
 
+BETA = 0.5
+
+
+def both_given(fit: torch.Tensor, penalty: torch.Tensor, scale: float) -> torch.Tensor:
+    """Nothing here says which of two arguments is the weight."""
+    return scale * fit + penalty
+
+
+def one_computed(out: torch.Tensor, x: torch.Tensor, weight: float) -> torch.Tensor:
+    """What is computed here is the term."""
+    fit, ratio = out.square().mean(), (out.square().sum(1) / x.norm(dim=1)).mean()
+    return weight * fit + weight * out.abs().mean() + BETA * ratio
+
+
+def test_a_term_is_never_named_by_its_weight() -> None:
+    """`beta * x` and `x * beta` arrive alike: where the source does not tell them apart, the product is told as it stands."""
+    incident = broken(lambda model, x: one_computed(model(x), x, 0.1))
+    assert list(terms(incident)) == ["fit", "out.abs().mean()", "ratio"]
+    incident = broken(lambda model, x: both_given(model(x).square().mean(), (model(x).square().sum(1) / x.norm(dim=1)).mean(), 4.0))
+    assert list(terms(incident)) == ["scale * fit", "penalty"]
+    fit = incident.terms[0].max or 0
+    assert 0.4 < fit < 8  # of the product: four times a mean of squares
+
+
 def test_a_bad_gradient_is_tied_to_its_term() -> None:
     """All terms are finite; the slope at fault lies on the way to one of them."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import math
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -58,6 +59,8 @@ def _flat(term: Term, name: str, among: bool = False) -> list[tuple[str, Term]]:
     among = among or len(term.parts) > 1
     if len(term.parts) > 1 and any(_is_inside_a_call(part) for part in term.parts):  # a function that scales one has no sum in it
         return [(name, term)]
+    if among and len(term.parts) == 1 and (product := _undecided(term.parts[0])) is not None:
+        return [(product, term)]
     found: list[tuple[str, Term]] = []
     for part in term.parts:
         found += _flat(part, _name(part) or "", among)
@@ -109,8 +112,8 @@ def _name(term: Term) -> str | None:
     if expression is None or len(expression.nodes) != 2 or source_name(expression.name) not in _ADDS:
         return None
     node = expression.nodes[term.operand % 2]
-    if expression.name in ("mul", "div") and not isinstance(expression.node, ast.AugAssign):
-        node = _weighted(expression, node)
+    if term.lone and expression.name in ("mul", "div") and not isinstance(expression.node, ast.AugAssign):
+        node = _told_by_source(expression) or node
     text = " ".join(expression.segment(node).split())
     goes_on = bool(term.parts) and text in _targets(expression)  # else it is what the sum began with
     return None if isinstance(node, ast.BinOp) or len(text) > 40 or goes_on else text
@@ -127,26 +130,59 @@ def _of_list(expression: Expression, term: Term) -> str | None:
     return expression.segment(given) if isinstance(given, ast.Name | ast.Attribute) and not summed else None
 
 
-def _weighted(expression: Expression, node: ast.expr) -> ast.expr:
-    """Return the factor that is the term: a number, or a subscript beside a plain name, is its weight."""
-    left, right = expression.nodes
-    if _is_number(expression, left) != _is_number(expression, right):
-        return right if _is_number(expression, left) else left
-    plain = [n for n in (left, right) if isinstance(n, ast.Name | ast.Call)]
-    return plain[0] if len(plain) == 1 else node
+def _undecided(part: Term) -> str | None:
+    """Return the text of a product where the source does not say which of its factors is the weight: `beta * kl` arrives as `kl * beta` does."""
+    expression = expression_at(part.site, "") if part.site is not None else None
+    if expression is None or not part.lone or expression.name != "mul" or len(expression.nodes) != 2 or not isinstance(expression.node, ast.BinOp):
+        return None
+    if _told_by_source(expression) is not None:
+        return None
+    text = " ".join(expression.text.split())
+    return text if len(text) <= 40 else ""
+
+
+def _told_by_source(expression: Expression) -> ast.expr | None:
+    """Return the factor that is the term, where the other is its weight: a number, one that is not computed here, a subscript or an attribute."""
+    for likely in (_is_no_number, _is_computed, _is_plain):
+        chosen = [n for n in expression.nodes if likely(expression, n)]
+        if len(chosen) == 1:
+            return chosen[0]
+    return None
+
+
+def _is_no_number(expression: Expression, node: ast.expr) -> bool:
+    return not _is_number(expression, node)
+
+
+def _is_computed(expression: Expression, node: ast.expr) -> bool:
+    here = ast.walk(expression.function or ast.Module([], []))
+    return isinstance(node, ast.Call) or (isinstance(node, ast.Name) and bool(_assigned(here, node.id)))
+
+
+def _is_plain(expression: Expression, node: ast.expr) -> bool:
+    return isinstance(node, ast.Name | ast.Call)
 
 
 def _is_number(expression: Expression, node: ast.expr) -> bool:
-    """Whether a factor is a number of the source: written out, or a name that the function is given or gives one."""
-    if not isinstance(node, ast.Name) or not isinstance(function := expression.function, ast.FunctionDef):
+    """Whether a factor is a number of the source: written out, or a name that the function is given or gives one, or the module."""
+    if not isinstance(node, ast.Name):
         return _is_written(node)
-    given = function.args
-    last = [*given.posonlyargs, *given.args][-len(given.defaults) :] if given.defaults else []
-    defaults = [*zip(last, given.defaults, strict=True), *((a, d) for a, d in zip(given.kwonlyargs, given.kw_defaults, strict=True) if d is not None)]
-    values = [value for argument, value in defaults if argument.arg == node.id]
-    assigned = [n for n in ast.walk(function) if isinstance(n, ast.Assign)]
-    values += [n.value for n in assigned if any(isinstance(t, ast.Name) and t.id == node.id for t in n.targets)]
+    function = expression.function
+    values: list[ast.expr] = []
+    if isinstance(function, ast.FunctionDef):
+        given = function.args
+        last = [*given.posonlyargs, *given.args][-len(given.defaults) :] if given.defaults else []
+        defaults = [*zip(last, given.defaults, strict=True), *((a, d) for a, d in zip(given.kwonlyargs, given.kw_defaults, strict=True) if d is not None)]
+        values = [value for argument, value in defaults if argument.arg == node.id] + _assigned(ast.walk(function), node.id)
+        if not values and any(a.arg == node.id for a in (*given.posonlyargs, *given.args, *given.kwonlyargs)):
+            return False
+    values = values or _assigned(expression.tree, node.id)
     return bool(values) and all(map(_is_written, values))
+
+
+def _assigned(nodes: Iterable[ast.AST], name: str) -> list[ast.expr]:
+    """Return what is assigned to a name."""
+    return [n.value for n in nodes if isinstance(n, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in n.targets)]
 
 
 def _is_written(node: ast.expr) -> bool:

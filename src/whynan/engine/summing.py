@@ -6,7 +6,7 @@ by their number in the replay, which makes the same calls each time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -131,5 +131,5 @@ def _tree(node: Any, term: Term, calls: dict[Any, _Call], left: list[int]) -> Te
         parts = [(made, Term(_index(call.number, place), call.site, place)) for place, made in inner]
     elif left[0] > 0 and kind in _LINEAR and len(inner) == 1 and (kind != "Div" or inner[0][0] == 0):
         place, made = inner[0]
-        parts = [(made, Term(term.index, call.site, place) if call is not None else term)]
-    return Term(term.index, term.site, term.operand, tuple(_tree(made, part, calls, left) for made, part in parts))
+        parts = [(made, Term(term.index, call.site, place, lone=place == 0) if call is not None else term)]  # a number stands behind its tensor
+    return replace(term, parts=tuple(_tree(made, part, calls, left) for made, part in parts))

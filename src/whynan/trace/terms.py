@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from whynan.capsule.sites import Site
 from whynan.trace.graph import Graph, Op
@@ -23,7 +23,8 @@ class Term:
 
     index: int  # of the operation that made it
     site: Site | None = None  # where it is added or weighted
-    operand: int = 0  # which operand it is there
+    operand: int = 0  # which operand it is there, of those that are tensors
+    lone: bool = False  # the only tensor there: `beta * x` and `x * beta` arrive alike
     parts: tuple[Term, ...] = ()
 
     def all(self) -> Iterator[Term]:
@@ -37,19 +38,21 @@ def terms_of(graph: Graph, loss: int) -> Term | None:
     """Return the tree of scalars that a loss is made of by sums and fixed factors; nothing where it is no sum."""
     if loss < 0 or graph.ops[loss].backward:
         return None
-    tree = _tree(graph, graph.ops[loss], None, 0, [MOST])
+    tree = _tree(graph, graph.ops[loss], Term(loss), [MOST])
     return tree if any(len(term.parts) > 1 for term in tree.all()) else None
 
 
-def _tree(graph: Graph, op: Op, site: Site | None, operand: int, left: list[int]) -> Term:
+def _tree(graph: Graph, op: Op, place: Term, left: list[int]) -> Term:
+    """Fill in what a term is made of."""
     left[0] -= 1
-    elsewhere = site is not None and op.site is not None and op.site.code is not site.code  # what a function scales is its own affair
+    elsewhere = place.site is not None and op.site is not None and op.site.code is not place.site.code  # what a function scales is its own affair
     inner = _inner(graph, op) if left[0] > 0 and not (elsewhere and base(op) in _FACTORS) else []
     join = _joined(graph, op)
     at = join or op
     through = join is not None or base(op) in (*_SUMS, *_PRODUCTS)
-    parts = [_tree(graph, made, at.site if through else site, place if through else operand, left) for place, made in inner]
-    return Term(op.index, site, operand, tuple(parts))
+    lone = len(at.sources) == 1
+    places = [Term(m.index, at.site, n, lone) if through else replace(place, index=m.index) for n, m in inner]
+    return replace(place, parts=tuple(_tree(graph, made, part, left) for part, (_, made) in zip(places, inner, strict=True)))
 
 
 def _inner(graph: Graph, op: Op) -> list[tuple[int, Op]]:
