@@ -225,6 +225,12 @@ class Stopped:
     healthy: int = 0  # of these, those whose gradient was finite without it
     among: int = 1
 
+    def words(self) -> str:
+        """Say what is wrong with that, if it is too much."""
+        if self.healthy > SILENCED * self.among:
+            return f"finite, but no gradient passes through {self.healthy} of {self.among} elements there that had a finite one"
+        return "finite, but no gradient passes through any element there: nothing leads back" if self.dead == self.among > 1 else ""
+
 
 def _stopped(code: CodeType, scope: dict[str, Any], call: Callable[[Any], Any]) -> Stopped:
     """Count the elements whose slope a change of an operand sets to 0."""
@@ -301,6 +307,7 @@ def small(dtype: str) -> str:
     return "1e-4" if dtype == "float16" else "1e-12"
 
 
+SILENCED = 0.1  # share of the elements whose finite gradient a change may set to 0
 _MARGINS = {"float16": "1e-3", "bfloat16": "1e-2"}  # that 1 can be told from 1 less this in
 
 

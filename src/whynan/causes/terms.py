@@ -182,7 +182,11 @@ def _is_number(expression: Expression, node: ast.expr) -> bool:
 
 def _assigned(nodes: Iterable[ast.AST], name: str) -> list[ast.expr]:
     """Return what is assigned to a name."""
-    return [n.value for n in nodes if isinstance(n, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in n.targets)]
+    return [n.value for n in nodes if isinstance(n, ast.Assign) and any(_stores(target, name) for target in n.targets)]
+
+
+def _stores(target: ast.expr, name: str) -> bool:
+    return any(isinstance(t, ast.Name) and t.id == name and isinstance(t.ctx, ast.Store) for t in ast.walk(target))
 
 
 def _is_written(node: ast.expr) -> bool:

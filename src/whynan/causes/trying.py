@@ -18,7 +18,6 @@ from whynan.causes.source import Change, Expression, expression_at, joined, site
 from whynan.records import Phase, Remedy, number
 
 TRIES = 4
-SILENCED = 0.1  # share of the elements whose finite gradient a change may set to 0
 PAIRED = 2  # changes at one of several places that are tried together with those at the others
 
 
@@ -237,8 +236,8 @@ def _judged(scene: Scene, finding: Finding, fix: Fix, trial: Trial) -> Remedy:
         words = f"{words}; {more}" if good and more else more or words
     if good and (wrong := _wrong_slope(scene, lab, trial)):
         good, words = False, wrong
-    if good and stopped.healthy > SILENCED * stopped.among:
-        good, words = False, f"finite, but no gradient passes through {stopped.healthy} of {stopped.among} elements there that had a finite one"
+    if good and (silent := stopped.words()):
+        good, words = False, silent
     scene.tried(fix.title, words)
     if not good and scene.symptom.place == "exception" and not outcome.error:
         good = outcome.finite
