@@ -187,6 +187,34 @@ def test_repro_fails_with_the_value(box: Sandbox, name: str) -> None:
         assert f"{incident['origin']['file']}:{incident['origin']['line']}" in done.out, done.err
 
 
+ODD_VALUES = """
+import numpy, torch
+class Scaled(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.scheme = torch.nn.Linear(4, 1), torch.per_channel_symmetric
+    def forward(self, x):
+        return self.linear(x)
+torch.manual_seed(0)
+net = Scaled()
+opt = torch.optim.SGD(net.parameters(), 0.1)
+for s in range(6):
+    x = torch.rand(8, 4)
+    x[:, numpy.int64(1) : numpy.int64(3)] = x.flip(0)[:, numpy.int64(1) : numpy.int64(3)]
+    loss = (net(x) - torch.log(x[:, numpy.int64(0) : numpy.int64(1)] - (s == 4))).square().mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+
+
+def test_integers_of_numpy_in_slices_and_quantisation_schemes_are_carried(box: Sandbox) -> None:
+    capsule = capsule_of(box, ODD_VALUES)
+    done = replayed(box, capsule, "--trust", fresh=True)
+    assert done.status == 0, done.err
+    assert said(done) == told(capsule)
+
+
 def test_script_without_main_guard_does_not_train_on_replay(box: Sandbox) -> None:
     """Of a script without a main guard only the definitions run; its globals, local classes and closures come from the capsule."""
     capsule = capsule_of(box, SCRIPT, arguments=("--scale", "2.5"))

@@ -330,3 +330,89 @@ for s in range(9):
     plain = box.python(str(path))
     assert len(done.incidents) == 3
     assert done.err.count("degrees of freedom is <= 0. Correction") == plain.err.count("degrees of freedom is <= 0. Correction") == 1
+
+
+def test_what_a_program_keeps_on_its_weights_is_as_before_a_replay(box: Sandbox) -> None:
+    """Counters and per-sample gradients that hooks hang on parameters (Opacus): a diagnosis does not move them."""
+    body = """
+net = nn.Linear(4, 1)
+net.weight.uses, net.weight.parts = 0, []
+def count(module, args, out):
+    module.weight.uses += 1
+    module.weight.parts.append(out.shape[0])
+net.register_forward_hook(count)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for s in range(6):
+    x = torch.rand(8, 4)
+    if s == 3:
+        x[2] = -1.0
+    loss = (net(x) - torch.log(x.sum(1, keepdim=True))).square().mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+    print(net.weight.uses, len(net.weight.parts))
+"""
+    done = box.watched(HEAD + body)
+    assert len(done.incidents) == 1
+    assert done.out.split("\n")[:-1] == [f"{n} {n}" for n in range(1, 7)]
+
+
+SHARPNESS = """
+class SAM(torch.optim.Optimizer):
+    def __init__(self, params):
+        super().__init__(params, {"lr": 0.05})
+    @torch.no_grad()
+    def step(self, closure):
+        weights = self.param_groups[0]["params"]
+        old = [p.clone() for p in weights]
+        for p in weights:
+            p.add_(0.05 * p.grad / p.grad.norm())
+        self.zero_grad()
+        with torch.enable_grad():
+            closure()
+        for p, before in zip(weights, old):
+            p.copy_(before - 0.05 * p.grad)
+net = nn.Linear(4, 1)
+opt = SAM(net.parameters())
+for s in range(8):
+    x = torch.rand(8, 4)
+    if s == 4:
+        x[3] = -1
+    def closure():
+        loss = (net(x) - torch.log(x.sum(1, keepdim=True))).square().mean()  # the log
+        loss.backward()
+        return loss
+    loss = closure()
+    opt.step(closure)
+    opt.zero_grad()
+    print(bool(loss.isfinite()))
+"""
+
+
+def test_a_pass_before_a_step_with_a_closure_is_looked_at_before_the_weights_move(box: Sandbox) -> None:
+    """SAM moves the weights by the first pass: its NaN would be told as a damaged weight, and the run be stopped."""
+    done = box.watched(HEAD + SHARPNESS)
+    (incident,) = done.incidents
+    assert (incident["cause"]["code"], incident["action"]["taken"]) == ("WN102", "skipped"), done.err
+    assert incident["origin"]["code"].endswith("# the log")
+    assert done.out.split() == ["True"] * 4 + ["False"] + ["True"] * 3
+
+
+def test_a_tensor_of_another_class_is_still_what_the_model_made(box: Sandbox) -> None:
+    """`as_subclass` goes past every function mode; its result was taken for a target."""
+    body = """
+class Marked(torch.Tensor):
+    pass
+net = nn.Linear(4, 1)
+opt = torch.optim.SGD(net.parameters(), 0.1)
+for s in range(6):
+    x = torch.rand(8, 4)
+    if s == 3:
+        net.weight.data[0, 1] = float("nan")
+    loss = nn.functional.mse_loss(net(x).as_subclass(Marked), x[:, :1])
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+    done = box.watched(HEAD + body)
+    assert done.incidents[0]["cause"]["code"] == "WN601", done.err

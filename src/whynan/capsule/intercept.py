@@ -329,6 +329,15 @@ class Interception:
             return bound(*args, **kwargs)
 
         self.replace(torch.autograd.Function, "apply", watched_apply)
+        as_subclass = torch.Tensor.as_subclass  # which no function mode is asked about
+
+        @functools.wraps(as_subclass)
+        def watched_as_subclass(self: torch.Tensor, cls: Any) -> Any:
+            if not is_compiling() and recorder.here:
+                return recorder.opaque("call", as_subclass, as_subclass, (self, cls), {})
+            return as_subclass(self, cls)
+
+        self.replace(torch.Tensor, "as_subclass", watched_as_subclass)
         script: Any = torch.jit.ScriptFunction.__call__
 
         def script_call(self: Any, *args: Any, **kwargs: Any) -> Any:

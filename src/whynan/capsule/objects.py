@@ -13,6 +13,7 @@ import functools
 import inspect
 import logging
 import math
+import operator
 import os
 import pathlib
 import re
@@ -300,6 +301,7 @@ _SHORT: dict[type, Callable[[Any], Json]] = {
     torch.device: lambda v: {"device": str(v)},
     torch.memory_format: lambda v: {"format": str(v).removeprefix("torch.")},
     torch.layout: lambda v: {"layout": str(v).removeprefix("torch.")},
+    torch.qscheme: lambda v: {"qscheme": str(v).removeprefix("torch.")},
     complex: lambda v: {"complex": [repr(v.real), repr(v.imag)]},
     bytes: lambda v: {"bytes": base64.b64encode(v).decode()},
     type(Ellipsis): lambda v: {"ellipsis": True},
@@ -308,10 +310,11 @@ _SHORT: dict[type, Callable[[Any], Json]] = {
 
 
 def _slice(value: Any) -> Json:
-    parts = [_plain(v) for v in (value.start, value.stop, value.step)]
-    if any(p is NotImplemented for p in parts):
-        raise Unable("a slice with tensors as ends")
-    return {"is": type(value).__name__, "ends": parts}
+    try:
+        ends: list[Json] = [v if v is None else operator.index(v) for v in (value.start, value.stop, value.step)]  # numpy's integers too
+    except (TypeError, RuntimeError):
+        raise Unable("a slice whose ends are no whole numbers") from None
+    return {"is": type(value).__name__, "ends": ends}
 
 
 _SPECIAL: dict[type, Callable[[Any], Json]] = {

@@ -335,6 +335,7 @@ def _named(group: str, names: tuple[str, ...], value: Any) -> Any:
 
 
 _FORMATS = ("contiguous_format", "channels_last", "channels_last_3d", "preserve_format")
+_QSCHEMES = ("per_tensor_affine", "per_channel_affine", "per_tensor_symmetric", "per_channel_symmetric", "per_channel_affine_float_qparams")
 _INLINE: dict[str, Callable[[Decoder, dict[str, Any]], Any]] = {
     "float": lambda d, n: {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}[n["float"]],
     "complex": lambda d, n: complex(*[float(v) for v in n["complex"]]),
@@ -343,6 +344,7 @@ _INLINE: dict[str, Callable[[Decoder, dict[str, Any]], Any]] = {
     "device": lambda d, n: d.device(n["device"]),
     "format": lambda d, n: _named("memory format", _FORMATS, n["format"]),
     "layout": lambda d, n: _named("layout", ("strided", "sparse_coo", "sparse_csr"), n["layout"]),
+    "qscheme": lambda d, n: _named("quantisation scheme", _QSCHEMES, n["qscheme"]),
     "ellipsis": lambda d, n: ...,
     "lost": lambda d, n: Lost(str(n["lost"])[:200]),
     "torch": lambda d, n: function_named(str(n["torch"])),

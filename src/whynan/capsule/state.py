@@ -236,6 +236,9 @@ class Stasis:
         self._attributes = [(m, m.__dict__.copy()) for m in modules]
         self._lists = [Mutable(v) for _, d in self._attributes for v in holdings(d)]
         self._lists += [Mutable(v) for m in modules for v in _hook_holdings(m)]
+        hung = {id(t): t for t in (*self._leaves, *(p for root in self._roots for p in root.parameters())) if t.__dict__}
+        self._hung = [(t, t.__dict__.copy()) for t in hung.values()]  # what a program keeps on its weights (per-sample gradients)
+        self._lists += [Mutable(v) for _, d in self._hung for v in holdings(d)]
         homes = {id(b): b for m in modules for b in m._buffers.values() if b is not None}
         homes.update((id(b), b) for root in self._roots for b in frozen_state(root))
         self._buffers = [(b, b.detach().clone(), b._version) for b in homes.values() if not is_lazy(b) and not b.is_inference()]
@@ -266,6 +269,9 @@ class Stasis:
             home.update(tensors)
         for module, attributes in self._attributes:
             put_back(module, attributes)
+        for tensor, attributes in self._hung:
+            tensor.__dict__.clear()
+            tensor.__dict__.update(attributes)
         for item in self._lists:
             item.restore()
 

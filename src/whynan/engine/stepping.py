@@ -208,7 +208,7 @@ class Stepping:
         several = isinstance(optimizer, torch.optim.LBFGS) or self._is_risky(optimizer)
         before = self.session.guarded(lambda: self._snapshot(optimizer)) if several else None
         last: list[Any] = [None]
-        if several and not self._state_allows(optimizer):
+        if (several and not self._state_allows(optimizer)) or (self.session.window.backwards and not self._passes_allow(optimizer)):
             return None
 
         def watched() -> Any:
@@ -250,6 +250,11 @@ class Stepping:
             return True
         self.session.see(symptom_of("optimizer state", bad))
         return self.allowed(optimizer)
+
+    def _passes_allow(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Look at backward passes made before a step with a closure: such an optimizer (SAM) moves the weights by them first."""
+        self.session.guarded(lambda: self.noticing.look(optimizer))
+        return self.session.window.symptom is None or self.allowed(optimizer)
 
     def _step_of_scaler(self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> Any:
         """A fused optimizer under a gradient scaler: the gradients are still scaled and the kernel skips by itself."""
