@@ -100,3 +100,22 @@ def test_how_far_weights_with_a_bad_gradient_move_is_measured(bad: str, told: st
     incident, _ = train(lambda p: SignSGD(p, unsigned), float(bad))
     assert update(incident) == f"SignSGD would leave all 5 weights finite, by accident: the 5 with a bad gradient {told}"
     assert update(incident) in incident.cause.evidence
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
+def test_a_learning_rate_that_is_infinite_is_told_before_it_reaches_the_weights(optimizer: Any) -> None:
+    """The schedule divides by 0 once: that update is taken back, and the run goes on."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    steps = optimizer(model.parameters(), lr=0.01)
+    with whynan.watch(model, steps, files=False) as guard:
+        for step in range(6):
+            steps.param_groups[0]["lr"] = 0.01 if step != 3 else float("inf")
+            before = model.weight.detach().clone()
+            steps.zero_grad()
+            model(torch.randn(8, 4)).square().mean().backward()
+            steps.step()
+            assert torch.equal(before, model.weight) == (step == 3)
+    (incident,) = guard.incidents
+    assert (incident.cause.code, incident.cause.label, incident.cause.confidence.value) == ("WN604", "the learning rate is inf", "proven")
+    assert "the last learning rate that was finite is 0.01" in incident.cause.evidence

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from whynan.causes.catalogue import Finding, Scene, rule
@@ -19,7 +20,8 @@ def update_not_finite(scene: Scene) -> Finding | None:
 
     What happened
     The update divided by 0 or left its range: Adam with eps=0, an eps of 1e-8 that is 0 in
-    float16, an own optimizer without eps, momentum of scaled gradients in float16.
+    float16, an own optimizer without eps, momentum of scaled gradients in float16, a schedule
+    that gave a learning rate of inf or nan.
 
     Why the result is non-finite
     Adam divides by sqrt(v) + eps. For a weight whose gradient has been exactly 0, v is 0; if
@@ -63,6 +65,9 @@ def update_not_finite(scene: Scene) -> Finding | None:
     view = birth.view
     assert view is not None
     evidence = ["weights, gradients and optimizer state are finite before the update"]
+    rate = next((r for g in scene.optimizer.param_groups if isinstance(r := g.get("lr"), float) and not math.isfinite(r)), None) if scene.optimizer else None
+    if rate is not None:
+        return _bad_rate(scene, rate, evidence)
     label = f"{view.name} inside the optimizer made the first non-finite value"
     fixes: list[Fix] = []
     group = scene.optimizer.param_groups[0] if scene.optimizer is not None else {}
@@ -91,6 +96,38 @@ def update_not_finite(scene: Scene) -> Finding | None:
     )
 
 
+def _bad_rate(scene: Scene, rate: float, evidence: list[str]) -> Finding:
+    """The schedule gave a rate that is no number to step by."""
+    lab = scene.lab
+    assert lab is not None
+    label = f"the learning rate is {number(rate)}"
+    before = next((lr for h in reversed(scene.history) if math.isfinite(lr := h.get("lr", math.nan))), None)
+    proven = False
+    if before is not None:
+        evidence.append(f"the last learning rate that was finite is {number(before)}")
+        proven = lab.run(around=_With(scene.optimizer.param_groups, "lr", before)).finite
+        scene.tried("the update with the last finite learning rate", "the update is finite" if proven else "still not finite")
+    if proven:
+        evidence.append("with that the update is finite")
+    return Finding(label, evidence, [Fix("keep the learning rate finite: a schedule divides by 0 or raises 0 to a negative power")], proven=proven)
+
+
+class _With:
+    """Another number in every group of an optimizer, for a while."""
+
+    def __init__(self, groups: list[dict[str, Any]], key: str, value: float) -> None:
+        self.groups, self.key, self.value = groups, key, value
+        self.before = [group[key] for group in groups]
+
+    def __enter__(self) -> None:
+        for group in self.groups:
+            group[self.key] = self.value
+
+    def __exit__(self, *_: object) -> None:
+        for group, value in zip(self.groups, self.before, strict=True):
+            group[self.key] = value
+
+
 def _try_eps(scene: Scene, eps: Any, better: str) -> list[Remedy]:
     """Replay the update with another eps; the diff is at the optimizer's construction."""
     from whynan.capsule.sites import resolve
@@ -101,16 +138,7 @@ def _try_eps(scene: Scene, eps: Any, better: str) -> list[Remedy]:
     if float(eps) >= float(better):
         return []
 
-    class Changed:
-        def __enter__(self) -> None:
-            for group in groups:
-                group["eps"] = float(better)
-
-        def __exit__(self, *_: object) -> None:
-            for group in groups:
-                group["eps"] = eps
-
-    outcome = lab.run(around=Changed())
+    outcome = lab.run(around=_With(groups, "eps", float(better)))
     fix = Fix(f"give the optimizer eps={better}", better, keyword="eps")
     scene.tried(fix.title, "the update is finite" if outcome.finite else "still not finite")
     expression = expression_at(scene.made_at, resolve(scene.made_at).file) if scene.made_at is not None else None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from math import isfinite
 from typing import Any
 
 import torch
@@ -83,7 +84,8 @@ class Stepping:
             return self.waiting.step(call, optimizer, args, kwargs)
         if not self.allowed(optimizer):
             return None
-        before = self.session.guarded(lambda: self._snapshot(optimizer)) if self._is_risky(optimizer) else None
+        odd = any(isinstance(rate := group.get("lr"), float) and not isfinite(rate) for group in optimizer.param_groups)
+        before = self.session.guarded(lambda: self._snapshot(optimizer)) if odd or self._is_risky(optimizer) else None
         if self.options.clip_after_rollback is not None:
             self.session.guarded(lambda: self.recovering.clip(optimizer))
         result = call(optimizer, *args, **kwargs)
