@@ -416,3 +416,24 @@ for s in range(6):
 """
     done = box.watched(HEAD + body)
     assert done.incidents[0]["cause"]["code"] == "WN601", done.err
+
+
+def test_a_loss_divided_in_place_does_not_bring_the_step_before_into_the_replay(box: Sandbox) -> None:
+    """The loss of the step before is still alive; its write is no part of this one."""
+    body = """
+w = nn.Parameter(torch.randn(4))
+opt = torch.optim.SGD([w], lr=0.1)
+for s in range(6):
+    x = torch.rand(8, 4)
+    y = x.sum(1)
+    if s == 4:
+        y[2] = -1
+    loss = (x @ w - torch.log(y)).square().mean()
+    loss /= 2
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+    done = box.watched(HEAD + body)
+    (incident,) = done.incidents
+    assert (incident["cause"]["code"], incident["origin"]["exact"]) == ("WN102", True), done.err

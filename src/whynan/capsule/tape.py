@@ -386,7 +386,7 @@ class Tape:
 
     def needed_for(self, numbers: set[int]) -> list[Entry]:
         """Return the entries these entries depend on, and themselves, in order."""
-        return needed_for(self.entries, numbers)
+        return needed_for(self.entries, numbers, self.rolled)
 
     def _make_room(self) -> None:
         stale = [n for n, e in self.entries.items() if not e.needs_grad]
@@ -396,8 +396,8 @@ class Tape:
         self.overflowed = self.overflowed or not stale
 
 
-def needed_for(entries: dict[int, Entry], numbers: set[int]) -> list[Entry]:
-    """Return the entries these entries depend on, and themselves, in order."""
+def needed_for(entries: dict[int, Entry], numbers: set[int], since: int = 0) -> list[Entry]:
+    """Return the entries these entries depend on, and themselves, in order; `since` an entry is where the step began."""
     keep = set(numbers)
     backward = {n for n, e in entries.items() if e.kind in ("backward", "zero")}
     weights: set[int] = set()  # of the modules that are called
@@ -409,7 +409,7 @@ def needed_for(entries: dict[int, Entry], numbers: set[int]) -> list[Entry]:
         if overwritten and number in keep and isinstance(entry.fn, torch.nn.Module):
             weights.update(map(id, entry.fn.parameters()))
         made_here = entry.kind == "write" and entry.args and isinstance(entry.args[0], Slot | Inner)
-        if made_here and number < max(numbers, default=0):
+        if made_here and since < number < max(numbers, default=0):
             keep.add(number)  # a write to a tensor made on the tape may be seen through any of its views
         if number in keep:
             keep.update(dependencies(entry))
