@@ -437,3 +437,38 @@ for s in range(6):
     done = box.watched(HEAD + body)
     (incident,) = done.incidents
     assert (incident["cause"]["code"], incident["origin"]["exact"]) == ("WN102", True), done.err
+
+
+LOOKAHEAD = """
+class Lookahead(torch.optim.Optimizer):
+    def __init__(self, base):
+        self.base, self.param_groups, self.defaults, self.state, self.count = base, base.param_groups, base.defaults, base.state, 0
+        self.slow = [p.detach().clone() for p in base.param_groups[0]["params"]]
+    def step(self, closure=None):
+        self.base.step()
+        self.count += 1
+        if self.count % 3 == 0:
+            for slow, fast in zip(self.slow, self.param_groups[0]["params"]):
+                slow.lerp_(fast.detach(), 0.5)
+                fast.data.copy_(slow)
+net = nn.Linear(4, 1)
+opt = Lookahead(torch.optim.SGD(net.parameters(), lr=0.1))
+for s in range(12):
+    x = torch.randn(8, 4)
+    if s == {left_out}:
+        continue
+    loss = (net(x) - x[:, :1] * (1e25 if s == 4 else 1)).square().mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+    if s != 4:
+        print(loss.item().hex(), opt.count)
+"""
+
+
+def test_an_optimizer_around_another_is_the_one_that_is_left_out(box: Sandbox) -> None:
+    """It never called torch's `__init__`: a skip must not move its counter, nor what it does every third step."""
+    watched = box.watched(HEAD + LOOKAHEAD.format(left_out=-1))
+    assert len(watched.incidents) == 1, watched.err
+    plain = box.python(str(box.write(HEAD + LOOKAHEAD.format(left_out=4))))
+    assert watched.out == plain.out
