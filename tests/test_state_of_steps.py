@@ -444,6 +444,8 @@ class Lookahead(torch.optim.Optimizer):
     def __init__(self, base):
         self.base, self.param_groups, self.defaults, self.state, self.count = base, base.param_groups, base.defaults, base.state, 0
         self.slow = [p.detach().clone() for p in base.param_groups[0]["params"]]
+    def zero_grad(self):
+        self.base.zero_grad()
     def step(self, closure=None):
         self.base.step()
         self.count += 1
