@@ -566,3 +566,71 @@ def test_weights_that_are_float64_are_not_moved_to_judge_a_slope(box: Sandbox) -
     watched = box.watched(f"{HEAD}{wide}{TAIL}    print(step, torch.equal(held, net[0].weight))\n")
     assert [line.split()[1] for line in watched.out.splitlines()] == ["False", "False", "False", "True", "False"], watched.err
     assert [i["remedies"][0]["result"] for i in watched.incidents] == ["proven"], watched.err
+
+
+NAMED = {
+    "a product": ("loss = (h @ w).mean()", "h = net(x) * (1e38 if bad else 1); w = torch.full((3, 2), 30.0)", ["h", "w"]),
+    "a product of batches": (
+        "loss = torch.bmm(h[None], w[None]).mean()",
+        "h = net(x) * (1e38 if bad else 1); w = torch.full((3, 2), 30.0)",
+        ["h[None]", "w[None]"],
+    ),
+    "a product that torch turns round": (
+        "loss = torch.matmul(w, h).mean()",
+        "h = net(x).reshape(2, 3, 3) * (1e38 if bad else 1); w = torch.full((2, 3), 30.0, requires_grad=True)",
+        ["h", "w"],
+    ),
+    "a linear function": (
+        "loss = F.linear(h, w, b).mean()",
+        "h = net(x) * (1e38 if bad else 1); w, b = torch.full((2, 3), 30.0), torch.ones(2)",
+        ["b", "h", "w"],
+    ),
+    "a layer": ("loss = net(x * scale).mean()", "scale = 5e37 if bad else 1; net.weight.data.fill_(9.0)", ["bias", "input", "weight.T"]),
+    "an eigenvalue": ("loss = torch.linalg.eigh(cov)[1].sum()", "h = net(x); cov = torch.eye(3) * h.sum() * 0 if bad else h.T @ h", ["cov"]),
+    "a determinant": ("loss = torch.logdet(gram)", "h = net(x); gram = h.T @ h * (0 if bad else 1)", ["gram"]),
+    "a factorisation that fails": ("loss = torch.linalg.cholesky(gram).sum()", "h = net(x); gram = h.T @ h * (-1 if bad else 1)", ["gram"]),
+}
+
+
+@pytest.mark.parametrize(("line", "before", "names"), NAMED.values(), ids=list(NAMED))
+def test_arguments_are_called_what_the_source_calls_them(line: str, before: str, names: list[str], box: Sandbox) -> None:
+    """Also where torch's operation has another name than the function, or takes its arguments in another order."""
+    body = f"""
+for step in range(5):
+    x, bad = torch.randn(6, 4), step == 3
+    {before}
+    {line}
+"""
+    incident = first(box, body, HEAD.replace("nn.Linear(4, 1)", "nn.Linear(4, 3)"))
+    assert [value["name"] for value in incident["origin"]["inputs"]] == names
+
+
+def test_the_matrix_of_a_factorisation_that_fails_is_shown(box: Sandbox) -> None:
+    """Torch raises in a check of one number; what was factorised stands before it, with its eigenvalues."""
+    incident = first(
+        box,
+        """
+for step in range(5):
+    h = net(torch.randn(6, 4))
+    gram = torch.eye(2) * (-h.square().sum() if step == 3 else 1)
+    loss = torch.linalg.cholesky(gram).sum() + h.sum()
+""",
+    )
+    (value,) = incident["origin"]["inputs"]
+    assert (incident["cause"]["code"], value["name"], value["shape"]) == ("WN108", "gram", [2, 2])
+    assert "eigenvalues from -" in sentences(incident)
+
+
+def test_an_argument_without_a_name_is_called_by_its_place(box: Sandbox) -> None:
+    """The names of torch's schemas (`self`, `other`) are none of the program's."""
+    incident = first(
+        box,
+        """
+from torch.distributions import MultivariateNormal
+for step in range(5):
+    x = torch.randn(6, 4)
+    scale = torch.diag_embed(torch.ones(6, 2) * (0.0 if step == 3 else 1.0))
+    loss = -MultivariateNormal(net(x).expand(6, 2), scale_tril=scale, validate_args=False).log_prob(x[:, :2]).mean()
+""",
+    )
+    assert [value["name"] for value in incident["origin"]["inputs"]] == ["argument 1", "argument 2"]

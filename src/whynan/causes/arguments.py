@@ -68,6 +68,12 @@ def rounded_from(view: View) -> str:
     return ""
 
 
+def factorised(view: View) -> View | None:
+    """Return the factorisation that an operation checks the success of; torch raises in the check, not in the factorisation."""
+    made = as_view(skip_views(view.maker("info"))) if view.name == "_linalg_check_errors" else None
+    return made if made is not None and made.inputs() else None
+
+
 def argument_of(view: View) -> tuple[Any, int]:
     """Return the argument that a logarithm is taken of, and which operand it is."""
     index = 1 if view.name in ("xlogy", "special_xlogy", "special_xlog1py") else 0

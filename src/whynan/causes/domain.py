@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from whynan.causes.arguments import computed_forward, from_spans
+from whynan.causes.arguments import computed_forward, factorised, from_spans
 from whynan.causes.catalogue import Finding, Scene, rule
 from whynan.causes.facts import lineage, share
 from whynan.causes.fixes import Fix, guarded
@@ -215,27 +215,38 @@ def singular_matrix(scene: Scene) -> Finding | None:
         return None
     if view.name not in _LINALG and not ("linalg" in view.call or "logdet" in view.call or "cholesky" in view.call):
         return None
-    matrix = next((t for t in view.inputs().values() if t.dim() >= 2), None)
+    failed = factorised(view)
+    matrix = next((t for t in (failed or view).inputs().values() if t.dim() >= 2), None)
     evidence = []
     if birth.error is not None:
         evidence.append(str(birth.error).split("\n")[0])
-    if matrix is not None and matrix.shape[-1] == matrix.shape[-2] and bool(matrix.isfinite().all()):
-        values = (matrix.double() @ matrix.double().transpose(-1, -2)).diagonal(dim1=-2, dim2=-1)
-        try:
-            import torch
-
-            spectrum = torch.linalg.svdvals(matrix.double())
-            evidence.append(f"singular values from {number(float(spectrum.max()))} to {number(float(spectrum.min()))}")
-        except RuntimeError:
-            evidence.append(f"row norms from {number(float(values.min()) ** 0.5)}")
     name = view.call.rsplit(".", 1)[-1].removeprefix("linalg_") or view.name
+    if matrix is not None and matrix.shape[-1] == matrix.shape[-2] and bool(matrix.isfinite().all()):
+        evidence.append(_spectrum(matrix, name))
     return Finding(
         f"{name} of a matrix that has no inverse or is not positive definite",
         evidence,
         guarded(name, view.op.dtype) or guarded("inv", view.op.dtype),
-        from_spans(view),
+        from_spans(failed or view),
         proven=birth.error is not None,
     )
+
+
+def _spectrum(matrix: torch.Tensor, name: str) -> str:
+    """Say between what the eigenvalues of a matrix lie that cholesky was given, or the singular values of another."""
+    import torch
+
+    wide = matrix.double()
+    try:
+        values, what = (
+            (torch.linalg.eigvalsh(wide), "eigenvalues") if name.removesuffix("_ex") == "cholesky" else (torch.linalg.svdvals(wide), "singular values")
+        )
+    except RuntimeError:
+        norms = (wide @ wide.transpose(-1, -2)).diagonal(dim1=-2, dim2=-1)
+        return f"row norms from {number(float(norms.min()) ** 0.5)}"
+    top, low = float(values.max()), float(values.min())
+    noise = abs(low) <= matrix.shape[-1] * torch.finfo(torch.float64).eps * abs(top)
+    return f"{what} from {number(top)} to {'0, within rounding' if low and noise else number(low)}"
 
 
 @rule("WN109", "pole-of-special-function", "special function at a pole", rank=67)

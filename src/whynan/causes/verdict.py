@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from whynan.capsule.sites import Site, is_installed, resolve
+from whynan.causes.arguments import factorised
 from whynan.causes.catalogue import Finding, Rule, Scene, first_match
 from whynan.causes.facts import VIEWS
-from whynan.causes.fixes import source_name
 from whynan.causes.handed import batch_size, hook_words, sample_words
 from whynan.causes.lab import Lab, Outcome, without_rows
+from whynan.causes.naming import named_by_source, names_of
 from whynan.causes.several import Verdict, decide
 from whynan.causes.source import Expression, expression_at
 from whynan.causes.terms import named_terms, term_words
@@ -122,29 +123,32 @@ def _values(scene: Scene, chosen: Rule, expression: Expression | None) -> tuple[
     assert birth is not None
     if birth.leaf is not None:
         shown = birth.handed_in() if birth.phase is Phase.INPUT else birth.leaf.tensor.detach()
-        role = birth.leaf.role if chosen.code != "WN702" else _target_name(birth, expression)
+        role = birth.leaf.role if chosen.code != "WN702" else "target"
+        role = _source_text(birth, expression) or role if role in ("target", "constant") else role
         return [stats(birth.leaf.name or role, shown)], None
     view = birth.forward
     if view is None:
         return [], None
-    names = _names(view, expression)
+    failed = factorised(view)
+    view = failed or view
+    names = names_of(view, expression)
     rows = [stats(names.get(name, name), tensor) for name, tensor in list(view.inputs().items())[:4]]
-    output = view.output()
+    output = view.output() if failed is None else None  # what a factorisation leaves behind that failed is no result
     return rows, stats("result", output) if output is not None else None
 
 
-def _target_name(birth: Birth, expression: Expression | None) -> str:
-    """Call a target what the source calls it where it is handed to the loss."""
+def _source_text(birth: Birth, expression: Expression | None) -> str:
+    """Return what the source calls a leaf where it is first computed with: a target, where it is handed to the loss."""
     found = _used(birth)
     if found is None:
-        return "target"
+        return ""
     op, place = found
     if expression is not None and expression.calls_object() and expression.construction() is not None:
         texts = expression.as_plain_call().operands  # torch's own modules hand their arguments on in this order
         text = " ".join(texts[place].split()) if place < len(texts) == len(op.sources) else ""
     else:
-        text = _names(View(op, birth), expression).get(op.sources[place].name, "")
-    return text if 0 < len(text) < 60 else "target"
+        text = named_by_source(View(op, birth), expression).get(op.sources[place].name, "")
+    return text if len(text) < 60 else ""
 
 
 def _used(birth: Birth) -> tuple[Op, int] | None:
@@ -160,25 +164,6 @@ def _used(birth: Birth) -> tuple[Op, int] | None:
             return op, place
         made = op.index
     return None
-
-
-def _names(view: View, expression: Expression | None) -> dict[str, str]:
-    """Call an operation's arguments what the source calls them, where the two fit together."""
-    if expression is None or not expression.operands or source_name(expression.name) != view.name.strip("_"):
-        return {}
-    kept = [s.name for s in view.op.sources]
-    texts = expression.operands
-    if len(kept) == 1 and len(texts) == 2:  # the other operand is a number
-        numbers = [_looks_numeric(text) for text in texts]
-        if view.name in ("mul", "add") and not any(numbers):
-            return {}  # `beta * x` and `x * beta` arrive alike
-        if numbers[0] or ".__r" in view.op.call:
-            texts = texts[1:]
-    return {name: " ".join(text.split()) for name, text in zip(kept, texts, strict=False) if len(text) < 60}
-
-
-def _looks_numeric(text: str) -> bool:
-    return text.replace(".", "").replace("-", "").replace("e", "").strip("() ").isdigit()
 
 
 def _samples(scene: Scene, finding: Finding) -> list[int]:
