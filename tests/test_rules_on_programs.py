@@ -634,3 +634,58 @@ for step in range(5):
 """,
     )
     assert [value["name"] for value in incident["origin"]["inputs"]] == ["argument 1", "argument 2"]
+
+
+UNDERFLOWS = {
+    "a sum of exponentials": ("loss = -torch.log(torch.exp(s).sum(1)).mean()", "torch.logsumexp(s, dim=1)"),
+    "a sum that keeps its dimension": ("loss = -(torch.exp(s).sum(1, keepdim=True).log() + s).mean()", "torch.logsumexp(s, dim=1, keepdim=True)"),
+    "a sum with a name": ("e = s.exp()\n    total = e.sum(dim=1)\n    loss = -torch.log(total).mean()", "torch.logsumexp(s, dim=1)"),
+    "a softmax": ("loss = (torch.exp(s) / torch.exp(s).sum(-1, keepdim=True) * x).pow(2).mean()", "torch.softmax(s, dim=-1)"),
+    "a softmax on two lines": ("w = torch.exp(s)\n    loss = (w / w.sum(-1, keepdim=True) * x).pow(2).mean()", "torch.softmax(s, dim=-1)"),
+    "a rest of 1": ("loss = -torch.log(1 - torch.exp(-h)).mean()", "torch.log(-torch.expm1(-h))"),
+    "a rest of 1 with a name": ("p = 1 - torch.exp(-h)\n    loss = -p.log().mean()", "torch.log(-torch.expm1(-h))"),
+    "a rest of 1 by log1p": ("loss = -torch.log1p(-torch.exp(-h)).mean()", "torch.log(-torch.expm1(-h))"),
+    "a rest of 1 where the factor is 0": ("loss = -(torch.log(1 - torch.exp(-h)) * ~bad).mean()", "torch.log(-torch.expm1(-h))"),
+}
+
+
+@pytest.mark.parametrize(("lines", "text"), UNDERFLOWS.values(), ids=list(UNDERFLOWS))
+def test_exponentials_that_underflow_have_a_form_that_does_not(lines: str, text: str, box: Sandbox) -> None:
+    """The function that never leaves the logarithms comes before any clamp, and the program that the diff gives trains through."""
+    head = HEAD.replace("nn.Linear(4, 1)", "nn.Linear(4, 4)")
+    body = f"""
+for step in range(6):
+    x = torch.randn(6, 4)
+    bad = (torch.arange(6) == 2)[:, None] & (step == 3)
+    s = net(x) - torch.where(bad, 150.0, 0.0)
+    h = F.softplus(net(x)) * torch.where(bad, 1e-9, 1.0)
+    {lines}
+    print(loss.item())
+"""
+    incident = first(box, body, head)
+    remedy = incident["remedies"][0]
+    assert (incident["step"], remedy["result"], remedy["safe"]) == (3, "proven", True)
+    assert text in remedy["diff"]
+    healed = box.python(str(box.write(patched(head + body + TAIL, remedy["diff"]), "healed.py")))
+    assert len(healed.out.splitlines()) == 6
+    assert "nan" not in healed.out and "inf" not in healed.out
+
+
+def test_a_quotient_of_other_exponentials_is_no_softmax(box: Sandbox) -> None:
+    """What is divided by must be the sum of the same exponentials, and the name must not have been given another value."""
+    for lines in (
+        "w = torch.exp(s) / torch.exp(2 * s).sum(-1, keepdim=True)",
+        "e = torch.exp(s)\n    e = e * 2\n    w = torch.exp(s) / e.sum(-1, keepdim=True)",
+    ):
+        incident = first(
+            box,
+            f"""
+for step in range(5):
+    x = torch.randn(6, 4)
+    s = net(x).expand(6, 4) - (300.0 if step == 3 else 0.0)
+    {lines}
+    loss = (w * x).pow(2).mean()
+""",
+        )
+        assert incident["cause"]["code"] == "WN104"
+        assert not any("softmax" in remedy["title"] for remedy in incident["remedies"])

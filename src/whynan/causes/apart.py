@@ -90,7 +90,7 @@ def _picked(made: Made, of_source: Callable[[Any], Any]) -> Any:
 
 
 def _log_of_exp(torch: Any, value: Any, name: str) -> Any:
-    """Compute log(1 + exp(x)), log(sum(exp(x))) or log(cosh(x)) from x."""
+    """Compute log(1 + exp(x)), log(1 - exp(x)), log(sum(exp(x))) or log(cosh(x)) from x."""
     made = maker(value)
     if made is None:
         return None
@@ -103,6 +103,8 @@ def _log_of_exp(torch: Any, value: Any, name: str) -> Any:
         return None
     if made.name in ("add", "radd") and any(isinstance(a, int | float) and a == 1 for a in made.args):
         return torch.nn.functional.softplus(inner.args[0])
+    if made.name == "rsub" and isinstance(made.args[-1], int | float) and made.args[-1] == 1:
+        return torch.log(-torch.expm1(inner.args[0]))
     if made.name == "sum" and made.dim is not None:
         return torch.logsumexp(inner.args[0], dim=made.dim, keepdim=made.keepdim)
     return None

@@ -19,6 +19,7 @@ from whynan.causes.source import Change, Expression, positioned
 
 if TYPE_CHECKING:
     from whynan.capsule.sites import Site
+    from whynan.trace.birth import View
 
 _OURS = f"{__file__}: a remedy"  # the file of code that is put in place: no line of the program's
 _ALIASES = {
@@ -165,7 +166,20 @@ class Fix:
 
 
 BRAIN = Fix("use bfloat16 instead of float16: it has the range of float32", "{inner}", inner="bfloat16")
+SOFTMAX = Fix("use torch.softmax, which subtracts the largest value first", "{inner}", safe=True, inner="softmax by hand")
+LOGSUMEXP = Fix("use torch.logsumexp", "{inner}", safe=True, inner="logsumexp by hand")
+LOG1MEXP = Fix("use expm1, which keeps 1 - exp(x) where exp(x) rounds to 1", "{inner}", safe=True, inner="log1mexp by hand")
+LOG_OF_EXP = Fix("take the logarithm of the exponentials in one call: softplus, logsumexp", "{inner}", safe=True, inner="log of exp")
 BY_HAND = Fix("use binary_cross_entropy, which keeps the logarithm at or above -100", "{inner}", safe=True, inner="cross-entropy by hand")
+
+
+def shifted(total: View) -> list[Fix]:
+    """Take the largest exponent out of exponentials that are divided by this sum of them."""
+    dims = total.scalar("dim")
+    if not isinstance(dims, list | tuple) or len(dims) != 1:
+        return []
+    shift = f"{{x}} - {{x}}.amax(dim={dims[0]}, keepdim=True)"
+    return [Fix("subtract the largest exponent first: the division by the sum cancels it", shift, 0, safe=True)]
 
 
 def _filled(expression: Expression, template: str, made_of: list[str] | None = None) -> str | None:

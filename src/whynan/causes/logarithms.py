@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from whynan.causes import patterns
 from whynan.causes.arguments import argument_of, computed_forward, from_spans, rounded_from
 from whynan.causes.catalogue import Finding, Scene, rule
-from whynan.causes.facts import as_view, rows, share, skip_views
-from whynan.causes.fixes import BY_HAND, Fix, guarded
+from whynan.causes.facts import ELEMENTWISE, as_view, lineage, rows, share, skip_views
+from whynan.causes.fixes import BY_HAND, LOG1MEXP, LOG_OF_EXP, LOGSUMEXP, Fix, guarded
 from whynan.records import number
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def log_of_zero(scene: Scene) -> Finding | None:
 def log_fixes(view: View) -> list[Fix]:
     """Return the changes for a logarithm whose argument reaches its edge: from the logits where it was made of any, else a bound."""
     made = skip_views(view.maker(0))
-    fixes: list[Fix] = []
+    fixes = of_exponentials(view)
     if hasattr(made, "name") and made is not None and view.name == "log":
         if made.name == "_softmax":
             fixes.append(Fix("compute the logarithm of the softmax directly", "torch.log_softmax({inner})", safe=True, inner="softmax"))
@@ -108,6 +108,12 @@ def log_fixes(view: View) -> list[Fix]:
             fixes.append(Fix("compute the logarithm of 1 - sigmoid directly", "torch.nn.functional.logsigmoid(-{inner})", safe=True, inner=patterns.REST))
     fixes.append(Fix("take the logarithm from the logits: log_softmax or logsigmoid instead of log", "{inner}", safe=True, inner="log directly"))
     return fixes + guarded(view.name.removeprefix("special_") if "entr" not in view.name else view.name, view.op.dtype)
+
+
+def of_exponentials(view: View) -> list[Fix]:
+    """Return the changes for a logarithm of exponentials that underflowed, or that rounded to 1 where 1 is taken off."""
+    exponential = any(made.name == "exp" for made in lineage(view, ELEMENTWISE | {"sum"}, depth=3))
+    return [LOGSUMEXP, LOG1MEXP, LOG_OF_EXP] if exponential else []
 
 
 def _makers(made: View | Leaf) -> list[View | Leaf | None]:

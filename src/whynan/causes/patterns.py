@@ -18,7 +18,17 @@ from whynan.causes.source import Expression
 
 _POWERS = ("log of powers by hand", "powers by hand")
 REST = "1 - sigmoid"
-OUTER = ("softmax by hand", "sigmoid by hand", "logsumexp by hand", "softplus by hand", "logcosh by hand", "tanh by hand", "cross-entropy by hand", *_POWERS)
+OUTER = (
+    "softmax by hand",
+    "sigmoid by hand",
+    "logsumexp by hand",
+    "softplus by hand",
+    "logcosh by hand",
+    "tanh by hand",
+    "cross-entropy by hand",
+    "log1mexp by hand",
+    *_POWERS,
+)
 
 
 def inner_swap(kind: str, name: str, plain_name: Callable[[Any], str]) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]:
@@ -152,11 +162,17 @@ def _squared(expression: Expression, node: ast.expr) -> ast.expr | None:
 
 
 def around(expression: Expression, kind: str) -> tuple[ast.AST, str] | None:
-    """Return the expression around an exponential that writes `kind` by hand, and the text to put in its place, empty where none can be given."""
+    """Return the expression around an exponential that writes `kind` by hand, and the text to put in its place, empty where none can be given.
+
+    A logarithm or a quotient of exponentials may be that expression itself; the exponentials may then have names.
+    """
     if not expression.operands:
         return None
     if kind in _POWERS:
         return logspace.around(expression, kind)
+    if expression.name in ("log", "log1p", "div"):
+        written = _OF_EXPONENTIALS[kind](expression) if kind in _OF_EXPONENTIALS and not isinstance(expression.node, ast.AugAssign) else None
+        return None if written is None else (expression.node, written)
     argument = expression.nodes[0]
     text = expression.segment(argument)
     same = ast.dump(argument)
@@ -173,8 +189,8 @@ def around(expression: Expression, kind: str) -> tuple[ast.AST, str] | None:
         if kind == "logsumexp by hand" and isinstance(node, ast.Call) and expression.parts(node)[0] == "log" and expression.parts(node)[1]:
             total = expression.parts(node)[1][0]
             if isinstance(total, ast.Call) and expression.parts(total)[0] == "sum" and _is_exp(expression, expression.parts(total)[1][0], same):
-                dim = _dim_text(expression, total)
-                return (node, f"torch.logsumexp({text}, dim={dim})") if dim is not None else None
+                over = _over(expression, total)
+                return (node, f"torch.logsumexp({text}, {over})") if over is not None else None
         if kind == "softplus by hand" and isinstance(node, ast.Call):
             name, operands = expression.parts(node)
             if (name == "log" and operands and _one_plus(expression, operands[0], same)) or (
@@ -235,6 +251,66 @@ def _is_rest(node: ast.expr, of: ast.expr) -> bool:
 _WHOLE: dict[str, Callable[[Expression, ast.AST], str | None]] = {"tanh by hand": _tanh_text, "cross-entropy by hand": _entropy_text}
 
 
+def _softmax_of(expression: Expression) -> str | None:
+    """Read exp(a) / exp(a).sum(dim) at the quotient."""
+    if expression.name != "div" or len(expression.nodes) != 2:
+        return None
+    exponent, (total, inside) = _exponent_of(expression, expression.nodes[0]), _summed(expression, expression.nodes[1])
+    below = _exponent_of(expression, inside) if inside is not None else None
+    if exponent is None or below is None or total is None or ast.dump(exponent) != ast.dump(below):
+        return None
+    dim = _dim_text(expression, total)
+    return None if dim is None else f"torch.softmax({expression.segment(exponent)}, dim={dim})"
+
+
+def _logsumexp_of(expression: Expression) -> str | None:
+    """Read log(exp(a).sum(dim)) at the logarithm."""
+    total, inside = _summed(expression, expression.nodes[0]) if expression.name == "log" else (None, None)
+    exponent = _exponent_of(expression, inside) if inside is not None else None
+    over = _over(expression, total) if total is not None else None
+    return None if exponent is None or over is None else f"torch.logsumexp({expression.segment(exponent)}, {over})"
+
+
+def _log1mexp_of(expression: Expression) -> str | None:
+    """Read log(1 - exp(a)) or log1p(-exp(a)) at the logarithm."""
+    given = _named(expression, expression.nodes[0])
+    if expression.name == "log":
+        taken = _taken_from_one(expression, given)
+    else:
+        taken = given.operand if expression.name == "log1p" and isinstance(given, ast.UnaryOp) and isinstance(given.op, ast.USub) else None
+    exponent = _exponent_of(expression, taken, given is expression.nodes[0]) if taken is not None else None
+    return None if exponent is None else f"torch.log(-torch.expm1({expression.segment(exponent)}))"
+
+
+_OF_EXPONENTIALS: dict[str, Callable[[Expression], str | None]] = {
+    "softmax by hand": _softmax_of,
+    "logsumexp by hand": _logsumexp_of,
+    "log1mexp by hand": _log1mexp_of,
+}
+
+
+def _named(expression: Expression, node: ast.expr) -> ast.expr:
+    """Return what a name was given, or the node itself."""
+    given = expression.assigned(node.id) if isinstance(node, ast.Name) else None
+    return node if given is None else given
+
+
+def _summed(expression: Expression, node: ast.expr) -> tuple[ast.Call | None, ast.expr | None]:
+    """Return a sum, which may have a name, and what it adds up."""
+    total = _named(expression, node)
+    name, operands = expression.parts(total)
+    return (total, operands[0]) if isinstance(total, ast.Call) and name == "sum" and operands else (None, None)
+
+
+def _exponent_of(expression: Expression, node: ast.expr, here: bool = True) -> ast.expr | None:
+    """Return the argument of an exponential; one that was made on another line must be the same when it is written here."""
+    given = _named(expression, node)
+    name, operands = expression.parts(given)
+    if name != "exp" or len(operands) != 1:
+        return None
+    return operands[0] if (here and given is node) or expression.is_repeatable(operands[0]) else None
+
+
 def _is_div(node: ast.AST) -> bool:
     return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div)
 
@@ -263,6 +339,13 @@ def _dim_text(expression: Expression, total: ast.Call) -> str | None:
     return next((expression.segment(k.value) for k in total.keywords if k.arg in ("dim", "axis")), None)
 
 
+def _over(expression: Expression, total: ast.Call) -> str | None:
+    """Return the text of what a sum goes over, and whether it keeps that dimension."""
+    dim, operands = _dim_text(expression, total), expression.parts(total)[1]
+    kept = operands[2] if len(operands) > 2 else next((k.value for k in total.keywords if k.arg == "keepdim"), None)
+    return None if dim is None else f"dim={dim}" + (f", keepdim={expression.segment(kept)}" if kept is not None else "")
+
+
 def outer_swap(kind: str) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]:
     """Return the joint computation, made from the argument the exponential was called with."""
     import torch
@@ -284,6 +367,8 @@ def outer_swap(kind: str) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], An
             return torch.sigmoid(value) if kind == "sigmoid by hand" else torch.tanh(value)
         if kind == "softplus by hand":
             return torch.nn.functional.softplus(value)
+        if kind == "log1mexp by hand":
+            return torch.log(-torch.expm1(value))
         return value.abs() + torch.nn.functional.softplus(-2 * value.abs()) - 0.6931471805599453
 
     return change

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from whynan.causes.arguments import computed_forward, from_spans
 from whynan.causes.catalogue import Finding, Scene, rule
-from whynan.causes.facts import ELEMENTWISE, is_same, lineage, rows, share
-from whynan.causes.fixes import Fix, guarded
+from whynan.causes.facts import ELEMENTWISE, as_view, is_same, lineage, rows, share, skip_views
+from whynan.causes.fixes import SOFTMAX, Fix, guarded, shifted
 from whynan.causes.usual import before, kept_above
 from whynan.records import Phase
 
@@ -80,6 +81,7 @@ def zero_over_zero(scene: Scene) -> Finding | None:
     if norm is not None:
         evidence.append("the denominator is a norm: the vector is zero")
     fixes = [
+        *_normalised(view),
         Fix("keep the denominator away from 0", "{x}.clamp_min(1e-12)" if view.op.dtype != "float16" else "{x}.clamp_min(1e-4)", 1),
         *guarded("div", view.op.dtype),
     ]
@@ -93,6 +95,14 @@ def zero_over_zero(scene: Scene) -> Finding | None:
         from_spans(view, 1),
         empty=scene.birth is not None and scene.birth.phase is Phase.OPTIMIZER,
     )
+
+
+def _normalised(view: View) -> list[Fix]:
+    """Where exponentials that all underflowed are divided by their sum, a common factor cancels: the largest exponent can be taken out first."""
+    top, total = as_view(skip_views(view.maker(0))), as_view(skip_views(view.maker(1)))
+    if top is None or top.name != "exp" or total is None or total.name != "sum":
+        return []
+    return [SOFTMAX, *(replace(fix, site=top.site) for fix in shifted(total) if top.site is not None and is_same(top, total.maker(0)))]
 
 
 def _norm_below(view: View) -> View | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from whynan.causes.arguments import forward_view
 from whynan.causes.catalogue import Finding, Scene, rule
 from whynan.causes.facts import ATTENTION, ELEMENTWISE, LIMITS, biggest, lineage
-from whynan.causes.fixes import BRAIN, Fix, guarded
+from whynan.causes.fixes import BRAIN, LOG_OF_EXP, LOGSUMEXP, SOFTMAX, Fix, guarded, shifted
 from whynan.records import number
 
 if TYPE_CHECKING:
@@ -311,16 +311,13 @@ def _normalised(birth: Birth, view: View) -> list[Fix]:
     sums = {v.op.index: v for v in used if v.name == "sum"}
     for divided in (v for v in used if v.name == "div" and len(v.op.sources) > 1):
         total = sums.get(divided.op.sources[1].maker)
-        dims = total.scalar("dim") if total is not None else None
-        if isinstance(dims, list | tuple) and len(dims) == 1:
-            shift = f"{{x}} - {{x}}.amax(dim={dims[0]}, keepdim=True)"
-            return [Fix("subtract the largest exponent first: the division by the sum cancels it", shift, 0, safe=True)]
+        if total is not None and (fixes := shifted(total)):
+            return fixes
     return []
 
 
 def _by_hand(name: str) -> list[Fix]:
     """The functions people write out with an exponential; each has a form that cannot overflow."""
-    apart = Fix("take the logarithm of the exponentials in one call: softplus, logsumexp", "{inner}", safe=True, inner="log of exp")
     if name == "cosh":
         return [
             Fix("write log(cosh(x)) so that it cannot overflow", "{inner}", safe=True, inner="logcosh by hand"),
@@ -329,12 +326,12 @@ def _by_hand(name: str) -> list[Fix]:
     if name != "exp":
         return []
     return [
-        Fix("use torch.softmax, which subtracts the largest value first", "{inner}", safe=True, inner="softmax by hand"),
+        SOFTMAX,
         Fix("use torch.sigmoid", "{inner}", safe=True, inner="sigmoid by hand"),
         Fix("use torch.tanh", "{inner}", safe=True, inner="tanh by hand"),
-        Fix("use torch.logsumexp", "{inner}", safe=True, inner="logsumexp by hand"),
+        LOGSUMEXP,
         Fix("use softplus", "{inner}", safe=True, inner="softplus by hand"),
-        apart,
+        LOG_OF_EXP,
     ]
 
 

@@ -76,7 +76,8 @@ def _first(scene: Scene) -> Verdict:
         if (younger.healed and not older.healed) or not without(scene.program, scene.targets, places_of(birth)).finite:
             return younger
     here, there = (resolve(site).line if site is not None else 0 for site in (hider.site, scene.birth.site))
-    older.finding.evidence.append(f"the infinity was hidden at line {here} (its result is finite); what came of it shows at line {there}")
+    if here != there:
+        older.finding.evidence.append(f"the infinity was hidden at line {here} (its result is finite); what came of it shows at line {there}")
     return older
 
 
