@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from whynan.causes.arguments import from_spans
 from whynan.causes.catalogue import Finding, Scene, rule
-from whynan.causes.facts import LIMITS, SELECTS, as_view, biggest, consumers, rows, share
+from whynan.causes.facts import LIMITS, SELECTS, as_view, at_or_below, biggest, consumers, doubled, rows, share
 from whynan.causes.fixes import BRAIN, Fix, guarded
 from whynan.causes.logarithms import log_fixes
 from whynan.causes.ranges import overflowed
@@ -102,7 +102,7 @@ def degenerate_decomposition(scene: Scene) -> Finding | None:
         import torch
 
         try:
-            values = torch.linalg.svdvals(matrix.double())
+            values = torch.linalg.svdvals(doubled(matrix))
             gap = float((values[..., :-1] - values[..., 1:]).abs().min()) if values.shape[-1] > 1 else 0.0
             evidence.append(f"the smallest distance between two values is {number(gap)}")
         except RuntimeError:
@@ -184,8 +184,9 @@ def branch_not_taken(scene: Scene) -> Finding | None:
     evidence.append("0 times an infinite slope is nan" if handed is None else "0 times nan is nan")
     if argument is not None and handed is None:
         edge = _EDGES.get(forward.name)
-        if edge is not None and bool((argument <= edge).any()):
-            evidence.append(share(int((argument <= edge).sum()), argument, f"arguments of {name} are at or below {number(edge)}"))
+        count = int(at_or_below(argument, edge).sum()) if edge is not None else 0
+        if edge is not None and count:
+            evidence.append(share(count, argument, f"arguments of {name} are at or below {number(edge)}"))
     from whynan.capsule.sites import resolve
 
     spans = [resolve(chosen.site, f"selected here by {chosen.name}")] if chosen.site is not None else []
@@ -252,7 +253,13 @@ def _incoming(birth: Birth) -> Any:
         kept = birth.inputs.get(op.index, {})
         for source in op.sources:
             made = birth.graph.ops[source.maker] if source.maker >= 0 else None
-            if made is not None and made.backward and made.index not in inside and source.name in kept and kept[source.name].is_floating_point():
+            if (
+                made is not None
+                and made.backward
+                and made.index not in inside
+                and source.name in kept
+                and (kept[source.name].is_floating_point() or kept[source.name].is_complex())
+            ):
                 return kept[source.name]
     return None
 
@@ -321,7 +328,7 @@ def gradient_overflow(scene: Scene) -> Finding | None:
     if wide is None or biggest(wide) < 6e4:
         return None
     size, dtype = biggest(wide), view.op.dtype
-    limit = {"float16": "65 504", "bfloat16": "3.39e38", "float32": "3.4e38"}.get(dtype, dtype)
+    limit = {"float16": "65 504", "bfloat16": "3.39e38", "float32": "3.4e38"}.get(dtype, number(LIMITS[dtype]))
     name = forward.name.strip("_")
     evidence = [f"the gradient of {name} would be {number(size)}, {dtype} ends at {limit}", "in a wider dtype the same operation is finite"]
     fixes = (
@@ -417,7 +424,9 @@ def infinite_slope(scene: Scene) -> Finding | None:
     label = f"the slope of {name} is {'not a number' if _gave_nan(birth) else 'infinite'} here"
     edge = 1.0 if forward.name in ("acos", "asin", "atanh") else _EDGES.get(forward.name)
     if argument is not None and edge is not None:
-        at = (argument.abs() >= edge) if forward.name in ("acos", "asin", "atanh") else (argument <= edge)
+        at = at_or_below(argument, edge)
+        if forward.name in ("acos", "asin", "atanh"):
+            at = at_or_below(argument, -edge) | at_or_below(-argument, -edge)
         count = int(at.sum())
         if count:
             empty = count == argument.numel()  # every argument is at the edge: the true gradient may be 0

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from whynan.causes.arguments import computed_forward, factorised, from_spans
 from whynan.causes.catalogue import Finding, Scene, rule
-from whynan.causes.facts import lineage, share
+from whynan.causes.facts import at_or_below, doubled, lies_below, lineage, share
 from whynan.causes.fixes import Fix, guarded
 from whynan.records import number
 
@@ -82,12 +82,12 @@ def root_of_negative(scene: Scene) -> Finding | None:
     if view is None or view.name not in ("sqrt", "rsqrt", "pow", "float_power"):
         return None
     base = view.input("self")
-    if base is None or not bool((base < 0).any()):
+    if base is None or not bool(lies_below(base, 0).any()):
         return None
     exponent = view.scalar("exponent")
     if view.name == "pow" and isinstance(exponent, int | float) and float(exponent).is_integer():
         return None
-    count, low = int((base < 0).sum()), float(base[base.isfinite()].min())
+    count, low = int(lies_below(base, 0).sum()), float(base[base.isfinite()].min())
     evidence = [share(count, base, "values are negative"), f"the smallest is {number(low)}"]
     if any(m.name in ("sub", "rsub") for m in lineage(view, depth=2)) and abs(low) < 1e-2 * max(1.0, abs(float(base[base.isfinite()].max()))):
         evidence.append("it is a difference that cancelled: rounding pushed it below 0")
@@ -145,14 +145,16 @@ def inverse_function_out_of_range(scene: Scene) -> Finding | None:
     view = computed_forward(scene)
     if view is None or view.name not in _INVERSE:
         return None
+    name = view.name.removeprefix("special_")
     argument, output = view.input("self"), view.output()
-    if argument is None or output is None:
-        return None
+    if argument is None or output is None or (argument.is_complex() and name != "atanh"):
+        return None  # of these only atanh has an edge among the complex numbers
     hit = ~output.isfinite()
     values = argument[hit] if hit.shape == argument.shape else argument
-    worst = float(values.flatten()[values.flatten().abs().argmax()])
-    name = view.name.removeprefix("special_")
+    worst = float(values.real.flatten()[values.flatten().abs().argmax()])
     domain = {"acosh": "at least 1", "logit": "between 0 and 1", "ndtri": "between 0 and 1"}.get(name, "between -1 and 1")
+    if argument.is_complex():
+        domain = "other than -1 and 1"
     evidence = [_at_the_edge(name, argument, int(hit.sum())), f"the worst is {worst:.9g}; {name} takes values {domain}"]
     return Finding(f"{name}({worst:.9g}): the argument must be {domain}", evidence, guarded(name, view.op.dtype), from_spans(view))
 
@@ -160,8 +162,7 @@ def inverse_function_out_of_range(scene: Scene) -> Finding | None:
 def _at_the_edge(name: str, argument: torch.Tensor, bad: int) -> str:
     """Count the arguments at or past the edge, and those among them whose value is not finite: at the edge itself some functions have one."""
     lowest, highest = {"acosh": (1.0, math.inf), "logit": (0.0, 1.0), "ndtri": (0.0, 1.0)}.get(name, (-1.0, 1.0))
-    inside = (argument > lowest) & (argument < highest)
-    count = argument.numel() - int(inside.sum())
+    count = int((at_or_below(argument, lowest) | at_or_below(-argument, -highest) | argument.isnan()).sum())
     words = share(count, argument, "arguments are at or past the edge")
     return words if count == bad else f"{words}, {bad} give{'s' * (bad == 1)} no finite value"
 
@@ -236,14 +237,13 @@ def _spectrum(matrix: torch.Tensor, name: str) -> str:
     """Say between what the eigenvalues of a matrix lie that cholesky was given, or the singular values of another."""
     import torch
 
-    wide = matrix.double()
+    wide = doubled(matrix)
     try:
         values, what = (
             (torch.linalg.eigvalsh(wide), "eigenvalues") if name.removesuffix("_ex") == "cholesky" else (torch.linalg.svdvals(wide), "singular values")
         )
     except RuntimeError:
-        norms = (wide @ wide.transpose(-1, -2)).diagonal(dim1=-2, dim2=-1)
-        return f"row norms from {number(float(norms.min()) ** 0.5)}"
+        return f"row norms from {number(float(wide.abs().square().sum(-1).min()) ** 0.5)}"
     top, low = float(values.max()), float(values.min())
     noise = abs(low) <= matrix.shape[-1] * torch.finfo(torch.float64).eps * abs(top)
     return f"{what} from {number(top)} to {'0, within rounding' if low and noise else number(low)}"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from whynan.trace.birth import Birth, View
     from whynan.trace.graph import Leaf
 
-LIMITS = {"float16": 65504.0, "bfloat16": 3.39e38, "float32": 3.4028e38, "float64": 1.797e308}
+LIMITS = {"float16": 65504.0, "bfloat16": 3.39e38, "float32": 3.4028e38, "float64": 1.797e308, "complex64": 3.4028e38, "complex128": 1.797e308}
 ATTENTION = "_scaled_dot_product"  # how the names of its kernels begin
 ELEMENTWISE = frozenset(
     {"add", "sub", "rsub", "mul", "div", "neg", "abs", "clamp", "clamp_min", "clamp_max", "view", "_unsafe_view", "expand", "unsqueeze", "squeeze",
@@ -50,6 +50,23 @@ SELECTS = frozenset(
 def zeros(tensor: torch.Tensor | None) -> int:
     """Count exact zeros."""
     return 0 if tensor is None else int((tensor == 0).sum())
+
+
+def lies_below(tensor: torch.Tensor, edge: float) -> torch.Tensor:
+    """Say which values lie below an edge; complex numbers have no order and never do."""
+    return tensor < edge if not tensor.is_complex() else (tensor == edge) & False
+
+
+def at_or_below(tensor: torch.Tensor, edge: float) -> torch.Tensor:
+    """Say which values lie on an edge or below it; complex ones can only be the edge itself."""
+    return lies_below(tensor, edge) | (tensor == edge)
+
+
+def doubled(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in the widest dtype of its kind; what is no floating-point number stays as it is."""
+    import torch
+
+    return tensor.to(torch.complex128) if tensor.is_complex() else tensor.double() if tensor.is_floating_point() else tensor
 
 
 def share(count: int, tensor: torch.Tensor, what: str) -> str:
@@ -192,7 +209,7 @@ def one_less(view: View) -> bool:
             return False
         off = number_off * (1 if times is None else times) * (1 if step.name == "sub" else -1)
         exact = step is made or not zeros(count)  # below a floor of 0 a count of 0 gives 0 as well
-        return off == 1 and exact and bool((count == 1).any()) and bool((count == count.round()).all())
+        return off == 1 and exact and bool((count == 1).any()) and bool((count == count.real.round()).all())
     return False
 
 

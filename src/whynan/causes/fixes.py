@@ -254,13 +254,13 @@ def _stopped(code: CodeType, scope: dict[str, Any], call: Callable[[Any], Any]) 
     with torch.enable_grad():
         leaf = x.detach().requires_grad_()
         made = eval(code, scope | {"_x": leaf})  # our own template
-        slope = torch.autograd.grad(made.sum(), leaf)[0] if made.requires_grad else torch.zeros_like(leaf)
+        slope = torch.autograd.grad(made.sum().real, leaf)[0] if made.requires_grad else torch.zeros_like(leaf)
         dead = slope == 0
         if not dead.any():
             return Stopped(among=x.numel())
         try:
             value = call(leaf)
-            before = torch.autograd.grad(value.sum(), leaf)[0]
+            before = torch.autograd.grad(value.sum().real, leaf)[0]
         except RuntimeError:  # an operation that writes to its argument
             return Stopped(int(dead.sum()), 0, x.numel())
     healthy = dead & before.isfinite() & (before != 0)
@@ -375,7 +375,15 @@ def guarded(op: str, dtype: str, exponent: float | None = None) -> list[Fix]:
         table[name] = [Fix("separate equal values with a small spread on the diagonal", spread, 0)]
     for name in ("log2", "log10"):
         table[name] = table["log"]
-    return table.get(op, [])
+    return table.get(op, []) if not dtype.startswith("complex") else _without_order(op, table.get(op, []))
+
+
+def _without_order(op: str, fixes: list[Fix]) -> list[Fix]:
+    """Return the changes that complex numbers know: no bound can be put under them, but another number in the place of 0."""
+    kept = [f for f in fixes if "clamp" not in f.template and not f.template.startswith("max(")]
+    if op not in ("log", "log2", "log10", "sqrt", "rsqrt", "pow", "div"):
+        return kept
+    return [*kept, Fix("put a small number in the place of 0", "torch.where({x} == 0, torch.full_like({x}, 1e-6), {x})", 1 if op == "div" else 0)]
 
 
 def _pow_fixes(clamp: str, exponent: float | None) -> list[Fix]:

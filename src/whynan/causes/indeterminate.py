@@ -283,7 +283,7 @@ def _exponentials_meet(scene: Scene) -> Finding | None:
     if above is None or below is None or not bool(above.isinf().any()) or not bool(below.isinf().any()):
         return None
     argument = view.input(0)
-    top = float(argument.max()) if argument is not None else float("nan")
+    top = float(argument.real.max()) if argument is not None else float("nan")
     from whynan.causes.ranges import _by_hand
     from whynan.records import number
 

@@ -184,10 +184,10 @@ class Lab:
 
     def _along(self, run: Run) -> float | None:
         """Return the cosine between the gradient of this replay and the one in float64."""
-        grads = {place: g.detach().to_dense().double() for place, g in _gradients(self.program, run).items()}
+        grads = {place: _components(g) for place, g in _gradients(self.program, run).items()}
         own = sum(float(g.square().sum()) for g in grads.values())
-        true = sum(float(t.to_dense().square().sum()) for t in self.truth.values())
-        dot = sum(float((g * self.truth[place].to_dense()).sum()) for place, g in grads.items() if place in self.truth)
+        true = sum(float(_components(t).square().sum()) for t in self.truth.values())
+        dot = sum(float((g * _components(self.truth[place])).sum()) for place, g in grads.items() if place in self.truth)
         return dot / math.sqrt(own * true) if own and true else None
 
     # -- the slope itself ---------------------------------------------------------------------------------------
@@ -323,6 +323,12 @@ def _gradients(program: Program, run: Run) -> dict[int, torch.Tensor]:
     kept = {place: leaf.grad for place, leaf in enumerate(program.leaves) if leaf.grad is not None}
     last = max((e.number for e in program.entries if e.kind == "derivative"), default=None)
     return kept or {slot.index: t for slot, t in run.made.items() if isinstance(slot, Slot) and slot.entry == last}
+
+
+def _components(gradient: torch.Tensor) -> torch.Tensor:
+    """Return a gradient in float64; a complex one as the real numbers it consists of."""
+    dense = gradient.detach().to_dense()
+    return (torch.view_as_real(dense.resolve_conj()) if dense.is_complex() else dense).double()
 
 
 def _reached(placed: dict[int, torch.Tensor]) -> frozenset[int]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from whynan.causes import patterns
 from whynan.causes.arguments import argument_of, computed_forward, from_spans, rounded_from
 from whynan.causes.catalogue import Finding, Scene, rule
-from whynan.causes.facts import ELEMENTWISE, as_view, lineage, rows, share, skip_views
+from whynan.causes.facts import ELEMENTWISE, as_view, lies_below, lineage, rows, share, skip_views
 from whynan.causes.fixes import BY_HAND, LOG1MEXP, LOG_OF_EXP, LOGSUMEXP, Fix, guarded
 from whynan.records import number
 
@@ -77,7 +77,7 @@ def log_of_zero(scene: Scene) -> Finding | None:
         return None
     argument, index = argument_of(view)
     edge = _LOGS[view.name]
-    if argument is None or bool((argument < edge).any()):
+    if argument is None or bool(lies_below(argument, edge).any()):
         return None
     hit = argument == edge
     count = int(hit.sum())
@@ -171,7 +171,7 @@ def log_of_negative(scene: Scene) -> Finding | None:
     edge = _LOGS[view.name]
     if argument is None:
         return None
-    hit = argument < edge
+    hit = lies_below(argument, edge)
     count = int(hit.sum())
     if not count:
         return None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from whynan.causes.arguments import computed_forward, from_spans
 from whynan.causes.catalogue import Finding, Scene, rule
-from whynan.causes.facts import ELEMENTWISE, as_view, is_same, lineage, rows, share, skip_views
+from whynan.causes.facts import ELEMENTWISE, as_view, is_same, lies_below, lineage, rows, share, skip_views
 from whynan.causes.fixes import SOFTMAX, Fix, guarded, shifted
 from whynan.causes.usual import before, kept_above
 from whynan.records import Phase
@@ -175,7 +175,7 @@ def division_by_zero(scene: Scene) -> Finding | None:
     fixes = guarded("div", view.op.dtype)
     if view.name == "reciprocal":
         fixes = [fixes[0], Fix("keep the denominator away from 0", "torch.where({x} == 0, torch.full_like({x}, 1e-6), {x})", 1)]
-    elif view.name == "div" and view.site is not None and not bool((below < 0).any()):
+    elif view.name == "div" and view.site is not None and not below.is_complex() and not bool((below < 0).any()):
         fixes = [*fixes, *kept_above(before(scene, "div", 1, view.site), 1)]
     return Finding(f"division by 0: {share(count, below, 'denominators are 0')}", evidence, fixes, from_spans(view, len(view.op.sources) - 1))
 
@@ -225,13 +225,13 @@ def negative_power_of_zero(scene: Scene) -> Finding | None:
     if view is None or view.name not in ("rsqrt", "reciprocal", "pow", "float_power"):
         return None
     base, exponent = view.input("self"), view.scalar("exponent")
-    if base is None or not bool((base == 0).any()) or bool((base < 0).any() and view.name == "rsqrt"):
+    if base is None or not bool((base == 0).any()) or (view.name == "rsqrt" and bool(lies_below(base, 0).any())):
         return None
     if view.name in ("pow", "float_power"):
         powers = view.input("exponent")
         if powers is None and not (isinstance(exponent, int | float) and exponent < 0):
             return None
-        if powers is not None and not bool((powers < 0).any()):
+        if powers is not None and not bool(lies_below(powers.real, 0).any()):
             return None
     count = int((base == 0).sum())
     power = float(exponent) if isinstance(exponent, int | float) else -1.0

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from whynan.causes.arguments import forward_view
 from whynan.causes.catalogue import Finding, Scene, rule
-from whynan.causes.facts import ATTENTION, ELEMENTWISE, LIMITS, biggest, lineage
+from whynan.causes.facts import ATTENTION, ELEMENTWISE, LIMITS, biggest, doubled, lineage
 from whynan.causes.fixes import BRAIN, LOG_OF_EXP, LOGSUMEXP, SOFTMAX, Fix, guarded, shifted
 from whynan.records import number
 
@@ -215,8 +215,7 @@ def _wide(view: View) -> tuple[Any, str]:
         values: list[Any] = []
         for argument in operator._schema.arguments:
             if argument.name in kept:
-                tensor = kept[argument.name]
-                values.append(tensor.double() if tensor.is_floating_point() else tensor)
+                values.append(doubled(kept[argument.name]))
             elif argument.kwarg_only:
                 continue
             elif argument.name in view.op.scalars:
@@ -225,7 +224,7 @@ def _wide(view: View) -> tuple[Any, str]:
             else:
                 values.append(argument.default_value)
         if view.name == "_to_copy":
-            return next(iter(kept.values())).double(), ""
+            return doubled(next(iter(kept.values()))), ""
         return operator(*values), ""
     except Exception as error:  # an operation that has no float64 form is not an argument for anything
         return None, str(error)
@@ -235,7 +234,7 @@ def overflowed(view: View) -> Any:
     """Return the result in float64 where it is finite and the dtype's own result is not; else None."""
     result, _ = _wide(view)
     tensors = [t for t in (result if isinstance(result, tuple | list) else [result]) if hasattr(t, "isfinite")]
-    return tensors[0] if tensors and all(bool(t.isfinite().all()) for t in tensors if t.is_floating_point()) else None
+    return tensors[0] if tensors and all(bool(t.isfinite().all()) for t in tensors) else None
 
 
 @rule("WN201", "exp-overflow", "exponential past the range", rank=51)
@@ -289,9 +288,9 @@ def exp_overflow(scene: Scene) -> Finding | None:
     dtype = view.op.dtype
     if argument is None or not argument.numel():
         return None
-    finite = argument[argument.isfinite()]
+    finite = argument[argument.isfinite()].real  # the size of a complex exponential is that of its real part
     top = float(finite.abs().max() if view.name in ("sinh", "cosh") else finite.max()) if finite.numel() else float("inf")
-    limit = {"float16": 11.09, "bfloat16": 88.72, "float32": 88.72, "float64": 709.78}.get(dtype, 88.72)
+    limit = {"float16": 11.09, "bfloat16": 88.72, "float32": 88.72, "float64": 709.78, "complex128": 709.78}.get(dtype, 88.72)
     output = view.output()
     count = int((~output.isfinite()).sum()) if output is not None else 1
     evidence = [f"the largest argument is {number(top)}; {view.name} overflows {dtype} past {limit}", f"{count} of {argument.numel()} results are infinite"]
@@ -484,13 +483,13 @@ def float_overflow(scene: Scene) -> Finding | None:
     """
     view = forward_view(scene)
     birth = scene.birth
-    if view is None or birth is None or birth.derivative or view.op.dtype not in ("float32", "bfloat16", "float64"):
+    if view is None or birth is None or birth.derivative or view.op.dtype not in ("float32", "bfloat16", "float64", "complex64", "complex128"):
         return None
     if any(s.damage for s in view.op.sources) or not birth.op or (birth.op.damage.nan and view.name in ("sub", "div", "log", "sqrt")):
         return None
     wide = overflowed(view)
     limit = LIMITS[view.op.dtype]
-    largest = max((biggest(t) for t in view.inputs().values() if t.is_floating_point()), default=0.0)
+    largest = max((biggest(t) for t in view.inputs().values() if t.is_floating_point() or t.is_complex()), default=0.0)
     if wide is None and largest < limit**0.3:
         return None
     inner = view.name in _SUMMING or view.name.startswith(ATTENTION)  # whose scores overflow
