@@ -406,7 +406,74 @@ for step in range(5):
     )
     (value,) = incident["origin"]["inputs"]
     assert incident["cause"]["code"] == "WN702"
-    assert value["name"] == ("target" if loss.startswith("nn.") or "[" in loss else "y")
+    assert value["name"] == ("target" if loss.startswith("nn.") else "y[:6]" if "[" in loss else "y")
+
+
+CLASSES = """
+net = nn.Linear(4, 3)
+opt = torch.optim.SGD(net.parameters(), 0.01)
+weights = torch.tensor([1.0, 2.0, float("{bad}")])
+crit = {crit}
+for step in range(5):
+    x, y = torch.randn(6, 4), torch.tensor([0, 1, 0, 1, 0, 2 if step == 3 else 1])
+    hot = F.one_hot(y, 3).float()
+    loss = {loss}
+"""
+HANDED = {
+    "keyword": ("F.cross_entropy(net(x), y, weight=weights)", "weights"),
+    "place": ("F.nll_loss(net(x).log_softmax(1), y, weights)", "weights"),
+    "positive": ("F.binary_cross_entropy_with_logits(net(x), hot, pos_weight=weights)", "pos_weight"),  # written in the step that reads it first
+}
+OWNED = {
+    "classes": ("nn.CrossEntropyLoss(weight=weights)", "crit(net(x), y)", "weight"),
+    "log-probabilities": ("nn.NLLLoss(weights)", "crit(net(x).log_softmax(1), y)", "weight"),
+    "positive": ("nn.BCEWithLogitsLoss(pos_weight=weights)", "crit(net(x), hot)", "pos_weight"),
+}
+
+
+@pytest.mark.parametrize(("loss", "name"), HANDED.values(), ids=list(HANDED))
+def test_a_weight_that_is_handed_to_a_loss_is_no_target(loss: str, name: str, box: Sandbox) -> None:
+    """It has the name that the source gives it, and its third entry is a class and not the third sample."""
+    incident = first(box, CLASSES.format(bad="inf", crit="None", loss=loss))
+    assert (incident["cause"]["code"], incident["origin"]["samples"]) == ("WN701", [])
+    assert name in [value["name"] for value in incident["origin"]["inputs"]]
+    assert f"`{name}` holds 1 non-finite value (entry 2)" in sentences(incident)
+
+
+@pytest.mark.parametrize("bad", ["inf", "nan"])
+@pytest.mark.parametrize(("crit", "loss", "name"), OWNED.values(), ids=list(OWNED))
+def test_a_weight_that_a_loss_was_made_with(crit: str, loss: str, name: str, bad: str, box: Sandbox) -> None:
+    """It is a buffer of the loss: known by its name, and with a finite number in its place the step is finite."""
+    incident = first(box, CLASSES.format(bad=bad, crit=crit, loss=loss))
+    assert incident["cause"]["code"] == "WN602"
+    assert f"`{name}` of the loss is not finite: 1 of 3 values (entry 2)" in sentences(incident)
+    assert not incident["origin"]["samples"]
+    assert incident["remedies"][0]["result"] == "proven"
+
+
+WEIGHED = {
+    "after": ("((net(x) - y).pow(2) * w).mean()", "WN701", "w"),
+    "before": ("(w * (net(x) - y).pow(2)).mean()", "WN701", "w"),
+    "of torch's loss": ("(F.mse_loss(net(x), y, reduction='none') * w).mean()", "WN701", "w"),
+    "a target in a product": ("-(w * F.logsigmoid(net(x))).mean()", "WN702", "w"),
+}
+
+
+@pytest.mark.parametrize(("loss", "code", "name"), WEIGHED.values(), ids=list(WEIGHED))
+def test_a_factor_of_what_met_its_target_is_no_target(loss: str, code: str, name: str, box: Sandbox) -> None:
+    """A weight of each sample has the rows of the batch; what is multiplied with the output of the model itself is a target."""
+    incident = first(
+        box,
+        f"""
+for step in range(5):
+    x, y, w = torch.randn(6, 4), torch.randn(6, 1), torch.rand(6, 1)
+    if step == 3:
+        w[2] = float("nan")
+    loss = {loss}
+""",
+    )
+    (value,) = incident["origin"]["inputs"]
+    assert (incident["cause"]["code"], value["name"], incident["origin"]["samples"]) == (code, name, [2])
 
 
 @pytest.mark.parametrize(("index", "words"), [(6, "the slope of exp is 300"), (3, "the gradient that is handed back here is 300")])

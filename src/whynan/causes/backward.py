@@ -253,14 +253,9 @@ def _incoming(birth: Birth) -> Any:
         kept = birth.inputs.get(op.index, {})
         for source in op.sources:
             made = birth.graph.ops[source.maker] if source.maker >= 0 else None
-            if (
-                made is not None
-                and made.backward
-                and made.index not in inside
-                and source.name in kept
-                and (kept[source.name].is_floating_point() or kept[source.name].is_complex())
-            ):
-                return kept[source.name]
+            value = kept.get(source.name)
+            if made is not None and made.backward and made.index not in inside and value is not None and (value.is_floating_point() or value.is_complex()):
+                return value
     return None
 
 

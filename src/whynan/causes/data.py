@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from whynan.causes.called import LOSSES, WEIGHTS, is_loss, is_weight, used_at, weight_name
 from whynan.causes.catalogue import Finding, Scene, rule
-from whynan.causes.facts import rows, skip_views, where_bad
+from whynan.causes.facts import as_entries, rows, skip_views, where_bad
 from whynan.causes.fixes import Fix
 from whynan.records import Phase
-
-_LOSSES = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "nll_loss", "kl_div", "cross_entropy", "soft_margin_loss")
 
 
 def _bad_input(scene: Scene) -> bool:
@@ -23,11 +22,9 @@ def _is_target(scene: Scene) -> bool:
     assert birth is not None and birth.leaf is not None
     index = birth.leaf.first_use
     op = birth.graph.ops[index] if index < len(birth.graph.ops) else None
-    if op is None or (op.in_module and not any(name in op.call for name in _LOSSES)):
+    if op is None or (op.in_module and not any(name in op.call for name in LOSSES)) or is_weight(birth):
         return False
-    if any(name in op.call for name in _LOSSES):
-        return True
-    if any(name in op.call or name in op.name for name in _LOSSES):
+    if is_loss(op):
         return True
     return any(s.maker >= 0 and _from_module(birth.graph, s.maker) for s in op.sources)
 
@@ -57,12 +54,46 @@ def _finding(scene: Scene, what: str) -> Finding:
     label = f"{what} holds {total} non-finite value{'s' if total > 1 else ''}" + (f" ({place})" if place else "")
     hit = bad.flatten(1).any(1) if bad.dim() > 1 else bad
     indices = [int(i) for i in hit.nonzero()[:64, 0]] if bad.dim() else []
-    evidence = [f"{total} of {tensor.numel()} values of the {what} are not finite" + (f": {place}" if place else "")]
+    called = what if what.startswith("`") else f"the {what}"
+    evidence = [f"{total} of {tensor.numel()} values of {called} are not finite" + (f": {place}" if place else "")]
     evidence += _cut_out_of(birth.leaf.dense(), tensor, int(hit.sum()) if bad.dim() else 0)
     if bad.dim() == 2 and 0 < int(bad.any(0).sum()) < bad.shape[1]:
         evidence.append("columns " + ", ".join(str(int(i)) for i in bad.any(0).nonzero()[:6, 0]))
-    fixes = [Fix(f"leave the bad rows out, or repair the {what} where it is made", leave_out=True)]
+    fixes = [Fix(f"leave the bad rows out, or repair {called} where it is made", leave_out=True)]
     return Finding(label, evidence, fixes, rows=indices, among=bad.shape[0] if bad.dim() else 0)
+
+
+def _weight(scene: Scene) -> Finding:
+    """A tensor that weighs classes or samples: told by its own name, and its rows are samples only where it is multiplied with them."""
+    from whynan.capsule.sites import resolve
+    from whynan.causes.source import expression_at
+
+    birth = scene.birth
+    assert birth is not None
+    site, used = birth.site, used_at(birth)
+    name = weight_name(birth, expression_at(site, resolve(site).file) if site is not None else None)
+    found = _finding(scene, f"`{name}`")
+    if used is not None and is_loss(used[0]):
+        found.rows, found.among = [], 0
+        found.label, *found.evidence = (as_entries(words) for words in (found.label, *found.evidence))
+        found.fixes = [_finite_weight(name)]
+    return found
+
+
+def _weight_at_the_loss(scene: Scene) -> Finding | None:
+    """A weight with an infinity that could be meant, since the step itself wrote it: the loss is where it shows."""
+    view = scene.birth.view if scene.birth is not None else None
+    bad = [s for s in view.op.sources if s.name in WEIGHTS and s.damage] if view is not None and is_loss(view.op) and not view.op.backward else []
+    held = view.input(bad[0].name) if view is not None and bad else None
+    if view is None or held is None or getattr(skip_views(view.maker(bad[0].name)), "role", "") == "buffer":
+        return None
+    name, total, place = bad[0].name, int((~held.isfinite()).sum()), as_entries(rows(where_bad(held)))
+    words = f"{total} of {held.numel()} values of `{name}` are not finite" + (f": {place}" if place else "")
+    return Finding(f"`{name}` holds {total} non-finite value{'s' if total > 1 else ''}" + (f" ({place})" if place else ""), [words], [_finite_weight(name)])
+
+
+def _finite_weight(name: str) -> Fix:
+    return Fix(f"make `{name}` finite where it is made: a weight of 1 / count is infinite for what was not counted")
 
 
 def _cut_out_of(own: Any, batch: Any, rows_here: int) -> list[str]:
@@ -130,7 +161,7 @@ def input_not_finite(scene: Scene) -> Finding | None:
     What happened
     The data held it: a missing measurement read as NaN, a division or logarithm in the
     preprocessing, a bad row in a cached feature file, a resize or augmentation of an empty
-    image.
+    image, a weight of a class or sample.
 
     Why the result is non-finite
     Every operation keeps a NaN. One value makes its row's output NaN, the mean over the batch
@@ -164,7 +195,10 @@ def input_not_finite(scene: Scene) -> Finding | None:
     The tensor is first met in the loss (WN702), it is a weight or buffer (WN601, WN602), or it
     holds -inf as a mask, which is no damage.
     """
-    return _finding(scene, "input") if _bad_input(scene) else None
+    if not _bad_input(scene):
+        return _weight_at_the_loss(scene)
+    assert scene.birth is not None
+    return _weight(scene) if is_weight(scene.birth) else _finding(scene, "input")
 
 
 @rule("WN703", "value-out-of-range", "index outside its table", rank=10)

@@ -100,6 +100,15 @@ def rows(condition: Any, limit: int = 4) -> str:
     return f"row{'s' if len(found) > 1 else ''} {shown}{' …' if len(found) > limit else ''}"
 
 
+def as_entries(words: str) -> str:
+    """Call the places of a tensor entries: the rows of a weight are no samples.
+
+    >>> as_entries("every row"), as_entries("rows 1, 4")
+    ('every entry', 'entries 1, 4')
+    """
+    return words.replace("rows ", "entries ").replace("row ", "entry ") if not words.endswith("row") else words[:-3] + "entry"
+
+
 def biggest(tensor: torch.Tensor | None) -> float:
     """Return the largest finite magnitude."""
     if tensor is None or not tensor.numel():

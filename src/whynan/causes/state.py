@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from whynan.causes.called import WEIGHTS, is_loss, is_weight, used_at
 from whynan.causes.catalogue import Finding, Scene, rule
+from whynan.causes.facts import as_entries, as_view, rows, skip_views
 from whynan.causes.fixes import Fix
 from whynan.records import Remedy, number
 
 if TYPE_CHECKING:
-    pass
+    from whynan.trace.birth import View
+    from whynan.trace.graph import Leaf
 
 
 @rule("WN608", "uninitialised-parameter", "weight that was never given a value", rank=20)
@@ -156,7 +159,8 @@ def buffer_not_finite(scene: Scene) -> Finding | None:
     What happened
     A forward pass writes running statistics, also when its step is skipped later. One bad
     batch, or one overflow under autocast, poisons them for good while all weights stay finite.
-    A negative running variance counts as well.
+    A negative running variance counts as well, and so does the class weight of a loss, 1 / count
+    for a class that was not counted.
 
     Why the result is non-finite
     running = 0.9 * running + 0.1 * batch keeps a NaN for ever. In training mode BatchNorm does
@@ -195,6 +199,8 @@ def buffer_not_finite(scene: Scene) -> Finding | None:
     if birth is None:
         return None
     if birth.leaf is not None and birth.leaf.role == "buffer":
+        if is_weight(birth) and (used := used_at(birth)) is not None and is_loss(used[0]):
+            return _weight_of_a_loss(scene, birth.leaf, used[0].sources[used[1]].name)
         tensor, name = birth.leaf.tensor, birth.leaf.name
         bad = int((~tensor.detach().isfinite()).sum())
         return Finding(
@@ -204,6 +210,8 @@ def buffer_not_finite(scene: Scene) -> Finding | None:
             proven=True,
         )
     view = birth.view
+    if view is not None and is_loss(view.op) and not view.op.backward:
+        return _infinite_weight(scene, view)
     if view is None or "batch_norm" not in view.name:
         return None
     for name, held in view.inputs().items():
@@ -223,6 +231,31 @@ def buffer_not_finite(scene: Scene) -> Finding | None:
                 proven=True,
             )
     return None
+
+
+def _infinite_weight(scene: Scene, view: View) -> Finding | None:
+    """Find the weight of a loss that made it NaN: an infinity in a buffer could be meant, so the loss is where it shows."""
+    source = next((s for s in view.op.sources if s.name in WEIGHTS and s.damage), None)
+    made = skip_views(view.maker(source.name)) if source is not None else None
+    if source is None or made is None or as_view(made) is not None:
+        return None
+    leaf = cast("Leaf", made)
+    return _weight_of_a_loss(scene, leaf, source.name) if leaf.role in ("buffer", "constant") else None
+
+
+def _weight_of_a_loss(scene: Scene, leaf: Leaf, argument: str) -> Finding:
+    """Say that the weight a module of a loss was made with is not finite."""
+    tensor, name = leaf.tensor, leaf.name or argument
+    bad = ~tensor.detach().isfinite()
+    place = as_entries(rows(bad))
+    count = f"{int(bad.sum())} of {tensor.numel()} values" + (f" ({place})" if place else "")
+    title = f"make `{name}` finite where the loss is made: a weight of 1 / count is infinite for what was not counted"
+    return Finding(
+        f"`{name}` of the loss is not finite: {count}",
+        [f"not finite: {count} of `{name}`", "the loss was made with it: every batch that meets it is lost"],
+        remedies=_try_values(scene, tensor, title, 1.0),
+        proven=True,
+    )
 
 
 @rule("WN603", "optimizer-state-not-finite", "optimizer state that was not finite before the step", rank=19)

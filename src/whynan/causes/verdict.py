@@ -6,20 +6,21 @@ from dataclasses import replace
 
 from whynan.capsule.sites import Site, is_installed, resolve
 from whynan.causes.arguments import factorised
+from whynan.causes.called import is_weight, source_text, weight_name
 from whynan.causes.catalogue import Finding, Rule, Scene, first_match
-from whynan.causes.facts import VIEWS
 from whynan.causes.handed import batch_size, hook_words, sample_words
 from whynan.causes.lab import Lab, Outcome, without_rows
-from whynan.causes.naming import named_by_source, names_of
+from whynan.causes.naming import names_of
 from whynan.causes.several import Verdict, decide
 from whynan.causes.source import Expression, expression_at
 from whynan.causes.terms import named_terms, term_words
 from whynan.causes.trying import remedies_of, tempting
 from whynan.records import NOWHERE, Cause, Confidence, Experiment, Origin, Phase, Remedy, Span, TensorStats
-from whynan.trace.birth import Birth, View
-from whynan.trace.graph import Op
+from whynan.trace.birth import Birth
+from whynan.trace.graph import Leaf
 from whynan.trace.hidden import hidden_birth
 from whynan.trace.mending import places_of, without
+from whynan.trace.slicing import HAND_ON, base
 from whynan.tripwire.values import bad_rows, stats
 
 
@@ -125,7 +126,10 @@ def _values(scene: Scene, chosen: Rule, expression: Expression | None) -> tuple[
     if birth.leaf is not None:
         shown = birth.handed_in() if birth.phase is Phase.INPUT else birth.leaf.tensor.detach()
         role = birth.leaf.role if chosen.code != "WN702" else "target"
-        role = _source_text(birth, expression) or role if role in ("target", "constant") else role
+        if role in ("target", "constant"):
+            role = source_text(birth, expression) or role
+        elif birth.phase is Phase.INPUT and is_weight(birth):
+            role = weight_name(birth, expression)
         return [stats(birth.leaf.name or role, shown)], None
     view = birth.forward
     if view is None:
@@ -136,35 +140,6 @@ def _values(scene: Scene, chosen: Rule, expression: Expression | None) -> tuple[
     rows = [stats(names.get(name, name), tensor) for name, tensor in list(view.inputs().items())[:4]]
     output = view.output() if failed is None else None  # what a factorisation leaves behind that failed is no result
     return rows, stats("result", output) if output is not None else None
-
-
-def _source_text(birth: Birth, expression: Expression | None) -> str:
-    """Return what the source calls a leaf where it is first computed with: a target, where it is handed to the loss."""
-    found = _used(birth)
-    if found is None:
-        return ""
-    op, place = found
-    if expression is not None and expression.calls_object() and expression.construction() is not None:
-        texts = expression.as_plain_call().operands  # torch's own modules hand their arguments on in this order
-        text = " ".join(texts[place].split()) if place < len(texts) == len(op.sources) else ""
-    else:
-        text = named_by_source(View(op, birth), expression).get(op.sources[place].name, "")
-    return text if len(text) < 60 else ""
-
-
-def _used(birth: Birth) -> tuple[Op, int] | None:
-    """Return the operation that first computes with a leaf, not counting the cutting out of a batch, and which argument it is there."""
-    assert birth.leaf is not None
-    graph, index = birth.graph, birth.leaf.first_use
-    made = next((s.maker for s in graph.ops[index].sources if graph.maker(s) is birth.leaf), None) if 0 <= index < len(graph.ops) else None
-    for op in graph.ops[index:] if made is not None else ():
-        place = next((i for i, s in enumerate(op.sources) if s.maker == made), None)
-        if place is None:
-            continue
-        if View(op, birth).name not in (*VIEWS, "index", "index_select"):
-            return op, place
-        made = op.index
-    return None
 
 
 def _samples(scene: Scene, finding: Finding) -> list[int]:
@@ -180,7 +155,9 @@ def _samples(scene: Scene, finding: Finding) -> list[int]:
             if output is not None and output.dim() and output.shape[0] == size:
                 rows = bad_rows(output)
                 break
-    if not rows or not size or len(rows) >= size or max(rows) >= size or finding.among not in (0, size):
+    if size and finding.among not in (0, size):
+        return finding.rows if _is_cut(birth, size, finding.among) else []  # else they are rows of something else than the batch
+    if not rows or not size or len(rows) >= size or max(rows) >= size:
         return finding.rows
     try:
         with without_rows(scene.program, rows, size):
@@ -192,6 +169,13 @@ def _samples(scene: Scene, finding: Finding) -> list[int]:
     good = lab.judge(outcome)[0] if scene.jump is not None else outcome.finite
     scene.tried(f"the step without samples {rows[:8]}{' …' if len(rows) > 8 else ''}", outcome.effect() if good else f"still {wrong(scene)}")
     return rows if outcome.finite or finding.rows else []
+
+
+def _is_cut(birth: Birth, size: int, among: int) -> bool:
+    """Whether the step cut that many rows out of what it was given."""
+    cuts = [op for op in birth.graph.ops if op.sources and op.shape[:1] == (among,) and base(op) in HAND_ON]
+    makers = [birth.graph.maker(op.sources[0]) for op in cuts]
+    return any(isinstance(made, Leaf) and tuple(made.tensor.shape[:1]) == (size,) for made in makers)
 
 
 def wrong(scene: Scene) -> str:
