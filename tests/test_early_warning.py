@@ -442,6 +442,17 @@ def test_every_warning_is_written_and_few_are_said(tmp_path: Path, capsys: pytes
     assert len(lines) == 4
 
 
+def test_mild_warnings_are_counted_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The end names no kind that was never said, and its two numbers add up to the lines of the file."""
+    journal = Journal(tmp_path)
+    journal.warning(spike(5))
+    journal.warning(spike(6, "gradient norm"), aloud=False)
+    journal.warning(spike(7, "gradient norm"), aloud=False)
+    journal.close(2000, Budget())
+    assert len(strict_lines(tmp_path / "warnings.jsonl")) == 3
+    assert "whynan: 1 early warning: spike of loss 1; with 2 mild ones in " in capsys.readouterr().err
+
+
 def test_a_run_without_warnings_says_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """No file and no line."""
     Journal(tmp_path).close(10, Budget())

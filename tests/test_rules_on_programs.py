@@ -409,6 +409,60 @@ for step in range(5):
     assert value["name"] == ("target" if loss.startswith("nn.") else "y[:6]" if "[" in loss else "y")
 
 
+ONE = {
+    "denominator": ("net(x).sum() / (net(x).sum() * w)", "the only denominator is 0"),
+    "argument": ("torch.sqrt(net(x).square().sum() * w).mean()", "the only argument of sqrt is 0"),
+    "pole": ("torch.lgamma(x[:, 0] * torch.tensor([w, 1, 1, 1, 1, 1])).sum() * net(x).sum()", "1 argument lies on a pole"),
+    "quotient": ("((net(x) * w).sum() / (net(x) * w).sum())", "1 quotient is 0 / 0"),
+    "zero": ("torch.log((net(x).sum().abs() * (2 * w - 1)).relu()).mean()", "the 0 comes from a relu"),
+}
+
+
+@pytest.mark.parametrize(("loss", "words"), ONE.values(), ids=list(ONE))
+def test_one_thing_is_told_in_the_singular(loss: str, words: str, box: Sandbox) -> None:
+    """There is one value, and it is bad; what made it is named as that."""
+    incident = first(
+        box,
+        f"""
+for step in range(5):
+    x, w = torch.randn(6, 4), float(step != 3)
+    loss = {loss}
+""",
+    )
+    assert words in sentences(incident)
+
+
+def test_one_column_is_one(box: Sandbox) -> None:
+    """The bad values of the input stand in one column."""
+    incident = first(
+        box,
+        """
+for step in range(5):
+    x = torch.randn(6, 4)
+    if step == 3:
+        x[1:3, 2] = float("nan")
+    loss = net(x).mean()
+""",
+    )
+    assert "column 2" in sentences(incident).splitlines()
+
+
+@pytest.mark.parametrize(("loss", "function"), [("penalty(x, w)", "penalty"), ("sum([torch.log(v.abs() * w).mean() for v in x])", "")])
+def test_a_comprehension_is_no_function(loss: str, function: str, box: Sandbox) -> None:
+    """The header names the function that a comprehension stands in; at the level of the module there is none."""
+    incident = first(
+        box,
+        f"""
+def penalty(x, w):
+    return sum([torch.log(v.abs() * w).mean() for v in x])
+for step in range(5):
+    x, w = torch.randn(6, 4), float(step != 3)
+    loss = {loss} * net(x).mean()
+""",
+    )
+    assert incident["origin"]["function"] == function
+
+
 CLASSES = """
 net = nn.Linear(4, 3)
 opt = torch.optim.SGD(net.parameters(), 0.01)

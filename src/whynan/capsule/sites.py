@@ -209,11 +209,19 @@ def resolve(site: Site | None, label: str = "") -> Span:
         end_line=end_line,
         column=column,
         end_column=end_column,
-        function=site.code.co_name if site.code.co_name != "<module>" else "",
+        function=_function(site.code),
         code=text.strip(),
         label=label,
         indent=len(text) - len(text.lstrip()) if text else -1,
     )
+
+
+def _function(code: CodeType) -> str:
+    """Return the name of the function that a code object is, or that a comprehension stands in; nothing for a module."""
+    if not code.co_name.endswith(("comp>", "expr>")):
+        return code.co_name if code.co_name != "<module>" else ""
+    around = [name for name in code.co_qualname.split(".") if name != "<locals>" and not name.endswith(("comp>", "expr>"))]
+    return around[-1] if around else ""
 
 
 def _cell_of(file: str) -> str | None:

@@ -58,7 +58,8 @@ def _finding(scene: Scene, what: str) -> Finding:
     evidence = [f"{total} of {tensor.numel()} values of {called} are not finite" + (f": {place}" if place else "")]
     evidence += _cut_out_of(birth.leaf.dense(), tensor, int(hit.sum()) if bad.dim() else 0)
     if bad.dim() == 2 and 0 < int(bad.any(0).sum()) < bad.shape[1]:
-        evidence.append("columns " + ", ".join(str(int(i)) for i in bad.any(0).nonzero()[:6, 0]))
+        columns = [int(i) for i in bad.any(0).nonzero()[:6, 0]]
+        evidence.append(f"column{'s' * (len(columns) > 1)} {', '.join(map(str, columns))}")
     fixes = [Fix(f"leave the bad rows out, or repair {called} where it is made", leave_out=True)]
     return Finding(label, evidence, fixes, rows=indices, among=bad.shape[0] if bad.dim() else 0)
 

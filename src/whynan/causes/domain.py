@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from whynan.causes.arguments import computed_forward, factorised, from_spans
 from whynan.causes.catalogue import Finding, Scene, rule
-from whynan.causes.facts import at_or_below, doubled, lies_below, lineage, share
+from whynan.causes.facts import at_or_below, counted, doubled, lies_below, lineage, share
 from whynan.causes.fixes import Fix, guarded
 from whynan.records import number
 
@@ -298,10 +298,10 @@ def pole_of_special_function(scene: Scene) -> Finding | None:
     count = int((~output.isfinite()).sum()) if output is not None else 1
     name = view.name.removeprefix("special_")
     if name in ("remainder", "fmod"):
-        return Finding(f"{name} by 0 is nan", [f"{count} divisors are 0"], guarded(name, view.op.dtype), from_spans(view, 1))
+        return Finding(f"{name} by 0 is nan", [counted(count, "divisors are 0")], guarded(name, view.op.dtype), from_spans(view, 1))
     index = 1 if name == "polygamma" else 0
     argument = view.input(index) if view.input(index) is not None else view.input("self")
     value = (
         float(argument[~output.isfinite()].flatten()[0]) if argument is not None and output is not None and output.shape == argument.shape and count else 0.0
     )
-    return Finding(f"{name}({number(value)}) is a pole", [f"{count} arguments lie on a pole"], guarded(name, view.op.dtype), from_spans(view, index))
+    return Finding(f"{name}({number(value)}) is a pole", [counted(count, "arguments lie on a pole")], guarded(name, view.op.dtype), from_spans(view, index))

@@ -79,8 +79,27 @@ def share(count: int, tensor: torch.Tensor, what: str) -> str:
     """
     total = tensor.numel()
     if total == 1:
-        return f"the only {what.replace('values are', 'value is')}"
+        return f"the only {_singular(what)}"
     return f"{count} of {total} {what}"
+
+
+def counted(count: int, what: str) -> str:
+    """Say `3 factors are 0`, and of one that it is.
+
+    >>> counted(3, "factors are 0"), counted(1, "factors are 0"), counted(1, "arguments lie on a pole")
+    ('3 factors are 0', '1 factor is 0', '1 argument lies on a pole')
+    """
+    return f"{count} {what if count != 1 else _singular(what)}"
+
+
+def _singular(what: str) -> str:
+    """Return words that begin with a noun in the plural for one thing; the verb is the first of those below."""
+    noun, _, rest = f"{what} ".partition("s ")
+    noun = noun.removesuffix("ie") + "y" if noun.endswith("ie") else noun
+    verbs = {"are": "is", "lie": "lies", "hold": "holds"}
+    words = rest.split()
+    first = next((i for i, word in enumerate(words) if word in verbs), None)
+    return " ".join([noun, *(verbs[word] if i == first else word for i, word in enumerate(words))])
 
 
 def where_bad(tensor: torch.Tensor | None) -> Any:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from whynan.causes.arguments import forward_view, written_spans
 from whynan.causes.catalogue import Finding, Scene, rule
-from whynan.causes.facts import skip_views
+from whynan.causes.facts import counted, skip_views
 from whynan.causes.fixes import BY_HAND, Fix, guarded
 from whynan.causes.logarithms import of_exponentials
 from whynan.records import Phase
@@ -80,7 +80,7 @@ def inf_minus_inf(scene: Scene) -> Finding | None:
         Fix("keep both sides finite", "{0}.clamp(-1e4, 1e4) - {1}.clamp(-1e4, 1e4)"),
         Fix("use a large finite number instead of the infinity"),
     ]
-    evidence = f"{count} sums of products hold infinities of both signs" if crossing else f"in {count} places both sides are infinite"
+    evidence = counted(count, "sums of products hold infinities of both signs") if crossing else f"in {counted(count, 'places')} both sides are infinite"
     return Finding("inf - inf is nan", [evidence], fixes[-1:] if crossing else fixes, written_spans(birth, "the infinity came from here"))
 
 
@@ -174,7 +174,7 @@ def zero_times_inf(scene: Scene) -> Finding | None:
     fixes = _selections(right if flipped else left, flipped, number_only=right is None)
     if view.name in _PRODUCTS:
         fixes = [Fix("use a large finite number instead of the infinity, or leave these entries out before the product")]
-    return Finding("0 * inf is nan", [f"{count} products of 0 and an infinity"], fixes, written_spans(birth, "the infinity came from here"))
+    return Finding("0 * inf is nan", [counted(count, "products of 0 and an infinity")], fixes, written_spans(birth, "the infinity came from here"))
 
 
 def _selections(factor: torch.Tensor | None, flipped: bool, number_only: bool) -> list[Fix]:
@@ -246,7 +246,7 @@ def inf_over_inf(scene: Scene) -> Finding | None:
     count = int((left.isinf() & right.isinf()).sum())
     return Finding(
         "inf / inf is nan",
-        [f"numerator and denominator are both infinite in {count} places"],
+        [f"numerator and denominator are both infinite in {counted(count, 'places')}"],
         [
             Fix(
                 "divide only where the denominator is finite",
@@ -316,5 +316,7 @@ def _masked_on_the_same_line(scene: Scene) -> Finding | None:
     count = int((factors[0][1] == 0).sum())
     fixes = [*of_exponentials(view), BY_HAND, *guarded(view.name, view.op.dtype)]
     return Finding(
-        f"0 * inf is nan: {view.name} is infinite where the factor is 0", [f"{count} factors are 0", "multiplying by 0 does not remove an infinity"], fixes
+        f"0 * inf is nan: {view.name} is infinite where the factor is 0",
+        [counted(count, "factors are 0"), "multiplying by 0 does not remove an infinity"],
+        fixes,
     )

@@ -88,7 +88,7 @@ def log_of_zero(scene: Scene) -> Finding | None:
     place = rows(hit)
     evidence = [share(count, argument, f"values are {number(edge)}") + (f" ({place})" if place else "")]
     if origin:
-        evidence.append(f"the {number(edge)} is {origin}")
+        evidence.append(f"the {number(edge)} comes from {origin}")
     return Finding(
         f"{name}({number(edge)}) is -inf: {share(count, argument, f'values are {number(edge)}')}", evidence, log_fixes(view), from_spans(view, index)
     )

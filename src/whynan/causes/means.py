@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from whynan.causes.arguments import forward_view
 from whynan.causes.catalogue import Finding, Scene, rule
-from whynan.causes.facts import as_view, counting, counts_members, fixed, lineage, one_less, skip_views, summed, zeros, zeros_and_ones
+from whynan.causes.facts import as_view, counted, counting, counts_members, fixed, lineage, one_less, skip_views, summed, zeros, zeros_and_ones
 from whynan.causes.fixes import Fix
 from whynan.causes.selecting import selects, weighs
 from whynan.causes.spreads import spread_of
@@ -95,7 +95,7 @@ def _empty_mean(view: View) -> Finding | None:
         if weight is not None and float(weight[target[used]].sum()) == 0:
             return Finding(
                 "every class in this batch has weight 0: the weighted mean is 0/0",
-                [f"the weights of the {int(used.sum())} targets sum to 0"],
+                [f"the weights of the {counted(int(used.sum()), 'targets')} sum to 0"],
                 [Fix("give every class a weight above 0", "{x}.clamp_min(1e-6)", keyword="weight")],
             )
         return None

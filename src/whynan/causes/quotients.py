@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from whynan.causes.arguments import computed_forward, from_spans
 from whynan.causes.catalogue import Finding, Scene, rule
-from whynan.causes.facts import ELEMENTWISE, as_view, is_same, lies_below, lineage, rows, share, skip_views
+from whynan.causes.facts import ELEMENTWISE, as_view, counted, is_same, lies_below, lineage, rows, share, skip_views
 from whynan.causes.fixes import SOFTMAX, Fix, guarded, shifted
 from whynan.causes.usual import before, kept_above
 from whynan.records import Phase
@@ -77,7 +77,7 @@ def zero_over_zero(scene: Scene) -> Finding | None:
     if not count:
         return None
     norm = _norm_below(view)
-    evidence = [share(int((below == 0).sum()), below, "denominators are 0"), f"{count} quotients are 0 / 0"]
+    evidence = [share(int((below == 0).sum()), below, "denominators are 0"), counted(count, "quotients are 0 / 0")]
     if norm is not None:
         evidence.append("the denominator is a norm: the vector is zero")
     fixes = [

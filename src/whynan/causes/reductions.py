@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from whynan.causes import masks
 from whynan.causes.arguments import forward_view, written_spans
 from whynan.causes.catalogue import Finding, Scene, rule
-from whynan.causes.facts import ATTENTION, rows
+from whynan.causes.facts import ATTENTION, counted, rows
 from whynan.causes.fixes import Fix
 from whynan.causes.handed import batch_size, constant_ids
 from whynan.causes.spreads import Spread, made_at, rounding_spread, spread_of, usual_spread
@@ -225,7 +225,7 @@ def infeasible_target(scene: Scene) -> Finding | None:
             clamp = Fix("mask with a large finite number, so that a masked target costs much and not infinitely much", "{x}.clamp_min(-30.0)", 0)
             return Finding(
                 "the target's own logit is -inf: its probability is 0 and its loss infinite",
-                [f"{hit} selected log-probabilities are -inf", "the -inf was written on purpose, as a mask"],
+                [counted(hit, "selected log-probabilities are -inf"), "the -inf was written on purpose, as a mask"],
                 [clamp, Fix("do not mask the target class, or leave such samples out")],
                 written_spans(birth, "masked here"),
             )

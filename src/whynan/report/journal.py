@@ -52,7 +52,8 @@ class Journal:
         self._beside = beside
         self.incidents: list[Incident] = []
         self.counts: dict[tuple[str, str, int], int] = {}
-        self.notices: dict[tuple[str, str], int] = {}
+        self.notices: dict[tuple[str, str], int] = {}  # those that were worth a word
+        self.mild = 0  # and how many were not
         self._spoken: dict[tuple[str, str], int] = {}
         self._history: deque[tuple[int, float | None, float | None, float | None, float | None]] = deque(maxlen=200)
         self._metrics: IO[str] | None = None
@@ -204,7 +205,10 @@ class Journal:
         """Write an early warning; say it, unless it is mild or the same was said in the last thousand steps."""
         notice = replace(notice, time=notice.time or datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
         key = (str(notice.kind), notice.name)
-        self.notices[key] = self.notices.get(key, 0) + aloud
+        if aloud:
+            self.notices[key] = self.notices.get(key, 0) + 1
+        else:
+            self.mild += 1
         home = self.home()
         if home is not None:
             try:
@@ -229,9 +233,9 @@ class Journal:
                 self._metrics.close()
         if self._begun is not None and not self._broken:
             about.finish(self._begun, steps, {**(watched or {}), "incidents": sum(self.counts.values())})
-        if any(self.notices.values()):
+        if self.notices:
             where = self.directory / "warnings.jsonl" if self.directory is not None and self.files and not self._broken else None
-            self.say(terminal.warnings_line(self.notices, _short_path(where)))
+            self.say(terminal.warnings_line(self.notices, _short_path(where), self.mild))
         report = self._write_report() if self._own or (self.incidents and self._root is None) else None
         for listener in self.listeners if report is not None else ():
             listener.closed()

@@ -218,16 +218,19 @@ def farewell(incidents: list[Incident], counts: dict[tuple[str, str, int], int],
     say(f"        whynan explain {first.cause.code}{replay}")
 
 
-def warnings_line(notices: dict[tuple[str, str], int], file: Path | None) -> str:
-    """Count the early warnings of a run in one line.
+def warnings_line(notices: dict[tuple[str, str], int], file: Path | None, mild: int = 0) -> str:
+    """Count the early warnings of a run in one line; the mild ones are only in the file.
 
     >>> warnings_line({("spike", "loss"): 3, ("limit", "alpha"): 1}, None)
     'whynan: 4 early warnings: spike of loss 3, limit of alpha 1'
+    >>> warnings_line({("spike", "loss"): 1}, Path("warnings.jsonl"), 2)
+    'whynan: 1 early warning: spike of loss 1; with 2 mild ones in warnings.jsonl'
     """
     total = sum(notices.values())
     most = sorted(notices.items(), key=lambda item: -item[1])
+    place = "" if file is None else f"; with {mild} mild one{'s' * (mild > 1)} in {file}" if mild else f"; {file}"
     words = [f"{kind} of {name} {times}" for (kind, name), times in most[:4]] + (["…"] if len(most) > 4 else [])
-    return f"whynan: {total} early warning{'s' if total > 1 else ''}: {', '.join(words)}" + (f"; {file}" if file is not None else "")
+    return f"whynan: {total} early warning{'s' if total > 1 else ''}: {', '.join(words)}{place}"
 
 
 def say(text: str) -> None:
