@@ -463,6 +463,30 @@ for step in range(5):
     assert incident["origin"]["function"] == function
 
 
+GRADIENTS = {
+    "inside a formula": ("(1 / (out * scale)).mean() * (1 if step < 3 else 1e-22)", "1e-24", True),  # (1 / d) / d; the gradient itself is near 1e26
+    "of a number": ("(out * 1e-35 * scale * scale).mean()", "1e30", False),
+    "of a factor": ("(out * 1e-35 * torch.full((6, 1), scale) * torch.full((6, 1), scale)).mean()", "1e30", False),
+}
+
+
+@pytest.mark.parametrize(("loss", "scale", "inside"), GRADIENTS.values(), ids=list(GRADIENTS))
+def test_a_value_inside_the_formula_of_a_gradient_is_not_called_the_gradient(loss: str, scale: str, inside: bool, box: Sandbox) -> None:
+    """Where the backward node computes on with what overflowed, its size says nothing of the gradient."""
+    incident = first(
+        box,
+        f"""
+for step in range(5):
+    out, scale = net(torch.randn(6, 4)).square() + 1, 1.0 if step < 3 else {scale}
+    loss = {loss}
+""",
+    )
+    said = sentences(incident)
+    assert incident["cause"]["code"] == "WN503"
+    assert ("a value on the way to the gradient, " in said, "a value on the way to the gradient of " in said) == (inside, inside)
+    assert ("the gradient of " in said.replace("on the way to the gradient of ", "")) is not inside
+
+
 CLASSES = """
 net = nn.Linear(4, 3)
 opt = torch.optim.SGD(net.parameters(), 0.01)

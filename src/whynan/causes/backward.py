@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from whynan.causes.arguments import from_spans
 from whynan.causes.catalogue import Finding, Scene, rule
-from whynan.causes.facts import LIMITS, SELECTS, as_view, at_or_below, biggest, consumers, doubled, rows, share
+from whynan.causes.facts import LIMITS, SELECTS, VIEWS, as_view, at_or_below, biggest, consumers, doubled, rows, share
 from whynan.causes.fixes import BRAIN, Fix, guarded
 from whynan.causes.logarithms import log_fixes
 from whynan.causes.ranges import overflowed
@@ -325,7 +325,9 @@ def gradient_overflow(scene: Scene) -> Finding | None:
     size, dtype = biggest(wide), view.op.dtype
     limit = {"float16": "65 504", "bfloat16": "3.39e38", "float32": "3.4e38"}.get(dtype, number(LIMITS[dtype]))
     name = forward.name.strip("_")
-    evidence = [f"the gradient of {name} would be {number(size)}, {dtype} ends at {limit}", "in a wider dtype the same operation is finite"]
+    on_the_way = size < LIMITS.get(dtype, 0.0) or _goes_on(birth)
+    what = f"a value on the way to the gradient of {name}" if _goes_on(birth) else f"the gradient of {name}"
+    evidence = [f"{what} would be {number(size)}, {dtype} ends at {limit}", "in a wider dtype the same operation is finite"]
     fixes = (
         [Fix("scale the loss down, or keep this part in float32")]
         if dtype == "float16"
@@ -333,8 +335,22 @@ def gradient_overflow(scene: Scene) -> Finding | None:
     )
     if dtype == "float16":
         fixes = [Fix("compute this in float32", "{x}.float()", 0), BRAIN, *fixes]
-    said = f"the gradient {number(size)} is past" if size >= LIMITS.get(dtype, 0.0) else f"a value on the way to the gradient, {number(size)}, is past"
+    said = f"a value on the way to the gradient, {number(size)}, is past" if on_the_way else f"the gradient {number(size)} is past"
     return Finding(f"{said} the range of {dtype}", evidence + _before_clipping(scene), fixes, proven=True)
+
+
+def _goes_on(birth: Birth) -> bool:
+    """Whether the formula of a gradient computes on with this value: (a / d) / d may be past the range where the gradient is not."""
+    from whynan.trace.birth import View as Made
+
+    assert birth.op is not None
+    made = {birth.op.index}
+    for op in _node_ops(birth):
+        if any(s.maker in made for s in op.sources):
+            if Made(op, birth).name not in VIEWS:
+                return True
+            made.add(op.index)
+    return False
 
 
 def _before_clipping(scene: Scene) -> list[str]:
