@@ -170,8 +170,8 @@ def around(expression: Expression, kind: str) -> tuple[ast.AST, str] | None:
         return None
     if kind in _POWERS:
         return logspace.around(expression, kind)
-    if expression.name in ("log", "log1p", "div"):
-        written = _OF_EXPONENTIALS[kind](expression) if kind in _OF_EXPONENTIALS and not isinstance(expression.node, ast.AugAssign) else None
+    if kind in _OF_EXPONENTIALS and expression.name in ("log", "log1p", "div"):
+        written = _OF_EXPONENTIALS[kind](expression) if not isinstance(expression.node, ast.AugAssign) else None
         return None if written is None else (expression.node, written)
     argument = expression.nodes[0]
     text = expression.segment(argument)
