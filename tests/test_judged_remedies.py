@@ -74,6 +74,17 @@ def test_a_clamp_that_stops_healthy_gradients_is_not_proven() -> None:
     assert clamp.result == "failed"
 
 
+def test_a_clamp_that_holds_every_element_is_not_proven() -> None:
+    """The loss is finite with it, and nothing leads back to where a logarithm exists."""
+
+    def loss_of(out: torch.Tensor, x: torch.Tensor, bad: bool) -> torch.Tensor:
+        return torch.log(torch.sigmoid(out) - (1.5 if bad else 0)).mean() + out.square().mean()
+
+    incident = first_incident(loss_of)
+    clamp = next(r for r in incident.remedies if "clamp_min(1e-12)" in r.diff)
+    assert clamp.result == "failed" and "no gradient passes through any element" in clamp.effect
+
+
 def test_an_angle_near_zero_keeps_its_gradient() -> None:
     """Cosines of small angles lie within 1e-6 of 1: only those that rounded past 1 may be held back."""
 

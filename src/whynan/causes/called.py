@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from whynan.causes.facts import VIEWS
-from whynan.causes.naming import named_by_source
 
 if TYPE_CHECKING:
     from whynan.causes.source import Expression
@@ -84,6 +83,7 @@ def _compared(graph: Graph, maker: int) -> bool:
 
 def source_text(birth: Birth, expression: Expression | None) -> str:
     """Return what the source calls a leaf where it is first computed with: a target, where it is handed to the loss."""
+    from whynan.causes.naming import named_by_source
     from whynan.trace.birth import View as Made
 
     found = used_at(birth)
@@ -100,6 +100,7 @@ def source_text(birth: Birth, expression: Expression | None) -> str:
 
 def weight_name(birth: Birth, expression: Expression | None) -> str:
     """Call a weight what the source calls it where it is handed to the loss or multiplied."""
+    from whynan.causes.naming import named_by_source
     from whynan.trace.birth import View as Made
 
     found = used_at(birth)

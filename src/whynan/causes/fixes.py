@@ -9,7 +9,7 @@ import ast
 import inspect
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
@@ -140,7 +140,9 @@ class Fix:
                 return NotImplemented
             scope = _scope(torch, operands) | {"_x": operands[self.operand]}
             if stopped is not None:
-                stopped.append(_stopped(code, scope, lambda x: func(*_put(operands, self.operand, x, flipped), **kwargs)))
+                found = _stopped(code, scope, lambda x: func(*_put(operands, self.operand, x, flipped), **kwargs))
+                others = [o for place, o in enumerate(operands) if place != self.operand]
+                stopped.append(replace(found, only=not any(isinstance(o, torch.Tensor) and o.requires_grad for o in others)))
             return func(*_put(operands, self.operand, eval(code, scope), flipped), **kwargs)  # our own template
 
         return change
@@ -238,12 +240,13 @@ class Stopped:
     dead: int = 0
     healthy: int = 0  # of these, those whose gradient was finite without it
     among: int = 1
+    only: bool = True  # no other operand has a gradient: a quotient still has its numerator's
 
     def words(self) -> str:
         """Say what is wrong with that, if it is too much."""
         if self.healthy > SILENCED * self.among:
             return f"finite, but no gradient passes through {self.healthy} of {self.among} elements there that had a finite one"
-        return "finite, but no gradient passes through any element there: nothing leads back" if self.dead == self.among > 1 else ""
+        return "finite, but no gradient passes through any element there: nothing leads back" if self.dead == self.among > 1 and self.only else ""
 
 
 def _stopped(code: CodeType, scope: dict[str, Any], call: Callable[[Any], Any]) -> Stopped:
