@@ -12,7 +12,6 @@ import whynan
 from whynan.causes import verdict
 from whynan.causes.catalogue import Finding, Rule, Scene, first_match, rules
 from whynan.records import Incident
-from whynan.tripwire.values import stats
 
 
 class Gain(nn.Module):
@@ -93,10 +92,3 @@ def test_a_change_for_complex_numbers_puts_no_bound_under_them(loss: Callable[[T
     """A clamp would raise; what is offered runs and is proven."""
     remedy = first_incident(lambda z: loss(z), 0).remedies[0]  # the change is written here
     assert (remedy.result, "clamp" in remedy.diff) == ("proven", False)
-
-
-def test_elements_are_counted_and_not_their_parts() -> None:
-    """Of six numbers one is 0, two are nan and two infinite; a part that is 0 makes no zero."""
-    nan, inf = float("nan"), float("inf")
-    found = stats("z", torch.tensor([0j, complex(0, 2), complex(nan, nan), complex(nan, inf), complex(inf, inf), complex(-inf, 1)]))
-    assert (found.zeros, found.nan, found.posinf, found.neginf, found.min, found.max) == (1, 2, 1, 1, 0, 2)

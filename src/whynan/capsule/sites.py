@@ -155,19 +155,6 @@ def asked_for(thing: object) -> Site | None:
     return None if frame is None else _own(frame) or Site(frame.f_code, frame.f_lasti)
 
 
-def calling(kind: type, method: str) -> Any:
-    """Return the object of a kind whose method of this name the program is in, outside torch and whynan; nothing where there is none."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        if code.co_name == method and code.co_argcount > 0 and not is_internal(code):
-            owner = frame.f_locals.get(code.co_varnames[0])
-            if isinstance(owner, kind):
-                return owner
-        frame = frame.f_back
-    return None
-
-
 def _makes(frame: FrameType, thing: object) -> bool:
     code = frame.f_code
     return code.co_name == "__init__" and code.co_argcount > 0 and frame.f_locals.get(code.co_varnames[0]) is thing

@@ -19,7 +19,7 @@ import torch
 
 from whynan.capsule.intercept import Interception
 from whynan.capsule.recorder import Recorder
-from whynan.capsule.sites import asked_for, calling, take_site
+from whynan.capsule.sites import asked_for, take_site
 from whynan.capsule.state import take_rng
 from whynan.capsule.tape import Entry, Slot
 from whynan.capsules import Shelf
@@ -474,8 +474,6 @@ class Guard:
         """The user updates the weights."""
         if self._overrides.waiting:
             self.session.guarded(lambda: self._tell_overrides(optimizer))
-        if self.session.step_count < 2:
-            self.session.guarded(lambda: self._meet_wrapper(optimizer))
         self.stepping = True
         try:
             return self.steps.step(call, optimizer, args, kwargs)
@@ -486,12 +484,6 @@ class Guard:
             raise
         finally:
             self.stepping = False
-
-    def _meet_wrapper(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer around this one that never called torch's `__init__` (Lookahead) is unknown so far: from its next step on it is the one that steps."""
-        around = calling(torch.optim.Optimizer, "step")
-        if around is not None and around is not optimizer and getattr(around, "param_groups", None) is optimizer.param_groups:
-            self.interception.watch_step_of(type(around))
 
     def step_elsewhere(self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> Any:
         """An optimizer steps where nothing is recorded: in a hook of the backward pass, or in another thread."""

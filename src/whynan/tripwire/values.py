@@ -155,22 +155,23 @@ def stats(name: str, tensor: torch.Tensor) -> TensorStats:
         flat = torch.cat([p.detach().flatten() for p in parts(tensor)])
     except (RuntimeError, NotImplementedError):
         return TensorStats(name, dtype, shape)
+    if flat.is_complex():
+        flat = torch.view_as_real(flat.resolve_conj()).flatten()
     if not flat.numel():
         return TensorStats(name, dtype, shape)
-    if not (flat.is_floating_point() or flat.is_complex()):
+    if not flat.is_floating_point():
         wide = flat.to(torch.int64)
         return TensorStats(name, dtype, shape, zeros=int((wide == 0).sum()), min=float(wide.min()), max=float(wide.max()))
-    wide = torch.view_as_real(flat.resolve_conj()) if flat.is_complex() else (flat.to(torch.float32) if flat.element_size() < 4 else flat)[:, None]
-    nan, posinf, neginf = (bad.any(1) for bad in (wide.isnan(), wide == torch.inf, wide == -torch.inf))  # of an element: both parts of a complex one
-    finite = wide[wide.isfinite()]
+    wide = flat.to(torch.float32) if flat.element_size() < 4 else flat
+    finite = wide[torch.isfinite(wide)]
     return TensorStats(
         name,
         dtype,
         shape,
-        nan=int(nan.sum()),
-        posinf=int((posinf & ~nan).sum()),
-        neginf=int((neginf & ~nan & ~posinf).sum()),
-        zeros=int((wide == 0).all(1).sum()),
+        nan=int(torch.isnan(wide).sum()),
+        posinf=int((wide == torch.inf).sum()),
+        neginf=int((wide == -torch.inf).sum()),
+        zeros=int((wide == 0).sum()),
         min=float(finite.min()) if finite.numel() else None,
         max=float(finite.max()) if finite.numel() else None,
     )
