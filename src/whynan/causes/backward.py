@@ -323,10 +323,11 @@ def gradient_overflow(scene: Scene) -> Finding | None:
     if wide is None or biggest(wide) < 6e4:
         return None
     size, dtype = biggest(wide), view.op.dtype
-    limit = {"float16": "65 504", "bfloat16": "3.39e38", "float32": "3.4e38"}.get(dtype, number(LIMITS[dtype]))
+    ends = LIMITS.get(dtype, 0.0)
+    limit = {"float16": "65 504", "bfloat16": "3.39e38", "float32": "3.4e38"}.get(dtype) or number(ends)
     name = forward.name.strip("_")
-    on_the_way = size < LIMITS.get(dtype, 0.0) or _goes_on(birth)
-    what = f"a value on the way to the gradient of {name}" if _goes_on(birth) else f"the gradient of {name}"
+    goes_on = _goes_on(birth)
+    what = f"a value on the way to the gradient of {name}" if goes_on else f"the gradient of {name}"
     evidence = [f"{what} would be {number(size)}, {dtype} ends at {limit}", "in a wider dtype the same operation is finite"]
     fixes = (
         [Fix("scale the loss down, or keep this part in float32")]
@@ -335,7 +336,9 @@ def gradient_overflow(scene: Scene) -> Finding | None:
     )
     if dtype == "float16":
         fixes = [Fix("compute this in float32", "{x}.float()", 0), BRAIN, *fixes]
-    said = f"a value on the way to the gradient, {number(size)}, is past" if on_the_way else f"the gradient {number(size)} is past"
+    said = f"the gradient {number(size)} is past" if not goes_on else f"a value on the way to the gradient, {number(size)}, is past"
+    if size < ends:  # inside of torch's own kernel
+        said = "a value on the way to the gradient is past"
     return Finding(f"{said} the range of {dtype}", evidence + _before_clipping(scene), fixes, proven=True)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from whynan.causes.called import LOSSES, WEIGHTS, is_loss, is_weight, used_at, weight_name
 from whynan.causes.catalogue import Finding, Scene, rule
 from whynan.causes.facts import as_entries, rows, skip_views, where_bad
 from whynan.causes.fixes import Fix
+from whynan.causes.weighing import LOSSES, UNCOUNTED, bad_weight, is_loss, is_weight, used_at, weight_name
 from whynan.records import Phase
 
 
@@ -84,17 +84,17 @@ def _weight(scene: Scene) -> Finding:
 def _weight_at_the_loss(scene: Scene) -> Finding | None:
     """A weight with an infinity that could be meant, since the step itself wrote it: the loss is where it shows."""
     view = scene.birth.view if scene.birth is not None else None
-    bad = [s for s in view.op.sources if s.name in WEIGHTS and s.damage] if view is not None and is_loss(view.op) and not view.op.backward else []
-    held = view.input(bad[0].name) if view is not None and bad else None
-    if view is None or held is None or getattr(skip_views(view.maker(bad[0].name)), "role", "") == "buffer":
+    bad = bad_weight(view)
+    held = view.input(bad.name) if view is not None and bad is not None else None
+    if view is None or bad is None or held is None or getattr(skip_views(view.maker(bad.name)), "role", "") == "buffer":
         return None
-    name, total, place = bad[0].name, int((~held.isfinite()).sum()), as_entries(rows(where_bad(held)))
+    name, total, place = bad.name, int((~held.isfinite()).sum()), as_entries(rows(where_bad(held)))
     words = f"{total} of {held.numel()} values of `{name}` are not finite" + (f": {place}" if place else "")
     return Finding(f"`{name}` holds {total} non-finite value{'s' if total > 1 else ''}" + (f" ({place})" if place else ""), [words], [_finite_weight(name)])
 
 
 def _finite_weight(name: str) -> Fix:
-    return Fix(f"make `{name}` finite where it is made: a weight of 1 / count is infinite for what was not counted")
+    return Fix(f"make `{name}` finite where it is made: {UNCOUNTED}")
 
 
 def _cut_out_of(own: Any, batch: Any, rows_here: int) -> list[str]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, cast
 
-from whynan.causes.called import WEIGHTS, is_loss, is_weight, used_at
 from whynan.causes.catalogue import Finding, Scene, rule
 from whynan.causes.facts import as_entries, as_view, rows, skip_views
 from whynan.causes.fixes import Fix
+from whynan.causes.weighing import UNCOUNTED, bad_weight, is_loss, is_weight, used_at
 from whynan.records import Remedy, number
 
 if TYPE_CHECKING:
@@ -210,8 +210,8 @@ def buffer_not_finite(scene: Scene) -> Finding | None:
             proven=True,
         )
     view = birth.view
-    if view is not None and is_loss(view.op) and not view.op.backward:
-        return _infinite_weight(scene, view)
+    if view is not None and (weight := bad_weight(view)) is not None:
+        return _infinite_weight(scene, view, weight.name)
     if view is None or "batch_norm" not in view.name:
         return None
     for name, held in view.inputs().items():
@@ -233,14 +233,13 @@ def buffer_not_finite(scene: Scene) -> Finding | None:
     return None
 
 
-def _infinite_weight(scene: Scene, view: View) -> Finding | None:
-    """Find the weight of a loss that made it NaN: an infinity in a buffer could be meant, so the loss is where it shows."""
-    source = next((s for s in view.op.sources if s.name in WEIGHTS and s.damage), None)
-    made = skip_views(view.maker(source.name)) if source is not None else None
-    if source is None or made is None or as_view(made) is not None:
+def _infinite_weight(scene: Scene, view: View, argument: str) -> Finding | None:
+    """Tell a weight that made the loss NaN: an infinity in a buffer could be meant, so the loss is where it shows."""
+    made = skip_views(view.maker(argument))
+    if made is None or as_view(made) is not None:
         return None
     leaf = cast("Leaf", made)
-    return _weight_of_a_loss(scene, leaf, source.name) if leaf.role in ("buffer", "constant") else None
+    return _weight_of_a_loss(scene, leaf, argument) if leaf.role in ("buffer", "constant") else None
 
 
 def _weight_of_a_loss(scene: Scene, leaf: Leaf, argument: str) -> Finding:
@@ -249,7 +248,7 @@ def _weight_of_a_loss(scene: Scene, leaf: Leaf, argument: str) -> Finding:
     bad = ~tensor.detach().isfinite()
     place = as_entries(rows(bad))
     count = f"{int(bad.sum())} of {tensor.numel()} values" + (f" ({place})" if place else "")
-    title = f"make `{name}` finite where the loss is made: a weight of 1 / count is infinite for what was not counted"
+    title = f"make `{name}` finite where the loss is made: {UNCOUNTED}"
     return Finding(
         f"`{name}` of the loss is not finite: {count}",
         [f"not finite: {count} of `{name}`", "the loss was made with it: every batch that meets it is lost"],

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from whynan.capsule.sites import Site, is_installed, resolve
 from whynan.causes.arguments import factorised
-from whynan.causes.called import is_weight, source_text, weight_name
 from whynan.causes.catalogue import Finding, Rule, Scene, first_match
 from whynan.causes.handed import batch_size, hook_words, sample_words
 from whynan.causes.lab import Lab, Outcome, without_rows
@@ -15,6 +14,7 @@ from whynan.causes.several import Verdict, decide
 from whynan.causes.source import Expression, expression_at
 from whynan.causes.terms import named_terms, term_words
 from whynan.causes.trying import remedies_of, tempting
+from whynan.causes.weighing import is_weight, source_text, weight_name
 from whynan.records import NOWHERE, Cause, Confidence, Experiment, Origin, Phase, Remedy, Span, TensorStats
 from whynan.trace.birth import Birth
 from whynan.trace.graph import Leaf

@@ -1,4 +1,4 @@
-"""What the source calls a tensor that an operation is given, and whether it is given as a weight. No torch import."""
+"""A tensor from outside at the operation that first computes with it: what it is called there, and whether it only weighs something. No torch import."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from whynan.causes.facts import VIEWS
 
 if TYPE_CHECKING:
     from whynan.causes.source import Expression
-    from whynan.trace.birth import Birth
-    from whynan.trace.graph import Graph, Op
+    from whynan.trace.birth import Birth, View
+    from whynan.trace.graph import Graph, Op, Source
 
 LOSSES = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "nll_loss", "kl_div", "cross_entropy", "soft_margin_loss")
 WEIGHTS = ("weight", "pos_weight")  # what torch's losses call the arguments that weigh classes or elements
+UNCOUNTED = "a weight of 1 / count is infinite for what was not counted"
 _LONGEST = 60  # of a text that is put into a sentence
 
 
@@ -50,6 +51,13 @@ def _leads_to(graph: Graph, maker: int, birth: Birth) -> bool:
 def is_loss(op: Op) -> bool:
     """Whether an operation is one of torch's losses, or runs in one."""
     return any(name in op.call or name in op.name for name in LOSSES)
+
+
+def bad_weight(view: View | None) -> Source | None:
+    """Return the weight that makes the value of one of torch's losses bad, where one does."""
+    if view is None or view.op.backward or not is_loss(view.op):
+        return None
+    return next((s for s in view.op.sources if s.name in WEIGHTS and s.damage), None)
 
 
 def is_weight(birth: Birth) -> bool:
