@@ -785,6 +785,12 @@ UNDERFLOWS = {
     "a sum of exponentials": ("loss = -torch.log(torch.exp(s).sum(1)).mean()", "torch.logsumexp(s, dim=1)"),
     "a sum that keeps its dimension": ("loss = -(torch.exp(s).sum(1, keepdim=True).log() + s).mean()", "torch.logsumexp(s, dim=1, keepdim=True)"),
     "a sum with a name": ("e = s.exp()\n    total = e.sum(dim=1)\n    loss = -torch.log(total).mean()", "torch.logsumexp(s, dim=1)"),
+    "a mean": ("loss = -torch.log(torch.exp(s).mean(1)).mean()", "torch.logsumexp(s, dim=1) - torch.tensor(s.shape[1]).log()"),
+    "a mean of what cannot be computed twice": (
+        "loss = torch.log(torch.mean(torch.exp(net(x) * torch.where(bad, 400.0, 1.0)))) - s[:2].mean()",
+        "torch.logsumexp((exponent := net(x) * torch.where(bad, 400.0, 1.0)).flatten(), dim=0) - torch.tensor(exponent.numel()).log()",
+    ),
+    "a sum over everything": ("loss = -torch.log((s - 150.0 * (step == 3)).exp().sum())", "torch.logsumexp((s - 150.0 * (step == 3)).flatten(), dim=0)"),
     "a softmax": ("loss = (torch.exp(s) / torch.exp(s).sum(-1, keepdim=True) * x).pow(2).mean()", "torch.softmax(s, dim=-1)"),
     "a softmax on two lines": ("w = torch.exp(s)\n    loss = (w / w.sum(-1, keepdim=True) * x).pow(2).mean()", "torch.softmax(s, dim=-1)"),
     "a rest of 1": ("loss = -torch.log(1 - torch.exp(-h)).mean()", "torch.log(-torch.expm1(-h))"),
@@ -834,3 +840,24 @@ for step in range(5):
         )
         assert incident["cause"]["code"] == "WN104"
         assert not any("softmax" in remedy["title"] for remedy in incident["remedies"])
+
+
+@pytest.mark.parametrize("width", [4, 7])
+def test_a_cast_by_autocast_is_not_the_result_of_the_call_it_is_made_for(width: int, box: Sandbox) -> None:
+    """With another number of features out than in, the cast input in the place of the result would not even fit."""
+    incident = first(
+        box,
+        """
+for step in range(5):
+    x = torch.randn(6, 4) * (3e5 if step == 3 else 1.0)
+    with torch.autocast("cpu", torch.float16):
+        loss = F.cross_entropy(net(x).float(), torch.arange(6) % 4)
+""",
+        HEAD.replace("nn.Linear(4, 1)", f"nn.Linear(4, {width})"),
+    )
+    assert incident["cause"]["code"] == "WN202"
+    assert "autocast made it float16 for linear" in incident["cause"]["evidence"]
+    assert (incident["remedies"][0]["title"], incident["remedies"][0]["result"]) == (
+        "use bfloat16 instead of float16: it has the range of float32",
+        "proven",
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from whynan.causes.logspace import log_of
+from whynan.causes.logspace import log_of, log_of_total
 from whynan.causes.made import PICKS, Made, maker
 
 KINDS = ("log directly", "log of exp", "variance by hand", "scale first")
@@ -90,7 +90,7 @@ def _picked(made: Made, of_source: Callable[[Any], Any]) -> Any:
 
 
 def _log_of_exp(torch: Any, value: Any, name: str) -> Any:
-    """Compute log(1 + exp(x)), log(1 - exp(x)), log(sum(exp(x))) or log(cosh(x)) from x."""
+    """Compute log(1 + exp(x)), log(1 - exp(x)), log(sum(exp(x))), log(mean(exp(x))) or log(cosh(x)) from x."""
     made = maker(value)
     if made is None:
         return None
@@ -105,6 +105,4 @@ def _log_of_exp(torch: Any, value: Any, name: str) -> Any:
         return torch.nn.functional.softplus(inner.args[0])
     if made.name == "rsub" and isinstance(made.args[-1], int | float) and made.args[-1] == 1:
         return torch.log(-torch.expm1(inner.args[0]))
-    if made.name == "sum" and made.dim is not None:
-        return torch.logsumexp(inner.args[0], dim=made.dim, keepdim=made.keepdim)
-    return None
+    return log_of_total(made, inner.args[0]) if made.name in ("sum", "mean") else None

@@ -112,7 +112,7 @@ def log_fixes(view: View) -> list[Fix]:
 
 def of_exponentials(view: View) -> list[Fix]:
     """Return the changes for a logarithm of exponentials that underflowed, or that rounded to 1 where 1 is taken off."""
-    exponential = any(made.name == "exp" for made in lineage(view, ELEMENTWISE | {"sum"}, depth=3))
+    exponential = any(made.name == "exp" for made in lineage(view, ELEMENTWISE | {"sum", "mean"}, depth=3))
     return [LOGSUMEXP, LOG1MEXP, LOG_OF_EXP] if exponential else []
 
 

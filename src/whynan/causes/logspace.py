@@ -7,6 +7,7 @@ is made over the source, for the diff, and over the calls remembered in a replay
 from __future__ import annotations
 
 import ast
+import math
 from typing import Any
 
 from whynan.causes.edits import as_operand
@@ -121,3 +122,29 @@ def log_of(made: Made) -> Any:
     if made.name == "softmax":
         return torch.log_softmax(*made.args[:2], **{k: v for k, v in made.kwargs.items() if k in ("dim", "dtype")})
     return torch.nn.functional.logsigmoid(made.args[0])
+
+
+def log_of_total(total: Made, exponent: Any) -> Any:
+    """Return the logarithm of a sum or a mean of exponentials, from the exponents."""
+    import torch
+
+    dims = tuple(range(exponent.dim())) if total.dim is None else total.dim
+    summed = torch.logsumexp(exponent, dim=dims, keepdim=total.keepdim)
+    return summed if total.name == "sum" else summed - math.log(max(exponent.numel() // max(summed.numel(), 1), 1))
+
+
+def total_text(expression: Expression, total: ast.Call, exponent: ast.expr) -> str | None:
+    """Return the source of the same."""
+    name, operands = expression.parts(total)
+    dim = operands[1] if len(operands) > 1 else next((k.value for k in total.keywords if k.arg in ("dim", "axis")), None)
+    kept = operands[2] if len(operands) > 2 else next((k.value for k in total.keywords if k.arg == "keepdim"), None)
+    first = again = expression.segment(exponent)
+    if name == "mean" and not expression.is_repeatable(exponent):
+        again = expression.free_name("exponent")
+        first = f"({again} := {first})"
+    whole = f"torch.logsumexp({as_operand(first)}.flatten(), dim=0)" if dim is None else ""
+    over = whole or f"torch.logsumexp({first}, dim={expression.segment(dim)}{f', keepdim={expression.segment(kept)}' if kept is not None else ''})"  # type: ignore[arg-type]
+    if name == "sum":
+        return over
+    size = f"{as_operand(again)}.numel()" if dim is None else f"{as_operand(again)}.shape[{expression.segment(dim)}]"
+    return None if isinstance(dim, ast.Tuple | ast.List) else f"{over} - torch.tensor({size}).log()"

@@ -188,9 +188,9 @@ def around(expression: Expression, kind: str) -> tuple[ast.AST, str] | None:
             return node, f"torch.sigmoid({text})"
         if kind == "logsumexp by hand" and isinstance(node, ast.Call) and expression.parts(node)[0] == "log" and expression.parts(node)[1]:
             total = expression.parts(node)[1][0]
-            if isinstance(total, ast.Call) and expression.parts(total)[0] == "sum" and _is_exp(expression, expression.parts(total)[1][0], same):
-                over = _over(expression, total)
-                return (node, f"torch.logsumexp({text}, {over})") if over is not None else None
+            if isinstance(total, ast.Call) and expression.parts(total)[0] in ("sum", "mean") and _is_exp(expression, expression.parts(total)[1][0], same):
+                written = logspace.total_text(expression, total, argument)
+                return None if written is None else (node, written)
         if kind == "softplus by hand" and isinstance(node, ast.Call):
             name, operands = expression.parts(node)
             if (name == "log" and operands and _one_plus(expression, operands[0], same)) or (
@@ -264,11 +264,10 @@ def _softmax_of(expression: Expression) -> str | None:
 
 
 def _logsumexp_of(expression: Expression) -> str | None:
-    """Read log(exp(a).sum(dim)) at the logarithm."""
-    total, inside = _summed(expression, expression.nodes[0]) if expression.name == "log" else (None, None)
+    """Read log(exp(a).sum(dim)), or of a mean, at the logarithm."""
+    total, inside = _summed(expression, expression.nodes[0], ("sum", "mean")) if expression.name == "log" else (None, None)
     exponent = _exponent_of(expression, inside) if inside is not None else None
-    over = _over(expression, total) if total is not None else None
-    return None if exponent is None or over is None else f"torch.logsumexp({expression.segment(exponent)}, {over})"
+    return None if exponent is None or total is None else logspace.total_text(expression, total, exponent)
 
 
 def _log1mexp_of(expression: Expression) -> str | None:
@@ -295,11 +294,11 @@ def _named(expression: Expression, node: ast.expr) -> ast.expr:
     return node if given is None else given
 
 
-def _summed(expression: Expression, node: ast.expr) -> tuple[ast.Call | None, ast.expr | None]:
+def _summed(expression: Expression, node: ast.expr, names: tuple[str, ...] = ("sum",)) -> tuple[ast.Call | None, ast.expr | None]:
     """Return a sum, which may have a name, and what it adds up."""
     total = _named(expression, node)
     name, operands = expression.parts(total)
-    return (total, operands[0]) if isinstance(total, ast.Call) and name == "sum" and operands else (None, None)
+    return (total, operands[0]) if isinstance(total, ast.Call) and name in names and operands else (None, None)
 
 
 def _exponent_of(expression: Expression, node: ast.expr, here: bool = True) -> ast.expr | None:
@@ -339,13 +338,6 @@ def _dim_text(expression: Expression, total: ast.Call) -> str | None:
     return next((expression.segment(k.value) for k in total.keywords if k.arg in ("dim", "axis")), None)
 
 
-def _over(expression: Expression, total: ast.Call) -> str | None:
-    """Return the text of what a sum goes over, and whether it keeps that dimension."""
-    dim, operands = _dim_text(expression, total), expression.parts(total)[1]
-    kept = operands[2] if len(operands) > 2 else next((k.value for k in total.keywords if k.arg == "keepdim"), None)
-    return None if dim is None else f"dim={dim}" + (f", keepdim={expression.segment(kept)}" if kept is not None else "")
-
-
 def outer_swap(kind: str) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]:
     """Return the joint computation, made from the argument the exponential was called with."""
     import torch
@@ -358,11 +350,12 @@ def outer_swap(kind: str) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], An
         value = _exponent(args[0], 3)
         if value is None:
             return NotImplemented
-        if kind in ("softmax by hand", "logsumexp by hand"):
-            summed = maker(args[1] if kind == "softmax by hand" else args[0], "sum")
-            if summed is None:
-                return NotImplemented
-            return torch.softmax(value, dim=summed.dim) if kind == "softmax by hand" else torch.logsumexp(value, dim=summed.dim, keepdim=summed.keepdim)
+        if kind == "softmax by hand":
+            summed = maker(args[1], "sum")
+            return NotImplemented if summed is None else torch.softmax(value, dim=summed.dim)
+        if kind == "logsumexp by hand":
+            total = maker(args[0], "sum", "mean")
+            return NotImplemented if total is None else logspace.log_of_total(total, value)
         if kind in ("sigmoid by hand", "tanh by hand"):
             return torch.sigmoid(value) if kind == "sigmoid by hand" else torch.tanh(value)
         if kind == "softplus by hand":

@@ -399,6 +399,8 @@ def half_overflow(scene: Scene) -> Finding | None:
         view.name, view.name
     )
     evidence = [f"max |{name}| is {number(size)}, float16 ends at 65 504", "computed in float32 the same operation is finite"]
+    if _is_cast_for_another(view):
+        evidence[1] = f"autocast made it float16 for {view.call.rsplit('.', 1)[-1]}"
     return Finding(f"max |{name}| {number(size)}, float16 ends at 65 504", evidence, _half_fixes(view), proven=True)
 
 
@@ -415,10 +417,19 @@ def _refused(view: View) -> Finding | None:
 
 
 _KEEP = Fix("keep this part in float32, or bring the values down before it")
+_CASTS = frozenset({"to", "half", "type", "type_as", "copy_", "to_copy", "_to_copy"})
+
+
+def _is_cast_for_another(view: View) -> bool:
+    """Whether a cast is not a call of the program's: autocast makes it for the function that is called."""
+    called = view.call.rsplit(".", 1)[-1]
+    return view.name == "_to_copy" and bool(called) and called not in _CASTS
 
 
 def _half_fixes(view: View) -> list[Fix]:
     title = "compute this in float32"
+    if _is_cast_for_another(view):
+        return [BRAIN, _KEEP]
     if view.name == "_to_copy":
         return [
             Fix("use bfloat16, which has the range of float32", "{0}.bfloat16()"),
