@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 WIDTH = 80
+_NO_TEXT = "(the text of this line is not at hand)"
 _BAR = "   |"
 
 
@@ -72,17 +73,17 @@ def _spans(origin: Origin, label: str, gutter: int) -> list[str]:
     for span in origin.from_:
         if span.file != origin.span.file:
             lines.append(f"{pad} ::: {span.place}  {span.label}")
-            lines.append(f"{span.line:>{gutter}} | {span.code}")
+            lines.append(f"{span.line:>{gutter}} | {span.code or _NO_TEXT}")
     return lines
 
 
 def _marked(span: Span, mark: str, label: str, gutter: int) -> list[str]:
     pad = " " * gutter
     source = span.code
+    if not source:
+        return [f"{span.line:>{gutter}} | {_NO_TEXT}", *(f"{pad} | {w}" for w in textwrap.wrap(label, WIDTH - gutter - 4))]
     indent = min(span.column, 4)
-    start = indent
-    raw_column = span.column
-    offset = raw_column - _leading(span)
+    offset = span.column - _leading(span)
     start = indent + max(offset, 0)
     width = span.end_column - span.column if span.end_line == span.line else len(source) - max(offset, 0)
     width = max(1, min(width, len(source) - max(offset, 0)))
@@ -193,7 +194,7 @@ def farewell(incidents: list[Incident], counts: dict[tuple[str, str, int], int],
     """Say what, where, why, what was done, what next, each in a line."""
     first, last = incidents[0], incidents[-1]
     span = first.origin.span
-    place = f"{span.place} `{_short(span.code)}`" if span.known else "a place not known"
+    place = (f"{span.place} `{_short(span.code)}`" if span.code else span.place) if span.known else "a place not known"
     say(f"whynan: step {first.step}, born at {place} ({first.cause.code}, {first.cause.title})")
     total = sum(counts.values())
     if total > 1:
