@@ -325,7 +325,7 @@ class Tracer(ReplayMode):
         if not self._writing() or not op.name.split(".")[1].endswith("_") or written[0].requires_grad:
             return False
         made = [self._origin(s) for s in op.sources if s.colour is Colour.DAMAGE]
-        number = any(isinstance(v, float) and v != v for v in op.scalars.values())
+        number = any(isinstance(v, float | complex) and v != v for v in op.scalars.values())
         if not (made or number) or any(not isinstance(m, Leaf) or m.role != "constant" for m in made):
             return False
         site = self.entry.site if self.entry is not None else None
@@ -337,7 +337,7 @@ class Tracer(ReplayMode):
     def _made_of_nan(self, op: Op, name: str, made: list[torch.Tensor]) -> bool:
         """A tensor made with a NaN that the loop's own code writes out (`x * float("nan")`, `full(…, nan)`) is a bad input too."""
         loose = self.entry is not None and self.entry.kind == "call" and not op.backward and not op.in_module and op.node < 0
-        if not loose or name in _SELECTIVE or not any(isinstance(v, float) and v != v for v in op.scalars.values()):
+        if not loose or name in _SELECTIVE or not any(isinstance(v, float | complex) and v != v for v in op.scalars.values()):
             return False
         if any(s.colour is not Colour.CLEAN for s in op.sources):
             return False
