@@ -193,3 +193,49 @@ for s in range(5):
 """)
     assert (done.incidents[0]["step"], done.incidents[0]["cause"]["code"]) == (3, "WN203")
     assert "what it adds up is past" in done.err
+
+
+IMPUTED = {
+    "a mean of those that are there": "centre = torch.nanmean(x, dim=0)",
+    "a mean by hand": "centre = torch.nan_to_num(x).sum(0) / (~gone).sum(0)",
+}
+
+
+@pytest.mark.parametrize("line", IMPUTED.values(), ids=list(IMPUTED))
+def test_missing_values_that_are_filled_in_are_not_the_fault(line: str, box: Sandbox) -> None:
+    """Every batch has some; the one that goes bad has a column of nothing else, whose mean is 0/0."""
+    done = box.watched(f"""{HEAD}
+class Fill(nn.Module):
+    def forward(self, x):
+        gone = torch.isnan(x)
+        {line}
+        return torch.where(gone, centre, x)
+net = nn.Sequential(Fill(), nn.Linear(4, 1))
+opt = torch.optim.SGD(net.parameters(), 0.05)
+data = torch.randn(5, 8, 4)
+data[torch.rand(5, 8, 4) < 0.2] = float("nan")
+data[3, :, 2] = float("nan")
+for x in data:
+    loss = net(x).square().mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""")
+    (incident,) = done.incidents
+    assert (incident["step"], incident["cause"]["code"], incident["origin"]["code"]) == (3, "WN402", line)
+    assert incident["remedies"][0]["result"] == "proven" and incident["remedies"][0]["diff"]
+
+
+def test_what_expands_is_no_exponential(box: Sandbox) -> None:
+    """An infinity that is spread to all rows was not made by that."""
+    done = box.watched(f"""{HEAD}
+start = nn.Parameter(torch.zeros(1, 3))
+net = nn.Linear(3, 3)
+opt = torch.optim.SGD([start, *net.parameters()], 0.05)
+x = torch.randn(8, 3)
+opt.zero_grad()
+first = torch.log(start).expand(8, -1)
+torch.logcumsumexp(torch.stack([first, net(x)], 1), 1)[:, 1].exp().mean().backward()
+opt.step()
+""")
+    assert (done.incidents[0]["cause"]["code"], done.incidents[0]["origin"]["code"]) == ("WN101", "first = torch.log(start).expand(8, -1)")

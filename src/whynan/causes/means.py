@@ -139,6 +139,9 @@ def _empty_count(scene: Scene, view: View) -> Finding | None:
     counted = step.input(0) if step.name in ("sum", "count_nonzero", "cumsum") else step.output()
     if counted is not None and not _learned_beside(view, step) and selects(scene, step, 0, counted, view):
         what = "the mask selects nothing" if below.numel() == 1 else f"{zeros(below)} of {below.numel()} groups select nothing"
+        if view.call.endswith("nanmean"):
+            what = "every value is missing" if below.numel() == 1 else f"in {zeros(below)} of {below.numel()} means every value is missing"
+            return Finding(f"{what}: the count is 0", [what, f"nanmean leaves NaN out of a tensor of shape {list(counted.shape)}"], [_OF_THOSE_THERE], empty=True)
         evidence = [f"{what}", f"the divisor is a sum over a mask of shape {list(counted.shape)}"]
         return Finding(f"{what}: the count is 0", evidence, [_AT_LEAST_ONE], empty=True)
     if counted is not None and step.name == "sum" and fixed(step, 0) and not _learned_beside(view, step) and weighs(view, step):
@@ -155,6 +158,7 @@ def _learned_beside(view: View, count: View) -> bool:
 
 
 _AT_LEAST_ONE = Fix("count at least 1", "{x}.clamp_min(1)", 1)
+_OF_THOSE_THERE = Fix("sum what is there and divide by its count, at least 1", "torch.nansum({0}{rest}) / torch.sum(~torch.isnan({0}){rest}).clamp_min(1)")
 _SOME_WEIGHT = Fix("keep the sum of the weights away from 0", "{x}.clamp_min(1e-6)", 1)
 
 

@@ -283,7 +283,8 @@ def _finite_loss(scene: Scene) -> float | None:
 def _fits(scene: Scene, fix: Fix, runtime: str) -> bool:
     """A change written for an elementary operation says nothing of a function that contains one (a cosine is no quotient)."""
     view = scene.birth.forward if scene.birth is not None else None
-    if view is None or fix.keyword or fix.inner or not guarded(view.name, "float32"):
+    written_for_it = fix.keyword or fix.inner or "{rest}" in fix.template
+    if view is None or written_for_it or not guarded(view.name, "float32"):
         return True
     names = ("div" if view.name == "reciprocal" else "", source_name(view.name), "")
     return runtime in names or not view.op.call or source_name(view.op.call.rsplit(".", 1)[-1]) != runtime

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from whynan.trace.graph import Colour, Graph, Leaf, Op, Source
 
 # operations that accept -inf as a number: log-probabilities, masks
-_ACCEPT_NEGINF = ("_softmax", "_log_softmax", "logsumexp", "_safe_softmax", "logaddexp", "sigmoid", "exp", "_scaled_dot_product",
-                  "max", "amax", "_ctc_loss")  # fmt: skip
+_ACCEPT_NEGINF = ("_softmax", "_log_softmax", "logsumexp", "_safe_softmax", "logaddexp", "sigmoid", "_scaled_dot_product", "max", "amax", "_ctc_loss")
+_EXPS = ("exp", "exp_", "exp2", "expm1")  # by their whole name: what expands is no exponential
 # operations that give -inf only where there is nothing else
 _REDUCE_NEGINF = ("logaddexp", "logaddexp2", "logsumexp", "logcumsumexp")
 _LOGS = ("log", "log2", "log10", "log1p")
@@ -98,7 +98,7 @@ def real_use(ops: list[Op], index: int) -> int:
 
 def _tolerates(op: Op, graph: Graph, source: Source) -> bool:
     """Whether -inf is an ordinary argument of this operation, unless it came from an overflow."""
-    if source.damage.nan or source.damage.posinf or not base(op).startswith(_ACCEPT_NEGINF):
+    if source.damage.nan or source.damage.posinf or not (base(op) in _EXPS or base(op).startswith(_ACCEPT_NEGINF)):
         return False
     return not _from_overflow(graph, source)
 

@@ -310,6 +310,8 @@ class Tracer(ReplayMode):
         if op.damage:
             if len(outputs) == 1:
                 self._results[op.index] = _layout(outputs[0])
+            if name == "where" and len([s for s in op.sources if s.damage]) > 1:
+                op.sources = _let_through(op.sources, args)
             op.colour = self._colour(op, name, args)
         if op.damage.nan and (self._prepares(op, outputs) or self._made_of_nan(op, name, outputs)):
             return
@@ -410,6 +412,14 @@ class Tracer(ReplayMode):
             return None
         self.budget -= size
         return dense.clone()
+
+
+def _let_through(sources: list[Source], args: Any) -> list[Source]:
+    """Take those sides of a choice for clean whose bad values were not chosen: missing values that are filled in, from a mean that went bad itself."""
+    chosen, kept = args[0], {"self": args[1], "other": args[2]}
+    sides = {"self": chosen, "other": ~chosen}
+    left = [s.name for s in sources if s.damage and not damage_of(torch.where(sides[s.name], kept[s.name], 0))]
+    return [Source(s.name, s.maker) if s.name in left else s for s in sources]
 
 
 class CallTracker(TorchFunctionMode):
