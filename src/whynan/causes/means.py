@@ -141,7 +141,9 @@ def _empty_count(scene: Scene, view: View) -> Finding | None:
         what = "the mask selects nothing" if below.numel() == 1 else f"{zeros(below)} of {below.numel()} groups select nothing"
         if view.call.endswith("nanmean"):
             what = "every value is missing" if below.numel() == 1 else f"in {zeros(below)} of {below.numel()} means every value is missing"
-            return Finding(f"{what}: the count is 0", [what, f"nanmean leaves NaN out of a tensor of shape {list(counted.shape)}"], [_OF_THOSE_THERE], empty=True)
+            return Finding(
+                f"{what}: the count is 0", [what, f"nanmean leaves NaN out of a tensor of shape {list(counted.shape)}"], [_OF_THOSE_THERE], empty=True
+            )
         evidence = [f"{what}", f"the divisor is a sum over a mask of shape {list(counted.shape)}"]
         return Finding(f"{what}: the count is 0", evidence, [_AT_LEAST_ONE], empty=True)
     if counted is not None and step.name == "sum" and fixed(step, 0) and not _learned_beside(view, step) and weighs(view, step):
