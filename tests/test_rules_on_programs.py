@@ -861,3 +861,31 @@ for step in range(5):
         "use bfloat16 instead of float16: it has the range of float32",
         "proven",
     )
+
+
+SMOOTHED = {
+    "by torch": ("loss = F.cross_entropy(scores, y, label_smoothing=0.1)", "label smoothing gives masked classes a share of the target"),
+    "by hand": (
+        "lp = scores.log_softmax(-1)\n    loss = F.nll_loss(lp, y) - 0.1 * lp.mean(-1).mean()",
+        "masked entries are added up: 2 of 24 values are -inf by a mask",
+    ),
+}
+
+
+@pytest.mark.parametrize(("lines", "label"), SMOOTHED.values(), ids=list(SMOOTHED))
+def test_a_smoothed_target_reaches_masked_classes(lines: str, label: str, box: Sandbox) -> None:
+    """Every class is a little of the target, and some have probability 0 by a mask."""
+    incident = first(
+        box,
+        f"""
+for step in range(5):
+    x, y = torch.randn(6, 4), torch.tensor([0, 1, 0, 1, 0, 1])
+    ok = torch.ones(6, 4, dtype=torch.bool)
+    ok[2, 2:] = step != 3
+    scores = net(x).masked_fill(~ok, float("-inf"))
+    {lines}
+""",
+        HEAD.replace("nn.Linear(4, 1)", "nn.Linear(4, 4)"),
+    )
+    assert (incident["cause"]["code"], incident["cause"]["label"], incident["origin"]["samples"]) == ("WN405", label, [2])
+    assert incident["remedies"][0]["result"] == "proven"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from whynan.causes import masks
 from whynan.causes.arguments import forward_view, written_spans
 from whynan.causes.catalogue import Finding, Scene, rule
-from whynan.causes.facts import ATTENTION, counted, rows
+from whynan.causes.facts import ATTENTION, counted, rows, share
 from whynan.causes.fixes import Fix
 from whynan.causes.handed import batch_size, constant_ids
 from whynan.causes.spreads import Spread, made_at, rounding_spread, spread_of, usual_spread
@@ -174,7 +174,8 @@ def infeasible_target(scene: Scene) -> Finding | None:
 
     What happened
     A CTC target needs more frames than its input has (its length, and one blank between equal
-    neighbours), or the target class itself was masked with -inf.
+    neighbours), or the target class itself was masked with -inf. Label smoothing makes every
+    class a target, also the masked ones: their log-probabilities are added up.
 
     Why the result is non-finite
     No alignment exists, or the only right answer is ruled out: the probability is exactly 0 and
@@ -216,20 +217,29 @@ def infeasible_target(scene: Scene) -> Finding | None:
         return _ctc(view)
     if birth.derivative:
         return None
-    smoothing = view.name in ("sum", "mean") and "cross_entropy" in view.call
-    if (smoothing or view.name.startswith(("nll_loss", "gather", "index", "cross_entropy", "take", "select", "slice"))) and birth.slice.written_by:
-        scores = view.input("self")
-        if scores is not None and bool((scores == float("-inf")).any()) and not bool(scores.isnan().any()):
-            output = view.output()
-            hit = int((~output.isfinite()).sum()) if output is not None else 1
-            clamp = Fix("mask with a large finite number, so that a masked target costs much and not infinitely much", "{x}.clamp_min(-30.0)", 0)
-            return Finding(
-                "the target's own logit is -inf: its probability is 0 and its loss infinite",
-                [counted(hit, "selected log-probabilities are -inf"), "the -inf was written on purpose, as a mask"],
-                [clamp, Fix("do not mask the target class, or leave such samples out")],
-                written_spans(birth, "masked here"),
-            )
-    return None
+    added = view.name in ("sum", "mean")
+    scores = view.input("self") if added or view.name.startswith(_PICK_TARGETS) else None
+    if scores is None or not birth.slice.written_by or not bool((scores == float("-inf")).any()) or bool(scores.isnan().any()):
+        return None
+    spans = written_spans(birth, "masked here")
+    clamp = Fix("mask with a large finite number, so that a masked target costs much and not infinitely much", "{x}.clamp_min(-30.0)", 0)
+    if added:
+        what = share(int((scores == float("-inf")).sum()), scores, "values are -inf by a mask")
+        smoothed = "cross_entropy" in view.call
+        label = "label smoothing gives masked classes a share of the target" if smoothed else f"masked entries are added up: {what}"
+        return Finding(label, [what, "the -inf was written on purpose, as a mask"], [clamp] if smoothed else [_COUNT_MASKED_AS_0, clamp], spans)
+    output = view.output()
+    hit = int((~output.isfinite()).sum()) if output is not None else 1
+    return Finding(
+        "the target's own logit is -inf: its probability is 0 and its loss infinite",
+        [counted(hit, "selected log-probabilities are -inf"), "the -inf was written on purpose, as a mask"],
+        [clamp, Fix("do not mask the target class, or leave such samples out")],
+        spans,
+    )
+
+
+_PICK_TARGETS = ("nll_loss", "gather", "index", "cross_entropy", "take", "select", "slice")
+_COUNT_MASKED_AS_0 = Fix("let masked entries count as 0", "{x}.masked_fill({x} == float('-inf'), 0.0)", 0)
 
 
 def _ctc(view: View) -> Finding | None:

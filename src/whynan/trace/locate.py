@@ -123,8 +123,10 @@ def _meets_gradient(graph: Graph, op: Op) -> bool:
 
 
 def _hand_in(graph: Graph, leaf: Leaf) -> None:
-    """A batch comes in where it is computed with, not where it is cut out of the data."""
-    use = real_use(graph.ops, leaf.first_use)
+    """A batch comes in where it is computed with, not where it is compared with something or cut out of the data."""
+    number = next(-1 - i for i, other in enumerate(graph.leaves) if other is leaf)
+    taken_on = (op.index for op in graph.ops[max(leaf.first_use, 0) :] if op.damage and any(s.maker == number for s in op.sources))
+    use = real_use(graph.ops, next(taken_on, leaf.first_use))
     if use != leaf.first_use:
         leaf.first_use, leaf.used_at = use, graph.sites.get(graph.ops[use].entry) or leaf.used_at
 
