@@ -134,7 +134,8 @@ def divergence(scene: Scene) -> Finding | None:
 
     How sure
     whynan looks at the losses or gradient norms of the steps before: at least four that rise
-    (single dips are allowed), by more than 10000 times in all, and a birth that can overflow.
+    (single dips are allowed), by more than 10000 times in all, or three by more than 1e10, and
+    a birth that can overflow.
     Or one update was enough: it was as large as the weights are now, and these are past 10 on
     average, or the rate of an optimizer with second moments is past 3 times the weights that
     layers of these shapes are made with. It is suspected: no replay of one step can prove a history.
@@ -243,7 +244,7 @@ def _large(view: View) -> bool:
 def _growth(values: list[float | None]) -> tuple[list[float], float] | None:
     """Return the run of rising values at the end and by how much they rose, if that is divergence."""
     finite = [abs(v) for v in values if v and math.isfinite(v)]  # nothing grows out of a loss of exactly 0: a hinge without a violation
-    if len(finite) < 4:
+    if len(finite) < 3:
         return None
     run = [finite[-1]]
     misses = 0
@@ -256,7 +257,8 @@ def _growth(values: list[float | None]) -> tuple[list[float], float] | None:
     run.reverse()
     low, high = max(min(run[: max(1, len(run) // 2)]), 1e-12), max(run[-3:])
     usual = max(low, 1e-3 * statistics.median(run))  # one value near 0 is no beginning of a growth
-    return (run, high / low) if len(run) >= 4 and high > 1e4 * usual else None
+    least = 1e4 if len(run) >= 4 else 1e10  # three are enough where they rise as nothing else does
+    return (run, high / low) if len(run) >= 3 and high > least * usual else None
 
 
 @rule("WN607", "learning-rate-overridden", "learning rate replaced by loaded state", rank=90)

@@ -24,15 +24,18 @@ from whynan.engine.session import Session, Window, parameters_of, rate_of
 from whynan.engine.together import Together
 from whynan.engine.updating import with_update
 from whynan.errors import TrainingStopped
-from whynan.records import Incident, Symptom
+from whynan.records import DAMAGED, Incident, Symptom
 from whynan.recovery.followers import Followers
 from whynan.recovery.place import rank_here
 from whynan.tripwire.stillness import Still
 from whynan.tripwire.values import damage_of
 
 ALIKE = 3  # diagnoses of one place that a program which skips by itself gets, until an update is made
-HOPELESS = ("WN601", "WN602", "WN603", "WN608")  # state is damaged: skipping cannot help
 _ENDS = ("backward", "function", "derivative", "clip", "grad", "zero")  # what a step is replayed for
+
+
+def _with_note(incident: Incident, text: str) -> Incident:
+    return replace(incident, cause=replace(incident.cause, evidence=(*incident.cause.evidence, text)))
 
 
 class Acting:
@@ -153,11 +156,14 @@ class Acting:
     def close(self, incident: Incident, drops_terms: bool = False) -> str:
         """Decide about an incident, write it, and stop where that is the decision."""
         session = self.session
-        hopeless = incident.cause.code in HOPELESS or incident.symptom.name == "scale"  # which no update of the scaler mends
+        hopeless = incident.cause.code in DAMAGED or incident.symptom.name == "scale"  # which no update of the scaler mends
         taken = session.budget.decide(hopeless, self.recovering.possible and self.together.level)
         if taken == "skipped" and drops_terms and (left_out := self._goes_on_without(incident)):
             taken = TAKEN
-            incident = replace(incident, cause=replace(incident.cause, evidence=(*incident.cause.evidence, left_out)))
+            incident = _with_note(incident, left_out)
+        if taken == "skipped" and session.by_hand and session.step_count and not session.in_place:
+            taken = "observed"
+            incident = _with_note(incident, "the program makes its new weights itself, as new tensors: this update could not be left out")
         session.journal.incident(incident, session.budget.action(taken), tell=self.together.tells)
         self._advise(incident.symptom)
         self._beyond_help = hopeless and session.budget.observes

@@ -31,6 +31,7 @@ class ByHand:
         if not session.by_hand:
             return not session.window.backwards or session.window.told or not self._is_trained(target) or not self._is_bad()
         if not session.window.told:
+            session.in_place = session.in_place or (session.window.backwards > 0 and self._weight_in(target) is not None)
             return True
         trained = self._weight_in(target) is not None  # whoever made it: `(0.1 * torch.randn(4)).requires_grad_()` is on the tape
         return not trained and (torch.is_grad_enabled() or session.recorder.tape.slot_of(target) is not None)
@@ -98,6 +99,7 @@ class ByHand:
     def may_update(self) -> bool:
         """Whether an optimizer that is not torch's may make its update: not after a bad backward pass."""
         session = self.session
+        session.in_place = True
         session.stop_again()
         return not session.window.told or session.budget.observes
 

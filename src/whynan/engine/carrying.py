@@ -51,6 +51,19 @@ class Flow:
         """Whether the step computes the next value from this one."""
         return any(self._follow(entry) for entry in entries)
 
+    def trains(self, entries: list[Entry]) -> bool:
+        """Whether something that the step goes back from was made with it, however: a metric that is only printed was not."""
+        touched: set[int] = set()
+        memories = {self._memory}
+        for entry in entries:
+            if any(memory_of(leaf.tensor) in memories if isinstance(leaf, Outside) else leaf.entry in touched for leaf in entry.reads):
+                if entry.kind in ("backward", "derivative"):
+                    return True
+                touched.add(entry.number)
+                target = leaves(entry.args[0]) if entry.kind == "write" and entry.args else ()
+                memories |= {memory_of(leaf.tensor) for leaf in target if isinstance(leaf, Outside)}
+        return False
+
     def _follow(self, entry: Entry) -> bool:
         name = getattr(entry.fn, "__name__", "").removeprefix("_foreach_")
         stem = name if name.endswith("__") else name.rstrip("_")

@@ -68,6 +68,7 @@ class Session:
         self.optimizers_met: dict[int, str] = {}  # the kind of each, also of those that are gone
         self.has_several = False  # more than one optimizer; one that is gone may still be counted
         self.by_hand = True  # no optimizer was ever made: the program updates its weights itself
+        self.in_place = False  # and was seen to write to one, or to hand the update to an object that can be kept from it
         self.window = Window()
         self.step_count = 0
         self.applied = 0  # updates that were really made

@@ -171,10 +171,10 @@ class Standing:
         return value.nan and value.key in self._finite and value.key not in self._markers
 
     def _feeds_itself(self, value: _Value) -> bool:
-        """Whether the next value is computed from this one; inside a module nobody knows, and it is taken for granted."""
+        """Whether the next value is computed from this one, and a loss from it; inside a module nobody knows, and it is taken for granted."""
         entries = [e for e in self.session.recorder.tape if e.number > self.session.window_start]
         flow = Flow(self.session.recorder.tape, value.tensor)
-        return flow.returns(entries) or (value.site is None and not flow.met)
+        return (flow.returns(entries) and flow.trains(entries)) or (value.site is None and not flow.met)
 
     def _carried(self) -> Iterator[_Value]:
         """Yield what this step reads of the one before, or writes in place, and what a model keeps as plain attributes."""

@@ -8,7 +8,7 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from whynan.records import Incident, Origin, Remedy, Span, TensorStats
+from whynan.records import DAMAGED, Incident, Origin, Remedy, Span, TensorStats
 from whynan.recovery.policy import Budget
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ def _painted(line: str) -> Text:
 
 def farewell(incidents: list[Incident], counts: dict[tuple[str, str, int], int], budget: Budget, report: Path | None, of: int) -> None:
     """Say what, where, why, what was done, what next, each in a line."""
-    first, last = incidents[0], incidents[-1]
+    first, last = incidents[0], next((i for i in reversed(incidents) if i.action.taken != "observed"), incidents[-1])
     span = first.origin.span
     place = (f"{span.place} `{_short(span.code)}`" if span.code else span.place) if span.known else "a place not known"
     say(f"whynan: step {first.step}, born at {place} ({first.cause.code}, {first.cause.title})")
@@ -210,7 +210,8 @@ def farewell(incidents: list[Incident], counts: dict[tuple[str, str, int], int],
     elif taken == "rolled back":
         say(f"whynan: rolled back to the last good state ({budget.total} of {budget.in_total} bad steps allowed)")
     elif taken == "stopped":
-        say(f"whynan: training stopped after {budget.streak} in a row, {budget.total} in total; weights are as before the last bad step")
+        state = "what a step begins with is damaged" if last.cause.code in DAMAGED else "weights are as before the last bad step"
+        say(f"whynan: training stopped after {budget.streak} in a row, {budget.total} in total; {state}")
     else:
         say("whynan: observed only; nothing was changed")
     if report is not None:

@@ -63,13 +63,20 @@ def locate(program: Program, targets: Targets, roles: dict[int, tuple[str, str]]
         if not starts:
             used = next((leaf for leaf in graph.leaves if storage_key(leaf.tensor) in suspects), None)
             return None if used is None else Birth(graph, Slice(), None, used, _leaf_phase(used), losses=scalars(first.run))
-    found = slice_back(graph, starts)
+    found = slice_back(graph, starts if first.run.losses else _inner_loss(graph) or starts)
     losses = scalars(first.run)
     birth = _thrown_away(graph, found, losses) or birth_in(graph, found)
     birth.losses, birth.terms = losses, terms_of(graph, first.loss)
     reason = program.inexact() or first.tracer.broken
     birth.exact, birth.note = not reason, reason
     return observe(program, targets, roles or {}, birth)
+
+
+def _inner_loss(graph: Graph) -> list[int]:
+    """Return the loss that `torch.func.grad` keeps to itself, if it is bad: the number that was made last before the way back began."""
+    turn = next((op.index for op in graph.ops if op.backward), 0)
+    last = next((op for op in reversed(graph.ops[:turn]) if op.shape == () and "ones_like" not in op.name), None)
+    return [last.index] if last is not None and last.colour is Colour.DAMAGE else []
 
 
 def _behind(tracer: Tracer, failing: Op | None, error: BaseException | None) -> list[int]:

@@ -41,6 +41,8 @@ def parts(tensor: torch.Tensor) -> list[torch.Tensor]:
         return parts(tensor._values() if tensor.layout is torch.sparse_coo else tensor.values())
     if tensor.is_quantized:
         return []  # integers: always finite
+    if tensor._is_zerotensor():  # has no memory: to read it inside a dispatch mode ends the process
+        return [torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)]
     if tensor.is_nested and type(tensor) in _PLAIN:
         return [tensor.values()]
     if type(tensor) in _PLAIN:
@@ -54,7 +56,7 @@ def parts(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 def plain(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return a tensor as a plain dense one: itself, the local part of a DTensor, the values of a sparse one; None where there is none."""
-    if type(tensor) in _PLAIN and tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested:
+    if type(tensor) in _PLAIN and tensor.layout is torch.strided and not (tensor.is_quantized or tensor.is_nested or tensor._is_zerotensor()):
         return tensor  # almost all are, and a replay asks for every result
     inner = parts(tensor)
     return inner[0] if len(inner) == 1 else None
