@@ -889,3 +889,47 @@ for step in range(5):
     )
     assert (incident["cause"]["code"], incident["cause"]["label"], incident["origin"]["samples"]) == ("WN405", label, [2])
     assert incident["remedies"][0]["result"] == "proven"
+
+
+def test_a_log_softmax_by_hand_over_a_masked_row(box: Sandbox) -> None:
+    """The infinity that is taken off is that of a row in which nothing is left; forbidden places must not count as sure ones."""
+    incident = first(
+        box,
+        """
+for step in range(5):
+    x = torch.randn(6, 4)
+    far = torch.rand(6, 4) < 0.3
+    far[2] = step == 3
+    score = (x * net(x)).masked_fill(far, float("-inf"))
+    score = score - torch.logsumexp(score, dim=-1, keepdim=True)
+    loss = score.exp().square().mean()
+""",
+    )
+    assert (incident["step"], incident["cause"]["code"], incident["origin"]["samples"]) == (3, "WN401", [2])
+    assert "1 of 6 rows are entirely -inf" in incident["cause"]["evidence"][0]
+    assert (incident["remedies"][0]["result"], "log_softmax" in incident["remedies"][0]["diff"]) == ("proven", True)
+
+
+TARGETS = {
+    "prepared": "torch.log(out) - torch.log(y)",
+    "compared before": "(torch.log(out) - torch.log(y))[~(y <= 0)]",
+    "picked by a comparison": "torch.log(out[~(y <= 0)]) - torch.log(y[~(y <= 0)])",
+}
+
+
+@pytest.mark.parametrize("error", TARGETS.values(), ids=list(TARGETS))
+def test_a_target_that_is_prepared_is_still_a_target(error: str, box: Sandbox) -> None:
+    """It never meets the model; a comparison lets no NaN through and is not where it comes in."""
+    incident = first(
+        box,
+        f"""
+for step in range(5):
+    x, y = torch.randn(6, 4), torch.rand(6) + 0.5
+    y[2] = float("nan") if step == 3 else 1.0
+    out = F.softplus(net(x)).squeeze(-1)
+    keep = y.gt(0)
+    error = {error}
+    loss = error.square().mean()
+""",
+    )
+    assert (incident["cause"]["code"], incident["origin"]["code"], incident["origin"]["samples"]) == ("WN702", f"error = {error}", [2])

@@ -446,3 +446,19 @@ def test_a_running_value_is_told_however_it_goes_into_its_next_value(kind: str) 
     incident = only(train(loss_of, model, optimizer))
     assert incident.step - 12 < 50
     assert "has nan among its 4 values" in incident.cause.evidence[0]
+
+
+@pytest.mark.parametrize("kind", ["a metric", "the sum of the losses"])
+def test_a_running_value_that_nothing_is_trained_by_is_no_standstill(kind: str) -> None:
+    """It is only printed: NaN for the rest of the run, and no concern of the training."""
+    model, optimizer = small(0.01)
+    running = torch.zeros(())
+
+    def loss_of(step: int) -> torch.Tensor:
+        nonlocal running
+        loss = (model(torch.randn(8, 4)) - 1).square().mean()
+        seen = loss.detach() * (torch.nan if step == 12 else 1.0)
+        running = 0.9 * running + 0.1 * seen if kind == "a metric" else running + seen
+        return loss
+
+    assert train(loss_of, model, optimizer, 120) == []

@@ -239,3 +239,67 @@ torch.logcumsumexp(torch.stack([first, net(x)], 1), 1)[:, 1].exp().mean().backwa
 opt.step()
 """)
     assert (done.incidents[0]["cause"]["code"], done.incidents[0]["origin"]["code"]) == ("WN101", "first = torch.log(start).expand(8, -1)")
+
+
+ZEROS = {
+    "a second derivative": "slope = derivative(derivative(x.abs() ** 1.5, x), x)",
+    "a forward-mode derivative": "slope = torch.func.jvp(lambda v: v.clamp_min(0).abs() + 2, (x,), (torch.ones_like(x),))[1] - 1 + x.detach().log()",
+}
+
+
+@pytest.mark.parametrize("lines", ZEROS.values(), ids=list(ZEROS))
+def test_tensors_without_memory_do_not_end_the_process(lines: str, box: Sandbox) -> None:
+    """Derivatives that are known to be 0 have no memory; read inside a dispatch mode they would crash."""
+    source = f"""{HEAD}
+def derivative(y, x):
+    return torch.autograd.grad(y.sum(), x, create_graph=True)[0]
+net = nn.Linear(1, 1)
+opt = torch.optim.SGD(net.parameters(), 1e-3)
+for s in range(4):
+    x = torch.rand(8, 1) + 0.5
+    x[3] = 0 if s == 2 else 1
+    x.requires_grad_()
+    {lines}
+    loss = (net(x) * slope).square().mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+    done = box.watched(source)
+    assert done.status == 0
+    assert [i["step"] for i in done.incidents] == [2]
+
+
+def test_the_loss_that_torch_func_keeps_to_itself(box: Sandbox) -> None:
+    """It is bad, so the fault is not one of the way back only; and an update that is a new tensor is not said to be skipped."""
+    done = box.watched(f"""{HEAD}
+theta = {{"w": torch.ones(4)}}
+def nll(p, t):
+    survival = torch.exp(-F.softplus(p["w"]) * t)
+    return -torch.log(1 - survival).mean()
+for s in range(6):
+    t = torch.rand(4) + 0.5
+    t[1] = 1e-9 if s == 3 else 1
+    g = torch.func.grad(nll)(theta, t)
+    theta = {{k: theta[k] - 0.05 * g[k] for k in theta}}
+""")
+    incident = done.incidents[0]
+    assert (incident["step"], incident["cause"]["code"], incident["origin"]["phase"], incident["action"]["taken"]) == (3, "WN101", "loss", "observed")
+    assert "could not be left out" in incident["cause"]["evidence"][-1]
+
+
+def test_a_stop_over_damaged_weights_does_not_call_them_sound(box: Sandbox) -> None:
+    """The program itself brought the bad values in."""
+    done = box.watched(f"""{HEAD}
+net = nn.Linear(3, 1)
+opt = torch.optim.SGD(net.parameters(), 1e-2)
+for s in range(6):
+    if s == 3:
+        net.load_state_dict({{k: v / 0 * 0 for k, v in net.state_dict().items()}})
+    loss = net(torch.randn(4, 3)).square().mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""")
+    assert [i["cause"]["code"] for i in done.incidents] == ["WN601"]
+    assert "what a step begins with is damaged" in done.err and "as before" not in done.err

@@ -17,16 +17,23 @@ def _bad_input(scene: Scene) -> bool:
 
 
 def _is_target(scene: Scene) -> bool:
-    """A tensor first met outside every module by an operation whose other argument was computed with gradients."""
+    """A tensor met outside every module, as it is or prepared (`log(y)`), by an operation whose other argument was computed with gradients."""
     birth = scene.birth
     assert birth is not None and birth.leaf is not None
-    index = birth.leaf.first_use
-    op = birth.graph.ops[index] if index < len(birth.graph.ops) else None
-    if op is None or (op.in_module and not any(name in op.call for name in LOSSES)) or is_weight(birth):
+    if is_weight(birth):
         return False
-    if is_loss(op):
-        return True
-    return any(s.maker >= 0 and _from_module(birth.graph, s.maker) for s in op.sources)
+    ops, last, index = birth.graph.ops, -1, birth.leaf.first_use
+    while 0 <= index < len(ops):
+        op = ops[index]
+        if op.in_module and not any(name in op.call for name in LOSSES):
+            return False
+        if is_loss(op) or any(s.maker >= 0 and s.maker != last and _from_module(birth.graph, s.maker) for s in op.sources):
+            return True
+        if op.node >= 0:
+            return False  # it is what a model without modules computes with
+        following = (o.index for o in ops[index + 1 :] if o.damage and not o.backward and any(s.maker == index for s in o.sources))
+        last, index = index, next(following, -1)
+    return False
 
 
 def _from_module(graph: object, index: int) -> bool:

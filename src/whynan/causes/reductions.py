@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from whynan.causes import masks
 from whynan.causes.arguments import forward_view, written_spans
 from whynan.causes.catalogue import Finding, Scene, rule
-from whynan.causes.facts import ATTENTION, counted, rows, share
+from whynan.causes.facts import ATTENTION, as_view, counted, rows, share, skip_views
 from whynan.causes.fixes import Fix
 from whynan.causes.handed import batch_size, constant_ids
 from whynan.causes.spreads import Spread, made_at, rounding_spread, spread_of, usual_spread
@@ -68,12 +68,13 @@ def fully_masked_softmax(scene: Scene) -> Finding | None:
     view = forward_view(scene)
     if view is not None and view.name.startswith("logaddexp"):
         return _nothing_to_add(scene, view)
-    if view is None or not (view.name in _SOFTMAXES or view.name.startswith(ATTENTION)):
+    by_hand = _logsumexp_taken_off(view) if view is not None else None
+    if view is None or not (by_hand is not None or view.name in _SOFTMAXES or view.name.startswith(ATTENTION)):
         return None
-    scores = view.input("self") if view.name in _SOFTMAXES else view.input("attn_bias")
+    scores = view.input("attn_bias") if view.name.startswith(ATTENTION) else view.input("self")
     if scores is None or not scores.is_floating_point() or scores.dim() == 0:
         return None
-    dim = view.scalar("dim")
+    dim = (by_hand or view).scalar("dim")
     axis = dim[0] if isinstance(dim, list | tuple) and dim else dim if isinstance(dim, int) else -1
     dead = (scores == float("-inf")).all(axis)
     count = int(dead.sum())
@@ -83,7 +84,7 @@ def fully_masked_softmax(scene: Scene) -> Finding | None:
     assert birth is not None
     place = axis % scores.dim()
     total = dead.numel()
-    name = {"logsumexp": "logsumexp", "_log_softmax": "log_softmax"}.get(view.name, "softmax")
+    name = {"logsumexp": "logsumexp", "_log_softmax": "log_softmax", "sub": "log_softmax"}.get(view.name, "softmax")
     first = _first_rows(dead) if place else []  # along the first dimension no row of the tensor is named by an index
     samples = bool(first) and scores.shape[0] == batch_size(scene.program)
     kind = "columns" if scores.dim() == 2 and not place else "rows"
@@ -103,6 +104,14 @@ def fully_masked_softmax(scene: Scene) -> Finding | None:
         evidence.append(masks.handed_in(birth, first))
     wrong = _tempting(axis) if name == "softmax" else []
     return Finding(label, evidence, fixes, spans, rows=first if samples else [], wrong=wrong)
+
+
+def _logsumexp_taken_off(view: View) -> View | None:
+    """Return the logsumexp of a log_softmax written by hand: it is taken off what it was computed from."""
+    taken = as_view(skip_views(view.maker("other"))) if view.name == "sub" else None
+    scores, summed = view.source("self"), taken.source("self") if taken is not None else None
+    same = scores is not None and summed is not None and scores.maker == summed.maker
+    return taken if taken is not None and taken.name == "logsumexp" and same else None
 
 
 def _which(dead: Any, first: list[int], samples: bool) -> str:
@@ -125,6 +134,9 @@ def _result(name: str, birth: Birth) -> str:
 
 def _in_place(view: View, name: str, axis: int) -> list[Fix]:
     """Return the changes of what the softmax is taken of."""
+    if view.name == "sub":
+        filled = f"{{0}}.masked_fill(({{0}} == float('-inf')).all({axis}, keepdim=True), 0.0)"
+        return [Fix("use log_softmax, with something finite in a row that is entirely masked", f"torch.log_softmax({filled}, {axis})")]
     low = "-1e4" if view.op.dtype == "float16" else "-1e30"
     fixes = [
         Fix(

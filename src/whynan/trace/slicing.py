@@ -89,7 +89,7 @@ def real_use(ops: list[Op], index: int) -> int:
     for _ in range(20):
         if index >= len(ops) or base(ops[index]) not in HAND_ON or ops[index].in_module:
             return index
-        following = next((op.index for op in ops[index + 1 :] if any(s.maker == index and s.damage for s in op.sources)), None)
+        following = next((op.index for op in ops[index + 1 :] if op.damage and any(s.maker == index and s.damage for s in op.sources)), None)
         if following is None:
             return index
         index = following
