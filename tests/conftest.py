@@ -12,12 +12,14 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: a fork with thr
 
 import gc
 import json
+import runpy
 import signal
 import subprocess
 import sys
 import textwrap
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,6 +123,18 @@ class Sandbox:
     def watched(self, source: str, *options: str, before: Callable[[], object] = lambda: None) -> Finished:
         """Write a program and run it under `whynan run` in a forked child."""
         return self.forked("run", "--run-dir", str(self.run_dir), *options, str(self.write(source)), before=before)
+
+    def plain(self, path: Path) -> Finished:
+        """Run a program as it is in a forked child, where what it prints is all that counts; a SyntaxWarning ends it."""
+
+        def work() -> int:
+            os.chdir(self.folder)
+            sys.argv[:], sys.path[0] = [str(path)], str(path.parent)
+            warnings.simplefilter("error", SyntaxWarning)
+            runpy.run_path(str(path), run_name="__main__")
+            return 0
+
+        return self.in_child(work)
 
     def in_child(self, work: Callable[[], int], seconds: int = 120) -> Finished:
         """Run something in a forked child; its exit status is what the interpreter would make of how it ended."""

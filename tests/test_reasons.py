@@ -111,7 +111,7 @@ def test_trial_of_the_update_leaves_the_run_as_it_was(box: Sandbox) -> None:
     source = CONSTANT.replace("OPTIMIZER", "Adam").replace("(5, 9)", "(11,)") + "\nprint(float(opt.state[table.weight]['step']), torch.rand(1).item())\n"
     source = source.replace("with torch.no_grad():", "if True:")
     watched = box.watched(source, "--policy", "observe")
-    plain = box.python(str(box.folder / "train.py"))
+    plain = box.plain(box.folder / "train.py")
     assert watched.out == plain.out and watched.incidents
 
 

@@ -607,7 +607,7 @@ for step in range(6):
     incident = first(box, body, head)
     remedy = incident["remedies"][0]
     assert (incident["step"], remedy["result"]) == (3, "proven")
-    healed = box.python(str(box.write(patched(head + body + TAIL, remedy["diff"]), "healed.py")))
+    healed = box.plain(box.write(patched(head + body + TAIL, remedy["diff"]), "healed.py"))
     assert len(healed.out.splitlines()) == 6
     assert "nan" not in healed.out and "inf" not in healed.out
 
@@ -817,7 +817,7 @@ for step in range(6):
     remedy = incident["remedies"][0]
     assert (incident["step"], remedy["result"], remedy["safe"]) == (3, "proven", True)
     assert text in remedy["diff"]
-    healed = box.python(str(box.write(patched(head + body + TAIL, remedy["diff"]), "healed.py")))
+    healed = box.plain(box.write(patched(head + body + TAIL, remedy["diff"]), "healed.py"))
     assert len(healed.out.splitlines()) == 6
     assert "nan" not in healed.out and "inf" not in healed.out
 

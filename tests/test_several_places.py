@@ -70,7 +70,7 @@ def test_changes_are_proven_together(body: str, places: int, box: Sandbox) -> No
     changed = patched(source, remedy["diff"])
     before, after = source.splitlines(), changed.splitlines()
     assert sum(a != b for a, b in zip(before, after, strict=True)) == min(places, 2)
-    healed = box.python(str(box.write(changed, "healed.py")))
+    healed = box.plain(box.write(changed, "healed.py"))
     assert len(healed.out.splitlines()) == 10
     assert "nan" not in healed.out
 

@@ -32,7 +32,7 @@ for s in range(8):
     print(s, net.weight.sum().item())
 """
     done = box.watched(source)
-    assert done.out == box.python(str(box.write(source))).out
+    assert done.out == box.plain(box.write(source)).out
     assert [(i["step"], i["cause"]["code"], i["origin"]["code"], i["action"]["taken"]) for i in done.incidents] == [
         (4, "WN102", "loss = torch.log(-loss.detach())", "observed")
     ]

@@ -8,13 +8,17 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import torch
-from choices import IN_STATE, STEPS, Case
+from choices import CODES, IN_STATE, STEPS, Case
 from training import Event, Player
 
 import whynan
+from whynan import diagnosis
+from whynan.engine.together import finite
 from whynan.errors import TrainingStopped
+from whynan.records import NOWHERE, Cause, Confidence, Origin, Phase
 
 EPOCH = 3  # optimizer steps in an epoch
 
@@ -70,6 +74,20 @@ def watched(case: Case) -> Outcome:
             player.play(all_events())
         stopped = end[0] if end else ""
     return Outcome(world.state(), player.losses, guard.incidents, stopped, said.getvalue())
+
+
+@contextlib.contextmanager
+def only_replayed(place: str) -> Iterator[None]:
+    """Replay a failing step once, where a whole diagnosis traces it, explains it and tries remedies; the cause is given."""
+    cause = Cause(CODES[place][0], "", "given", Confidence.SUSPECTED)
+
+    def find(case: diagnosis.Case, targets: Any) -> tuple[None, str]:
+        finite(case.program)
+        return None, ""
+
+    judged = Origin(Phase.FORWARD, NOWHERE), cause, [], []
+    with mock.patch.object(diagnosis, "_find", find), mock.patch.object(diagnosis, "judge", lambda scene: judged):
+        yield
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import functools
 import tokenize
 
 from whynan.resting import no_warnings
@@ -112,8 +113,9 @@ def import_torch(tree: list[ast.AST]) -> Lines:
     return place, place, ["import torch\n"] if isinstance(last, ast.Import | ast.ImportFrom) else ["\n", "import torch\n"]
 
 
+@functools.lru_cache(maxsize=16)
 def compiles(text: str) -> bool:
-    """Whether a text is a Python program."""
+    """Whether a text is a Python program; the next incident often asks for the same change of the same file."""
     try:
         with no_warnings():
             compile(text, "<diff>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)

@@ -63,17 +63,23 @@ def imports(tree: ast.AST) -> dict[str, Any]:
     return found
 
 
-def _own(tree: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes of a scope, without those of the scopes in it and of blocks that only a type checker reads."""
+@functools.lru_cache(maxsize=64)
+def _own(tree: ast.AST) -> tuple[ast.AST, ...]:
+    """Return the nodes of a scope, without those of the scopes in it and of blocks that only a type checker reads."""
+    return tuple(_inside(tree))  # a diagnosis asks the same few scopes for name after name
+
+
+def _inside(tree: ast.AST) -> Iterator[ast.AST]:
     for child in ast.iter_child_nodes(tree):
         if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
             continue
         yield child
         if not isinstance(child, _OWN_SCOPE):
-            yield from _own(child)
+            yield from _inside(child)
 
 
-def stored(tree: ast.AST) -> set[str]:
+@functools.lru_cache(maxsize=64)
+def stored(tree: ast.AST) -> frozenset[str]:
     """Return the names that a scope binds, arguments included."""
     found = arguments_of(tree)
     for node in _own(tree):
@@ -82,7 +88,7 @@ def stored(tree: ast.AST) -> set[str]:
         elif isinstance(node, FUNCTIONS | ast.ClassDef):
             found.add(node.name)
     outside = {name for node in _own(tree) if isinstance(node, ast.Global) for name in node.names}
-    return found - outside
+    return frozenset(found - outside)
 
 
 def arguments_of(tree: ast.AST | None) -> set[str]:

@@ -28,10 +28,14 @@ class Trial:
     play: Callable[[Program | None], Outcome]
     put: Put | None = None  # what it puts in the place of torch's functions, where it is nothing else
     written: tuple[Expression, Change] | None = None
-    diff: str = ""
     tolerance: float = TOLERANCE  # by how much the loss of a healthy step may move
     far: bool = False  # the change is not at the line of the birth: its place is named
     stopped: list[Stopped] = field(default_factory=list)  # filled by playing
+
+    @property
+    def diff(self) -> str:
+        """The change as text; nothing where it cannot be written so that it runs. Cost: the file is compiled."""
+        return joined([self.written]) if self.written is not None else ""
 
 
 def remedies_of(scene: Scene, finding: Finding, expression: Expression | None, site: Site | None) -> list[Remedy]:
@@ -163,8 +167,7 @@ def _putting(
 ) -> Trial:
     """Make a trial of another computation in the place of a function, and the text of it where there is one."""
     written = (expression, change) if expression is not None and change is not None else None
-    diff = joined([written]) if written is not None else ""
-    return Trial(lambda program: lab.run(put, program=program), put, written if diff else None, diff, far=far, stopped=[] if stopped is None else stopped)
+    return Trial(lambda program: lab.run(put, program=program), put, written, far=far, stopped=[] if stopped is None else stopped)
 
 
 def _read_again(scene: Scene, expression: Expression | None) -> Expression | None:
@@ -228,7 +231,7 @@ def _judged(scene: Scene, finding: Finding, fix: Fix, trial: Trial) -> Remedy:
         return Remedy(fix.title, trial.diff, fix.safe, "not tried", "there was too little memory for another replay")
     if not lab.hit:
         return Remedy(fix.title, "", fix.safe)
-    stopped = max(trial.stopped, default=Stopped())
+    stopped, diff = max(trial.stopped, default=Stopped()), trial.diff
     title = _placed(fix.title, lab.where) if trial.far else fix.title
     good, words = lab.judge(outcome, finding.empty, _finite_loss(scene) if trial.tolerance == TOLERANCE else None)
     if good:
@@ -245,9 +248,9 @@ def _judged(scene: Scene, finding: Finding, fix: Fix, trial: Trial) -> Remedy:
         words += f"; no gradient passes through {stopped.dead} of {stopped.among} elements there"
     if good and scene.birth is not None and scene.birth.phase is Phase.OPTIMIZER:
         words += "; the update is finite"
-    if good and not trial.diff:
+    if good and not diff:
         words = f"with that: {words}"
-    return Remedy(title, trial.diff, fix.safe, "proven" if good else "failed", words, alive=not stopped.dead)
+    return Remedy(title, diff, fix.safe, "proven" if good else "failed", words, alive=not stopped.dead)
 
 
 def _wrong_slope(scene: Scene, lab: Lab, trial: Trial) -> str:
