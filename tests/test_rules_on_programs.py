@@ -933,3 +933,18 @@ for step in range(5):
 """,
     )
     assert (incident["cause"]["code"], incident["origin"]["code"], incident["origin"]["samples"]) == ("WN702", f"error = {error}", [2])
+
+
+def test_a_number_of_the_program_that_is_nan(box: Sandbox) -> None:
+    """A weight of a loss that was computed outside torch came in like a bad input."""
+    incident = first(
+        box,
+        """
+for step in range(5):
+    x = torch.randn(6, 4)
+    weight = float("inf") - float("inf") if step == 3 else 0.1
+    loss = net(x).square().mean() + weight * net.weight.abs().sum()
+""",
+    )
+    assert (incident["cause"]["code"], incident["cause"]["label"]) == ("WN701", "a number that goes in here is nan")
+    assert incident["origin"]["code"] == "loss = net(x).square().mean() + weight * net.weight.abs().sum()"

@@ -303,3 +303,38 @@ for s in range(6):
 """)
     assert [i["cause"]["code"] for i in done.incidents] == ["WN601"]
     assert "what a step begins with is damaged" in done.err and "as before" not in done.err
+
+
+PENALISED = {
+    "a derivative of a derivative": (
+        "rough = x.abs() ** 1.5",
+        "derivative(derivative(rough, x), x).square().mean()",
+        "WN501",
+        "rough = x.abs() ** 1.5",
+        "backward",
+    ),
+    "loss code on a gradient": ("rough = x * x", "(x.detach() / derivative(rough, x)).square().mean()", "WN104", "    loss = LOSS", "loss"),
+}
+
+
+@pytest.mark.parametrize(("line", "loss", "code", "place", "phase"), PENALISED.values(), ids=list(PENALISED))
+def test_losses_made_of_gradients(line: str, loss: str, code: str, place: str, phase: str, box: Sandbox) -> None:
+    """The line is the one whose derivative goes bad, and what a loss is made of is no update."""
+    source = f"""{HEAD}
+def derivative(y, x):
+    return torch.autograd.grad(y.sum(), x, create_graph=True)[0]
+net = nn.Linear(1, 1)
+opt = torch.optim.SGD(net.parameters(), 1e-3)
+for s in range(4):
+    x = net(torch.rand(8, 1) + 0.5).detach().abs() + 0.1
+    x[3] = 0 if s == 2 else 1
+    x.requires_grad_()
+    {line}
+    loss = net(x).square().mean() + {loss}
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+    incident = box.watched(source).incidents[0]
+    assert (incident["step"], incident["cause"]["code"], incident["origin"]["phase"]) == (2, code, phase)
+    assert incident["origin"]["code"] == place.replace("LOSS", f"net(x).square().mean() + {loss}").strip()

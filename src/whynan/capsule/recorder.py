@@ -19,16 +19,17 @@ from torch.overrides import TorchFunctionMode
 
 from whynan.capsule.collectives import Received
 from whynan.capsule.drawn import Draws
-from whynan.capsule.sites import forget, passer_at, passers, take_sites
+from whynan.capsule.sites import forget, passer_at, passers, take_site, take_sites
 from whynan.capsule.state import ModuleState, PythonDraws, take_rng
 from whynan.capsule.tape import CONTAINERS, LEAVES, Entry, Inner, Outside, Rebuild, Slot, Tape, Within, tensors_of
+from whynan.errors import TrainingStopped
 
 _pop = torch._C._pop_torch_function_stack
 _push = torch._C._push_on_torch_function_stack
 modes = torch._C._len_torch_function_stack  # how many are on the stack of this thread
 _at = torch._C._get_function_stack_at
 _node_number = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
-_is_grad_enabled = torch.is_grad_enabled
+_is_grad_enabled, _item = torch.is_grad_enabled, torch.Tensor.item
 _autocast_on = torch._C._is_any_autocast_enabled
 
 
@@ -181,7 +182,8 @@ class Recorder(TorchFunctionMode):
         if sort is _PASS or torch._C._functorch.peek_interpreter_stack() is not None:
             return func(*args, **(kwargs or {}))
         if sort is _PROBE:
-            result = func(*args, **(kwargs or {}))
+            site = None if func is _item else take_site()  # torch warns of other ways to read a number that has a gradient
+            result = func(*args, **(kwargs or {})) if site is None else (passers.get(id(site)) or passer_at(site))(func, args, kwargs or {})
             if args and isinstance(args[0], torch.Tensor) and args[0].requires_grad:
                 try:
                     self.seen_probe(args[0], result)
@@ -427,6 +429,8 @@ class Recorder(TorchFunctionMode):
                 self.inside += 1
                 try:
                     return call(*args)
+                except TrainingStopped as stop:
+                    raise stop.with_traceback(None) from None  # the user's traceback is about the user's lines
                 finally:
                     self.inside -= 1
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from whynan.causes.arguments import forward_view
 from whynan.causes.catalogue import Finding, Scene, rule
 from whynan.causes.facts import as_entries, rows, skip_views, where_bad
 from whynan.causes.fixes import Fix
@@ -204,9 +205,21 @@ def input_not_finite(scene: Scene) -> Finding | None:
     holds -inf as a mask, which is no damage.
     """
     if not _bad_input(scene):
-        return _weight_at_the_loss(scene)
+        return _weight_at_the_loss(scene) or _number_at(scene)
     assert scene.birth is not None
     return _weight(scene) if is_weight(scene.birth) else _finding(scene, "input")
+
+
+def _number_at(scene: Scene) -> Finding | None:
+    """A number of the program's own that is NaN: a weight of a loss, a scale, computed outside torch."""
+    view = forward_view(scene)
+    if view is None or scene.birth is None or scene.birth.derivative or view.name not in ("mul", "add", "sub", "rsub", "div", "pow", "lerp"):
+        return None
+    if not any(isinstance(value, float) and value != value for value in view.op.scalars.values()):
+        return None
+    return Finding(
+        "a number that goes in here is nan", ["it is no tensor: it was computed outside torch"], [Fix("make the number finite where it is computed")]
+    )
 
 
 @rule("WN703", "value-out-of-range", "index outside its table", rank=10)

@@ -199,7 +199,8 @@ def farewell(incidents: list[Incident], counts: dict[tuple[str, str, int], int],
     total = sum(counts.values())
     if total > 1:
         steps = ", ".join(str(i.step) for i in incidents[:8]) + (" …" if total > min(len(incidents), 8) else "")
-        say(f"whynan: {total} incidents in {of} steps, at {steps}, {len(counts)} different")
+        kinds = "all of one kind" if len(counts) == 1 else f"of {len(counts)} kinds"
+        say(f"whynan: {total} incidents in {of} steps, at {steps}, {kinds}")
     taken = last.action.taken
     if last.action.policy == "spike":
         say("whynan: finite and absurd: " + ("the step was left out" if taken == "skipped" else "nothing was changed; --spike skip leaves such steps out"))

@@ -116,11 +116,13 @@ class Birth:
 
     @property
     def site(self) -> Site | None:
-        """The user's line."""
+        """The user's line; of a derivative's derivative, the line whose derivative was the first."""
         if self.leaf is not None:
             return self.leaf.used_at
-        forward = self.forward
-        return forward.site if forward is not None else None
+        op = self.forward.op if self.forward is not None else None
+        while op is not None and op.backward and not op.live and (made := self.graph.forward_of(op)) is not None and made.index < op.index:
+            op = made
+        return op.site if op is not None else None
 
     def handed_in(self) -> torch.Tensor:
         """For a bad leaf: the tensor as the step computes with it, the batch where it was cut out of a data set."""

@@ -256,7 +256,8 @@ def _of_a_gradient(graph: Graph, op: Op) -> bool:
 def _phase(graph: Graph, op: Op) -> Phase:
     if op.backward:
         return Phase.BACKWARD
-    if op.kind in ("clip", "grad", "optimizer") or (op.kind in ("write", "call") and _of_a_gradient(graph, op)):
+    after = op.kind in ("write", "call") and op.node < 0  # what can be differentiated goes into a loss: a penalty on gradients
+    if op.kind in ("clip", "grad", "optimizer") or (after and _of_a_gradient(graph, op)):
         return Phase.OPTIMIZER
     return Phase.FORWARD if op.in_module else Phase.LOSS
 
