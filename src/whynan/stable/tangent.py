@@ -18,8 +18,8 @@ def with_tangent(function: Callable[[Tensor], Tensor], x: Tensor, low: float, hi
         raise ValueError(f"max_slope {abs(slope):g} is beyond {str(x.dtype).removeprefix('torch.')}: there the slope would be infinite again")
     if all_between(x, low, high):
         return function(x)
-    inside = x.clamp(low, high)
-    # x - inside would be inf - inf; clamp passes the gradient on at its limit and relu does not: there the slope counts once
+    inside = torch.where(x < low, low, torch.where(x > high, high, x))  # what clamp's slope is at its limits depends on the version of torch
+    # x - inside would be inf - inf; at the limit the first passes the gradient on and relu does not: there the slope counts once
     beyond = -(low - x).relu() if high == math.inf else x - inside
     return function(inside) + slope * beyond
 
