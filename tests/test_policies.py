@@ -515,3 +515,21 @@ def test_a_dropped_step_leaves_what_another_optimizer_gathers() -> None:
         assert [i.action.taken for i in guard.incidents] == ["skipped"] * draws_it
         ends.append([p.detach().clone() for p in (*maker.parameters(), *judge.parameters())])
     assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+
+
+def test_a_bad_loss_with_finite_gradients_is_told_as_that(box: Sandbox) -> None:
+    """The logarithm of a negative number is NaN and its slope is not: the step is left out, and the text says what is bad."""
+    done = box.watched("""
+import torch
+w = torch.nn.Parameter(torch.ones(3))
+opt = torch.optim.SGD([w], 0.01)
+for step in range(4):
+    x = torch.tensor([1.0, 2.0, -1.0 if step == 2 else 3.0])
+    loss = torch.log(w * x).square().mean() if step != 2 else torch.log(w * x).sum()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""")
+    (incident,) = done.incidents
+    assert (incident["step"], incident["action"]["taken"]) == (2, "skipped")
+    assert "only the loss is nan: the gradients of this step are finite" in incident["cause"]["evidence"]

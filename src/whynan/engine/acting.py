@@ -27,11 +27,19 @@ from whynan.errors import TrainingStopped
 from whynan.records import DAMAGED, Incident, Symptom
 from whynan.recovery.followers import Followers
 from whynan.recovery.place import rank_here
+from whynan.tripwire.checks import gradients
 from whynan.tripwire.stillness import Still
-from whynan.tripwire.values import damage_of
+from whynan.tripwire.values import damage_of, damaged
 
 ALIKE = 3  # diagnoses of one place that a program which skips by itself gets, until an update is made
 _ENDS = ("backward", "function", "derivative", "clip", "grad", "zero")  # what a step is replayed for
+
+
+def _only_the_loss(symptom: Symptom, optimizer: Any) -> str:
+    """Say that the gradients of a bad loss are finite, where they are: nothing else in the text would."""
+    grads = gradients(parameters_of(optimizer)) if symptom.place == "loss" and optimizer is not None else []
+    finite = bool(grads) and not any(damaged(grads))
+    return f"only the loss is {symptom.kind}: the gradients of this step are finite" if finite else ""
 
 
 def _with_note(incident: Incident, text: str) -> Incident:
@@ -70,7 +78,7 @@ class Acting:
             session.journal.again()
             self.write_metrics(optimizer)
             return "observed"  # the state is damaged and nobody is to touch it: the next steps are bad for the same reason
-        taken = session.window.decided or self._decide(symptom, optimizer, scaler)
+        taken = session.window.decided or self._decide(symptom, optimizer, scaler, _only_the_loss(symptom, optimizer))
         self.write_metrics(optimizer)
         session.window.taken = taken
         if taken == "skipped":
@@ -79,9 +87,10 @@ class Acting:
             self.recovering.roll_back()
         return taken
 
-    def _decide(self, symptom: Symptom, optimizer: Any, scaler: Any) -> str:
+    def _decide(self, symptom: Symptom, optimizer: Any, scaler: Any, note: str = "") -> str:
         try:
-            return self.close(self.together.diagnose(lambda: self.case(symptom, optimizer, scaler)), self.drops_terms)
+            incident = self.together.diagnose(lambda: self.case(symptom, optimizer, scaler))
+            return self.close(_with_note(incident, note) if note else incident, self.drops_terms)
         except TrainingStopped:
             self.session.window.told = True
             self.drop()  # what the program saves on its way out is the state before the bad step
