@@ -282,3 +282,49 @@ def counted_steps(model: nn.Module, hook: Callable[[list[int]], object]) -> int:
             optimizer.step()
     assert guard.incidents[0].cause.code == "WN101"
     return len(count)
+
+
+class Flow(nn.Module):
+    """A head behind an encoder; flows of 0 are masked out after the root of their squares."""
+
+    def __init__(self, head: float) -> None:
+        super().__init__()
+        self.encoder, self.head = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)), nn.Linear(4, 2, bias=False)
+        self.scale = nn.Parameter(torch.ones(()))
+        nn.init.constant_(self.head.weight, head)
+
+    def forward(self, x: torch.Tensor, true: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+        error = (self.head(torch.tanh(self.encoder(x))) * valid[:, None] - true).square().sum(-1)
+        return self.scale * (torch.sqrt(error) * valid).sum()
+
+
+def first_step_of(model: nn.Module, *batch: torch.Tensor) -> Incident:
+    """Train one step, of which nothing is known from before."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with whynan.watch(model, optimizer, files=False) as guard:
+        model(*batch).backward()
+        optimizer.step()
+    return guard.incidents[0]
+
+
+def test_a_weight_behind_a_layer_of_zeros_has_no_gradient_that_a_remedy_could_take() -> None:
+    """In the first step of a zero-initialised head the encoder has none: the NaN reached it, numbers in its place do not."""
+    torch.manual_seed(0)
+    valid = torch.tensor([0.0, 1.0, 1.0, 1.0])
+    batch = torch.randn(4, 4), torch.randn(4, 2) * valid[:, None], valid
+    incident = first_step_of(Flow(0.0), *batch)
+    assert incident.cause.code == "WN501" and incident.remedies[0].result == "proven"
+
+
+def test_a_weight_that_numbers_would_reach_must_still_be_reached() -> None:
+    """The first step, and a change that leaves only the scale with a gradient: nothing before has to be known to see that."""
+    torch.manual_seed(0)
+
+    class Logarithm(Flow):
+        def forward(self, x: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+            gate = (self.head(torch.tanh(self.encoder(x))) - 5).sigmoid().sum() - 8
+            return torch.log(gate) * self.scale
+
+    incident = first_step_of(Logarithm(0.1), torch.randn(4, 4), torch.zeros(()), torch.zeros(()))
+    told = [r.effect for r in incident.remedies if "no gradient reaches 5 of 6 weights" in r.effect]
+    assert told and all(r.result != "proven" for r in incident.remedies)

@@ -27,6 +27,7 @@ from whynan.causes.widening import BRAIN, LARGEST, SHORT, WIDE, converted, size_
 from whynan.errors import let_through
 from whynan.records import number
 from whynan.trace.jumps import Jump
+from whynan.trace.mending import Arbitrary
 from whynan.tripwire.checks import total_norm
 from whynan.tripwire.values import damage_of, largest_of
 
@@ -96,6 +97,7 @@ class Lab:
         self.truth: dict[int, torch.Tensor] = {}  # the gradients in float64, by their place
         self.wide: Outcome | None = None
         self._excused = False  # what is judged may leave weights without a gradient: the batch has nothing to teach
+        self._open: frozenset[int] | None = None  # places of the weights that a gradient can reach, where that was asked
         self._usual: dict[int, Outcome] = {}  # by healthy step: what it gives as it is, with the weights of today
         self.losses = [h["loss"] for h in history if math.isfinite(h.get("loss", math.nan))]
         self.norms = [h["grad_norm"] for h in history if math.isfinite(h.get("grad_norm", math.nan))]
@@ -266,15 +268,30 @@ class Lab:
     def _silenced(self, outcome: Outcome) -> str:
         """Say how many weights a remedy leaves without any gradient, where that is most of those that have one; else nothing.
 
-        What has one is known from float64, from the healthy steps, or from what the bad values reached, in this order.
+        What has one is known from float64, from the healthy steps, or from what the bad values would reach if they were numbers, in this order.
         """
         if self.wide is not None and self.wide.finite:
             seen = [self.wide]
         else:
             seen = [o for o in self._usual.values() if o.finite] or [o for o in (self.wide, *self._usual.values()) if o is not None]
         alive = frozenset[int]().union(*(o.reached for o in seen))
+        if not outcome.norm or self._excused or not _most_of(alive - outcome.reached, alive):
+            return ""
+        if not any(o.finite for o in seen):
+            alive &= self._reachable()
         lost = alive - outcome.reached
-        return f"{len(lost)} of {len(alive)}" if outcome.norm and not self._excused and 2 * len(lost) > len(alive) else ""
+        return f"{len(lost)} of {len(alive)}" if _most_of(lost, alive) else ""
+
+    def _reachable(self) -> frozenset[int]:
+        """Return the places of the weights that a gradient reaches where the bad values are arbitrary numbers: a layer of zeros lets none through."""
+        if self._open is None:
+            try:
+                outcome = self.run(around=Arbitrary())
+            except Exception as error:
+                let_through(error)
+                outcome = Outcome(None, None, False, str(error))
+            self._open = outcome.reached if not outcome.error else frozenset(range(len(self.program.leaves)))
+        return self._open
 
     def _truer(self, program: Program, changed: float, usual: float) -> bool:
         """Whether a loss that moved came nearer to that of float64: then the old one was the inaccurate one."""
@@ -335,6 +352,10 @@ def _reached(placed: dict[int, torch.Tensor]) -> frozenset[int]:
     """Return the places of gradients that are not 0, or that cannot be looked into; read in one go."""
     sizes = largest_of([g.detach() for g in placed.values()])
     return frozenset(place for place, size in zip(placed, sizes, strict=True) if size is None or not size <= NOTHING)
+
+
+def _most_of(some: frozenset[int], all_of_them: frozenset[int]) -> bool:
+    return 2 * len(some) > len(all_of_them)
 
 
 def _drawn() -> bytes:
