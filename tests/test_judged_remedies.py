@@ -74,6 +74,22 @@ def test_a_clamp_that_stops_healthy_gradients_is_not_proven() -> None:
     assert clamp.result == "failed"
 
 
+def test_a_clamp_may_stop_a_gradient_of_zero() -> None:
+    """The same logarithms, of which those that the clamp holds have no weight in the loss: their gradient is 0 with it and without."""
+
+    def loss_of(out: torch.Tensor, x: torch.Tensor, bad: bool) -> torch.Tensor:
+        small = torch.ones(8, 1)
+        small[4:] = 1e-14
+        if bad:
+            small = small.clone()
+            small[4] = 0
+        return (torch.log((out.square() + 0.1) * small) * (small > 1e-9)).square().mean()
+
+    incident = first_incident(loss_of)
+    clamp = next(r for r in incident.remedies if "clamp_min(1e-12)" in r.diff)
+    assert clamp.result == "proven", clamp.effect
+
+
 def test_a_clamp_that_holds_every_element_is_not_proven() -> None:
     """The loss is finite with it, and nothing leads back to where a logarithm exists."""
 
