@@ -705,6 +705,39 @@ def test_a_change_in_a_backward_pass_of_the_programs_own(before: str, bad: str, 
     assert ("not the slope of the loss" in remedy["effect"]) == (result == "failed"), remedy
 
 
+SURROGATE = """
+class Level(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return {level}
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return grad / x.abs().sqrt()
+net = nn.Sequential(nn.Linear(4, 6, bias=False), nn.Linear(6, 1))
+{before}
+opt = torch.optim.SGD(net.parameters(), 0.01)
+for step in range(5):
+    x = torch.randn(8, 4)
+    {bad}
+    loss = net[1](Level.apply(net[0](x))).square().mean()
+"""
+
+
+@pytest.mark.parametrize("level", ["(x >= 0).float()", "torch.round(4 * x) / 4"])
+@pytest.mark.parametrize(
+    ("before", "bad"),
+    [("", "x[2] = 0 if step == 3 else x[2]"), ("nn.init.zeros_(net[0].weight[1:4])", "")],
+    ids=["healthy steps before", "the first step"],
+)
+def test_a_change_in_the_backward_pass_of_a_step_function(level: str, before: str, bad: str, box: Sandbox) -> None:
+    """Spikes and quantisers are trained with the slope of something else: that it is not the slope of the loss says nothing against a change."""
+    incident = first(box, SURROGATE.format(level=level, before=before, bad=bad))
+    remedy = incident["remedies"][0]
+    assert (incident["cause"]["code"], remedy["result"]) == ("WN103", "proven"), remedy
+
+
 def test_weights_that_are_float64_are_not_moved_to_judge_a_slope(box: Sandbox) -> None:
     """Their own memory would be moved to both sides of the step: that question is not asked, and the skipped step leaves every bit."""
     wide = OWN_BACKWARD.format(before="net.double()", bad="x = x.double(); x[2] = 0 if step == 3 else x[2]; held = net[0].weight.detach().clone()")
