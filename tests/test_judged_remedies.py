@@ -344,3 +344,29 @@ def test_a_weight_that_numbers_would_reach_must_still_be_reached() -> None:
     incident = first_step_of(Logarithm(0.1), torch.randn(4, 4), torch.zeros(()), torch.zeros(()))
     told = [r.effect for r in incident.remedies if "no gradient reaches 5 of 6 weights" in r.effect]
     assert told and all(r.result != "proven" for r in incident.remedies)
+
+
+class Depth(nn.Module):
+    """Disparities of rays; one that meets nothing has depth 0 over weight 0, for which 0 is the worst number there is."""
+
+    def __init__(self, nearest: float) -> None:
+        super().__init__()
+        self.net, self.nearest = nn.Linear(4, 1), nearest
+
+    def forward(self, x: torch.Tensor, near: torch.Tensor) -> torch.Tensor:
+        weight = torch.sigmoid(self.net(x)).squeeze(-1) * near.any(-1)
+        depth = (weight * 3) / weight
+        return (1 / torch.clamp(depth, min=self.nearest)).square().mean() + self.net(x).square().mean()
+
+
+@pytest.mark.parametrize(("bad", "nearest"), [([3], 1e-3), ([*range(8)], 1e-6)], ids=["one sample of eight", "all of them"])
+def test_a_loss_that_is_absurd_is_so_in_the_first_step_too(bad: list[int], nearest: float) -> None:
+    """Nothing was before it: the step without its bad samples tells the size of a loss, and where it cannot, there is a bound."""
+    torch.manual_seed(0)
+    near = torch.ones(8, 2)
+    near[bad] = 0
+    incident = first_step_of(Depth(nearest), torch.randn(8, 4), near)
+    assert incident.cause.code == "WN104"
+    told = [r.effect for r in incident.remedies if "absurd" in r.effect]
+    assert told and all(r.result != "proven" for r in incident.remedies), incident.remedies
+    assert ("without the bad samples it is" in told[0]) == (len(bad) == 1)
