@@ -922,3 +922,40 @@ for step in range(5):
     )
     assert (incident["cause"]["code"], incident["cause"]["label"], incident["origin"]["samples"]) == ("WN405", label, [2])
     assert incident["remedies"][0]["result"] == "proven"
+
+
+HALVES = {
+    "a factor without dimensions": ("scale * half", "scale * half.float()"),
+    "a number first": ("300.0 * half", "300.0 * half.float()"),
+    "both with dimensions": ("half * factors", "half.float() * factors"),
+}
+
+
+@pytest.mark.parametrize(("product", "changed"), HALVES.values(), ids=list(HALVES))
+def test_the_operand_that_is_widened_makes_the_result_wide(product: str, changed: str, box: Sandbox) -> None:
+    """A float32 tensor without dimensions leaves a product with a float16 one at float16: that is no way to compute it in float32."""
+    body = f"""
+scale, factors = torch.tensor(300.0).half(), torch.full((8, 1), 300.0).half()
+for step in range(5):
+    half = net(torch.randn(8, 4)).half() * (1000 if step == 3 else 1)
+    loss = ({product}).float().mean()
+"""
+    incident = first(box, body)
+    titles = [r["title"] for r in incident["remedies"]]
+    remedy = incident["remedies"][0]
+    assert (incident["cause"]["code"], remedy["result"], len(set(titles))) == ("WN202", "proven", len(titles))
+    assert f"+    loss = ({changed}).float().mean()" in remedy["diff"].splitlines(), remedy["diff"]
+
+
+def test_a_sum_in_float32_that_meets_float16_afterwards(box: Sandbox) -> None:
+    """The product after it takes one dtype only: that is said, and what does help is first."""
+    body = """
+for step in range(5):
+    half = net(torch.randn(8, 4)).half() * (300 if step == 3 else 1)
+    total = half.pow(2).sum(1, keepdim=True)
+    loss = (torch.log1p(total).t() @ half).float().mean()
+"""
+    incident = first(box, body, HEAD.replace("nn.Linear(4, 1)", "nn.Linear(4, 16)"))
+    first_one, *others = incident["remedies"]
+    assert (incident["cause"]["code"], first_one["result"]) == ("WN202", "proven") and "bfloat16" in first_one["title"]
+    assert any("gets float32 beside float16" in r["effect"] for r in others)

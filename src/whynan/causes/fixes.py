@@ -136,8 +136,8 @@ class Fix:
                 named = {k: v for k, v in kwargs.items() if f" {k}=" not in self.template}  # torch hands defaults on as if they were given
                 scope = _scope(torch, operands) | {"_rest": tuple(operands[1:]), "_named": named}
                 return eval(code, scope)  # our own template
-            if self.operand >= len(operands):
-                return NotImplemented
+            if self.operand >= len(operands) or (self.template.startswith("{x}.") and not isinstance(operands[self.operand], torch.Tensor)):
+                return NotImplemented  # a number has none of a tensor's methods
             scope = _scope(torch, operands) | {"_x": operands[self.operand]}
             result = func(*_put(operands, self.operand, eval(code, scope), flipped), **kwargs)  # our own template
             if stopped is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -231,6 +232,8 @@ def _judged(scene: Scene, finding: Finding, fix: Fix, trial: Trial) -> Remedy:
     stopped = max(trial.stopped, default=Stopped())
     title = _placed(fix.title, lab.where) if trial.far else fix.title
     good, words = lab.judge(outcome, finding.empty, _finite_loss(scene) if trial.tolerance == TOLERANCE else None)
+    if outcome.error and ".float()" in fix.template and re.search("dtype|scalar type", outcome.error):
+        words = f"an operation after it then gets float32 beside float16 and refuses that: these have to be widened too ({outcome.error})"
     if good:
         good, more = lab.weigh(outcome, trial.play, trial.tolerance)
         words = f"{words}; {more}" if good and more else more or words
