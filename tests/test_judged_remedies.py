@@ -74,6 +74,22 @@ def test_a_clamp_that_stops_healthy_gradients_is_not_proven() -> None:
     assert clamp.result == "failed"
 
 
+def test_a_clamp_may_stop_a_gradient_of_zero() -> None:
+    """The same logarithms, of which those that the clamp holds have no weight in the loss: their gradient is 0 with it and without."""
+
+    def loss_of(out: torch.Tensor, x: torch.Tensor, bad: bool) -> torch.Tensor:
+        small = torch.ones(8, 1)
+        small[4:] = 1e-14
+        if bad:
+            small = small.clone()
+            small[4] = 0
+        return (torch.log((out.square() + 0.1) * small) * (small > 1e-9)).square().mean()
+
+    incident = first_incident(loss_of)
+    clamp = next(r for r in incident.remedies if "clamp_min(1e-12)" in r.diff)
+    assert clamp.result == "proven", clamp.effect
+
+
 def test_a_clamp_that_holds_every_element_is_not_proven() -> None:
     """The loss is finite with it, and nothing leads back to where a logarithm exists."""
 
@@ -282,3 +298,75 @@ def counted_steps(model: nn.Module, hook: Callable[[list[int]], object]) -> int:
             optimizer.step()
     assert guard.incidents[0].cause.code == "WN101"
     return len(count)
+
+
+class Flow(nn.Module):
+    """A head behind an encoder; flows of 0 are masked out after the root of their squares."""
+
+    def __init__(self, head: float) -> None:
+        super().__init__()
+        self.encoder, self.head = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)), nn.Linear(4, 2, bias=False)
+        self.scale = nn.Parameter(torch.ones(()))
+        nn.init.constant_(self.head.weight, head)
+
+    def forward(self, x: torch.Tensor, true: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+        error = (self.head(torch.tanh(self.encoder(x))) * valid[:, None] - true).square().sum(-1)
+        return self.scale * (torch.sqrt(error) * valid).sum()
+
+
+def first_step_of(model: nn.Module, *batch: torch.Tensor) -> Incident:
+    """Train one step, of which nothing is known from before."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with whynan.watch(model, optimizer, files=False) as guard:
+        model(*batch).backward()
+        optimizer.step()
+    return guard.incidents[0]
+
+
+def test_a_weight_behind_a_layer_of_zeros_has_no_gradient_that_a_remedy_could_take() -> None:
+    """In the first step of a zero-initialised head the encoder has none: the NaN reached it, numbers in its place do not."""
+    torch.manual_seed(0)
+    valid = torch.tensor([0.0, 1.0, 1.0, 1.0])
+    batch = torch.randn(4, 4), torch.randn(4, 2) * valid[:, None], valid
+    incident = first_step_of(Flow(0.0), *batch)
+    assert incident.cause.code == "WN501" and incident.remedies[0].result == "proven"
+
+
+def test_a_weight_that_numbers_would_reach_must_still_be_reached() -> None:
+    """The first step, and a change that leaves only the scale with a gradient: nothing before has to be known to see that."""
+    torch.manual_seed(0)
+
+    class Logarithm(Flow):
+        def forward(self, x: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+            gate = (self.head(torch.tanh(self.encoder(x))) - 5).sigmoid().sum() - 8
+            return torch.log(gate) * self.scale
+
+    incident = first_step_of(Logarithm(0.1), torch.randn(4, 4), torch.zeros(()), torch.zeros(()))
+    told = [r.effect for r in incident.remedies if "no gradient reaches 5 of 6 weights" in r.effect]
+    assert told and all(r.result != "proven" for r in incident.remedies)
+
+
+class Depth(nn.Module):
+    """Disparities of rays; one that meets nothing has depth 0 over weight 0, for which 0 is the worst number there is."""
+
+    def __init__(self, nearest: float) -> None:
+        super().__init__()
+        self.net, self.nearest = nn.Linear(4, 1), nearest
+
+    def forward(self, x: torch.Tensor, near: torch.Tensor) -> torch.Tensor:
+        weight = torch.sigmoid(self.net(x)).squeeze(-1) * near.any(-1)
+        depth = (weight * 3) / weight
+        return (1 / torch.clamp(depth, min=self.nearest)).square().mean() + self.net(x).square().mean()
+
+
+@pytest.mark.parametrize(("bad", "nearest"), [([3], 1e-3), ([*range(8)], 1e-6)], ids=["one sample of eight", "all of them"])
+def test_a_loss_that_is_absurd_is_so_in_the_first_step_too(bad: list[int], nearest: float) -> None:
+    """Nothing was before it: the step without its bad samples tells the size of a loss, and where it cannot, there is a bound."""
+    torch.manual_seed(0)
+    near = torch.ones(8, 2)
+    near[bad] = 0
+    incident = first_step_of(Depth(nearest), torch.randn(8, 4), near)
+    assert incident.cause.code == "WN104"
+    told = [r.effect for r in incident.remedies if "absurd" in r.effect]
+    assert told and all(r.result != "proven" for r in incident.remedies), incident.remedies
+    assert ("without the bad samples it is" in told[0]) == (len(bad) == 1)

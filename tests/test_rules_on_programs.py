@@ -705,6 +705,39 @@ def test_a_change_in_a_backward_pass_of_the_programs_own(before: str, bad: str, 
     assert ("not the slope of the loss" in remedy["effect"]) == (result == "failed"), remedy
 
 
+SURROGATE = """
+class Level(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return {level}
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return grad / x.abs().sqrt()
+net = nn.Sequential(nn.Linear(4, 6, bias=False), nn.Linear(6, 1))
+{before}
+opt = torch.optim.SGD(net.parameters(), 0.01)
+for step in range(5):
+    x = torch.randn(8, 4)
+    {bad}
+    loss = net[1](Level.apply(net[0](x))).square().mean()
+"""
+
+
+@pytest.mark.parametrize("level", ["(x >= 0).float()", "torch.round(4 * x) / 4"])
+@pytest.mark.parametrize(
+    ("before", "bad"),
+    [("", "x[2] = 0 if step == 3 else x[2]"), ("nn.init.zeros_(net[0].weight[1:4])", "")],
+    ids=["healthy steps before", "the first step"],
+)
+def test_a_change_in_the_backward_pass_of_a_step_function(level: str, before: str, bad: str, box: Sandbox) -> None:
+    """Spikes and quantisers are trained with the slope of something else: that it is not the slope of the loss says nothing against a change."""
+    incident = first(box, SURROGATE.format(level=level, before=before, bad=bad))
+    remedy = incident["remedies"][0]
+    assert (incident["cause"]["code"], remedy["result"]) == ("WN103", "proven"), remedy
+
+
 def test_weights_that_are_float64_are_not_moved_to_judge_a_slope(box: Sandbox) -> None:
     """Their own memory would be moved to both sides of the step: that question is not asked, and the skipped step leaves every bit."""
     wide = OWN_BACKWARD.format(before="net.double()", bad="x = x.double(); x[2] = 0 if step == 3 else x[2]; held = net[0].weight.detach().clone()")
@@ -948,3 +981,40 @@ for step in range(5):
     )
     assert (incident["cause"]["code"], incident["cause"]["label"]) == ("WN701", "a number that goes in here is nan")
     assert incident["origin"]["code"] == "loss = net(x).square().mean() + weight * net.weight.abs().sum()"
+
+
+HALVES = {
+    "a factor without dimensions": ("scale * half", "scale * half.float()"),
+    "a number first": ("300.0 * half", "300.0 * half.float()"),
+    "both with dimensions": ("half * factors", "half.float() * factors"),
+}
+
+
+@pytest.mark.parametrize(("product", "changed"), HALVES.values(), ids=list(HALVES))
+def test_the_operand_that_is_widened_makes_the_result_wide(product: str, changed: str, box: Sandbox) -> None:
+    """A float32 tensor without dimensions leaves a product with a float16 one at float16: that is no way to compute it in float32."""
+    body = f"""
+scale, factors = torch.tensor(300.0).half(), torch.full((8, 1), 300.0).half()
+for step in range(5):
+    half = net(torch.randn(8, 4)).half() * (1000 if step == 3 else 1)
+    loss = ({product}).float().mean()
+"""
+    incident = first(box, body)
+    titles = [r["title"] for r in incident["remedies"]]
+    remedy = incident["remedies"][0]
+    assert (incident["cause"]["code"], remedy["result"], len(set(titles))) == ("WN202", "proven", len(titles))
+    assert f"+    loss = ({changed}).float().mean()" in remedy["diff"].splitlines(), remedy["diff"]
+
+
+def test_a_sum_in_float32_that_meets_float16_afterwards(box: Sandbox) -> None:
+    """The product after it takes one dtype only: that is said, and what does help is first."""
+    body = """
+for step in range(5):
+    half = net(torch.randn(8, 4)).half() * (300 if step == 3 else 1)
+    total = half.pow(2).sum(1, keepdim=True)
+    loss = (torch.log1p(total).t() @ half).float().mean()
+"""
+    incident = first(box, body, HEAD.replace("nn.Linear(4, 1)", "nn.Linear(4, 16)"))
+    first_one, *others = incident["remedies"]
+    assert (incident["cause"]["code"], first_one["result"]) == ("WN202", "proven") and "bfloat16" in first_one["title"]
+    assert any("gets float32 beside float16" in r["effect"] for r in others)

@@ -136,14 +136,15 @@ class Fix:
                 named = {k: v for k, v in kwargs.items() if f" {k}=" not in self.template}  # torch hands defaults on as if they were given
                 scope = _scope(torch, operands) | {"_rest": tuple(operands[1:]), "_named": named}
                 return eval(code, scope)  # our own template
-            if self.operand >= len(operands):
-                return NotImplemented
+            if self.operand >= len(operands) or (self.template.startswith("{x}.") and not isinstance(operands[self.operand], torch.Tensor)):
+                return NotImplemented  # a number has none of a tensor's methods
             scope = _scope(torch, operands) | {"_x": operands[self.operand]}
+            result = func(*_put(operands, self.operand, eval(code, scope), flipped), **kwargs)  # our own template
             if stopped is not None:
-                found = _stopped(code, scope, lambda x: func(*_put(operands, self.operand, x, flipped), **kwargs))
                 others = [o for place, o in enumerate(operands) if place != self.operand]
-                stopped.append(replace(found, only=not any(isinstance(o, torch.Tensor) and o.requires_grad for o in others)))
-            return func(*_put(operands, self.operand, eval(code, scope), flipped), **kwargs)  # our own template
+                only = not any(isinstance(o, torch.Tensor) and o.requires_grad for o in others)
+                _count(stopped, code, scope, lambda x: func(*_put(operands, self.operand, x, flipped), **kwargs), result, only)
+            return result
 
         return change
 
@@ -249,27 +250,50 @@ class Stopped:
         return "finite, but no gradient passes through any element there: nothing leads back" if self.dead == self.among > 1 and self.only else ""
 
 
-def _stopped(code: CodeType, scope: dict[str, Any], call: Callable[[Any], Any]) -> Stopped:
-    """Count the elements whose slope a change of an operand sets to 0."""
+def _count(stopped: list[Stopped], code: CodeType, scope: dict[str, Any], call: Callable[[Any], Any], result: Any, only: bool) -> None:
+    """Tell which elements a change of an operand lets no gradient through of; again when it is known what gradient came to the result."""
+    torch, x = scope["torch"], scope["_x"]
+    dead = _dead(code, scope)
+    if dead is None or not dead.any():
+        stopped.append(Stopped() if dead is None else Stopped(among=x.numel()))
+        return
+    place = len(stopped)
+    stopped.append(Stopped(int(dead.sum()), _healthy(torch, dead, x, call), x.numel(), only))
+
+    def arrived(gradient: Any) -> None:
+        with torch._C.DisableTorchFunction():  # nothing is put in its place here
+            stopped[place] = replace(stopped[place], healthy=_healthy(torch, dead, x, call, gradient))
+
+    if isinstance(result, torch.Tensor) and result.requires_grad:
+        result.register_hook(arrived)
+
+
+def _dead(code: CodeType, scope: dict[str, Any]) -> Any:
+    """Return the elements whose slope a change of an operand sets to 0; None where the operand has no gradient."""
     torch, x = scope["torch"], scope["_x"]
     if not isinstance(x, torch.Tensor) or not x.requires_grad:
-        return Stopped()
+        return None
     with torch.enable_grad():
         leaf = x.detach().requires_grad_()
         made = eval(code, scope | {"_x": leaf})  # our own template
         slope = torch.autograd.grad(made.sum().real, leaf)[0] if made.requires_grad else torch.zeros_like(leaf)
-        dead = slope == 0
-        if not dead.any():
-            return Stopped(among=x.numel())
+    return slope == 0
+
+
+def _healthy(torch: Any, dead: Any, x: Any, call: Callable[[Any], Any], gradient: Any = None) -> int:
+    """Count those of some elements whose gradient is finite and other than 0 as it is: for that of the result, else for a sum of it."""
+    with torch.enable_grad():
+        leaf = x.detach().requires_grad_()
         try:
             value = call(leaf)
-            before = torch.autograd.grad(value.sum().real, leaf)[0]
+            given = (value.sum().real, leaf) if gradient is None else (value, leaf, gradient.detach())
+            before = torch.autograd.grad(*given)[0]
         except RuntimeError:  # an operation that writes to its argument
-            return Stopped(int(dead.sum()), 0, x.numel())
+            return 0
     healthy = dead & before.isfinite() & (before != 0)
     if value.shape == x.shape:
         healthy &= value.isfinite()
-    return Stopped(int(dead.sum()), int(healthy.sum()), x.numel())
+    return int(healthy.sum())
 
 
 def _writes(func: Any) -> bool:

@@ -27,6 +27,7 @@ from whynan.causes.widening import BRAIN, LARGEST, SHORT, WIDE, converted, size_
 from whynan.errors import let_through
 from whynan.records import number
 from whynan.trace.jumps import Jump
+from whynan.trace.mending import Arbitrary
 from whynan.tripwire.checks import total_norm
 from whynan.tripwire.values import damage_of, largest_of
 
@@ -67,6 +68,19 @@ class Outcome:
         return ", ".join(words) or ("everything finite" if self.finite else "not finite")
 
 
+@dataclass(frozen=True, slots=True)
+class Slopes:
+    """How steeply a loss rises in a direction, by two accounts."""
+
+    told: float  # by the gradient
+    seen: float  # by forward passes beside it
+
+    @property
+    def agree(self) -> bool:
+        """Whether both are the same, but for what rounding and curvature add."""
+        return abs(self.told - self.seen) <= 0.02 * max(abs(self.told), abs(self.seen)) + 1e-9
+
+
 ALONG = 0.9  # the least cosine with the gradient in float64
 TOLERANCE = 0.01  # by how much the loss of a healthy step may move: an epsilon does not come free
 NOTHING = 1e-20  # a gradient in float64 that is smaller is 0 in what is trained
@@ -96,6 +110,7 @@ class Lab:
         self.truth: dict[int, torch.Tensor] = {}  # the gradients in float64, by their place
         self.wide: Outcome | None = None
         self._excused = False  # what is judged may leave weights without a gradient: the batch has nothing to teach
+        self._open: frozenset[int] | None = None  # places of the weights that a gradient can reach, where that was asked
         self._usual: dict[int, Outcome] = {}  # by healthy step: what it gives as it is, with the weights of today
         self.losses = [h["loss"] for h in history if math.isfinite(h.get("loss", math.nan))]
         self.norms = [h["grad_norm"] for h in history if math.isfinite(h.get("grad_norm", math.nan))]
@@ -192,34 +207,48 @@ class Lab:
 
     # -- the slope itself ---------------------------------------------------------------------------------------
 
-    def slopes(self, put: Put) -> tuple[float, float] | None:
+    def slopes(self, put: Put | None, program: Program | None = None, off: float = 0.0) -> Slopes | None:
         """Return how steeply the loss rises along a random direction, in float64: by the gradient that a change gives, and by forward passes to both sides.
 
-        For a change in a backward pass that the program wrote itself: nothing else says what its slope should be. None: it cannot be asked.
+        For a change in a backward pass that the program wrote itself: nothing else says what its slope should be. `off` is how far from the weights
+        it is asked, as a share of their size. None: it cannot be asked, or the loss has no slope there, since nearer passes give another one.
         """
-        if not self.small or self.program.undo is not None or any(leaf.dtype not in WIDE for leaf in self.program.leaves):
+        program = program or self.program
+        if not self.small or program.undo is not None or any(leaf.dtype not in WIDE for leaf in program.leaves):
             return None  # the last: what has no stand-in in float64 is the program's own weight, and must not be moved
         try:
             source = torch.Generator().manual_seed(0)
-            way = [torch.randn(leaf.shape, generator=source, dtype=torch.float64).to(leaf.device) for leaf in self.program.leaves]
-            size = math.sqrt(sum(float(leaf.detach().double().square().sum()) for leaf in self.program.leaves))
-            far = 1e-5 * max(size, 1e-3) / math.sqrt(sum(float(d.square().sum()) for d in way))
-            _, told = self._beside_it(put, way, 0.0)
-            (above, _), (below, _) = self._beside_it(put, way, far), self._beside_it(put, way, -far)
+            way = [torch.randn(leaf.shape, generator=source, dtype=torch.float64).to(leaf.device) for leaf in program.leaves]
+            size = math.sqrt(sum(float(leaf.detach().double().square().sum()) for leaf in program.leaves))
+            whole = max(size, 1e-3) / math.sqrt(sum(float(d.square().sum()) for d in way))
+            _, told = self._beside_it(program, put, way, off * whole)
+            seen, nearer = (self._risen(program.until_loss(), put, way, off * whole, far * whole) for far in (1e-5, 2e-6))
         except Exception as error:  # it cannot run in float64, or its loss is no number: then nothing is said of it
             let_through(error)
             return None
-        seen = (above - below) / (2 * far)
-        return (told, seen) if math.isfinite(told) and math.isfinite(seen) else None
+        found = Slopes(told, seen)
+        return found if math.isfinite(told) and math.isfinite(seen) and Slopes(seen, nearer).agree else None
 
-    def _beside_it(self, put: Put, way: list[torch.Tensor], far: float) -> tuple[float, float]:
-        """Play the step so far along a direction; return its loss and, at the place itself, the slope that its gradient tells."""
-        program = self.program
-        with program.still(), converted(program, WIDE), Swapper(program, [put, *self._beside]):
+    def is_surrogate(self) -> bool:
+        """Whether the program's own gradient is not the slope of its loss where it needs no change: in a healthy step, or in this one beside its weights.
+
+        Spikes and quantisers are trained with the slope of something else.
+        """
+        asked = [self.slopes(None, program) for program in self.healthy.values()] or [self.slopes(None, off=off) for off in (1e-3, 1e-1)]
+        return any(slopes is not None and not slopes.agree for slopes in asked)
+
+    def _risen(self, program: Program, put: Put | None, way: list[torch.Tensor], off: float, far: float) -> float:
+        above, below = (self._beside_it(program, put, way, off + side)[0] for side in (far, -far))
+        return (above - below) / (2 * far)
+
+    def _beside_it(self, program: Program, put: Put | None, way: list[torch.Tensor], far: float) -> tuple[float, float]:
+        """Play a step so far along a direction; return its loss and the slope that its gradient tells."""
+        puts = [p for p in (put, *self._beside) if p is not None]
+        with program.still(), converted(program, WIDE), Swapper(program, puts):
             with torch.no_grad(), torch._C.DisableTorchFunction():
                 for leaf, direction in zip(program.leaves, way, strict=True):
                     leaf += far * direction
-            run = (program.until_loss() if far else program).play()
+            run = program.play()
             with torch._C.DisableTorchFunction():
                 told = sum(float((leaf.grad.to_dense() * d).sum()) for leaf, d in zip(program.leaves, way, strict=True) if leaf.grad is not None)
                 return sum(float(loss.detach()) for loss in run.losses), told
@@ -266,15 +295,30 @@ class Lab:
     def _silenced(self, outcome: Outcome) -> str:
         """Say how many weights a remedy leaves without any gradient, where that is most of those that have one; else nothing.
 
-        What has one is known from float64, from the healthy steps, or from what the bad values reached, in this order.
+        What has one is known from float64, from the healthy steps, or from what the bad values would reach if they were numbers, in this order.
         """
         if self.wide is not None and self.wide.finite:
             seen = [self.wide]
         else:
             seen = [o for o in self._usual.values() if o.finite] or [o for o in (self.wide, *self._usual.values()) if o is not None]
         alive = frozenset[int]().union(*(o.reached for o in seen))
+        if not outcome.norm or self._excused or not _most_of(alive - outcome.reached, alive):
+            return ""
+        if not any(o.finite for o in seen):
+            alive &= self._reachable()
         lost = alive - outcome.reached
-        return f"{len(lost)} of {len(alive)}" if outcome.norm and not self._excused and 2 * len(lost) > len(alive) else ""
+        return f"{len(lost)} of {len(alive)}" if _most_of(lost, alive) else ""
+
+    def _reachable(self) -> frozenset[int]:
+        """Return the places of the weights that a gradient reaches where the bad values are arbitrary numbers: a layer of zeros lets none through."""
+        if self._open is None:
+            try:
+                outcome = self.run(around=Arbitrary())
+            except Exception as error:
+                let_through(error)
+                outcome = Outcome(None, None, False, str(error))
+            self._open = outcome.reached if not outcome.error else frozenset(range(len(self.program.leaves)))
+        return self._open
 
     def _truer(self, program: Program, changed: float, usual: float) -> bool:
         """Whether a loss that moved came nearer to that of float64: then the old one was the inaccurate one."""
@@ -335,6 +379,10 @@ def _reached(placed: dict[int, torch.Tensor]) -> frozenset[int]:
     """Return the places of gradients that are not 0, or that cannot be looked into; read in one go."""
     sizes = largest_of([g.detach() for g in placed.values()])
     return frozenset(place for place, size in zip(placed, sizes, strict=True) if size is None or not size <= NOTHING)
+
+
+def _most_of(some: frozenset[int], all_of_them: frozenset[int]) -> bool:
+    return 2 * len(some) > len(all_of_them)
 
 
 def _drawn() -> bytes:

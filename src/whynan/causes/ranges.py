@@ -443,9 +443,15 @@ def _half_fixes(view: View) -> list[Fix]:
             BRAIN,
             _KEEP,
         ]
-    if view.name in ("sum", "mean", "cumsum", "prod"):
-        return [Fix(title, "{x}.float()", 0)]
-    return [Fix(title, "{x}.float()", 0), Fix(title, "{0}.float() * {1}"), BRAIN]
+    return [*(Fix(title, "{x}.float()", place) for place in _wide_enough(view)), BRAIN, _KEEP]
+
+
+def _wide_enough(view: View) -> list[int]:
+    """Return which operand makes the result float32: not one without dimensions beside one with, which torch leaves at the other's dtype."""
+    given = [view.input(i) for i in range(len(view.op.sources))]
+    if len(given) < 2 or view.name in ("sum", "mean", "cumsum", "prod"):
+        return [0, 1] if view.name in ("mul", "add", "sub", "rsub", "pow") else [0]  # a number may stand before it
+    return [max(range(2), key=lambda i: ((t := given[i]) is not None and t.dim() > 0, -i))]
 
 
 _SUMMING = frozenset({"mean", "var", "std", "linalg_vector_norm", "norm", "var_mean", "mse_loss", "native_layer_norm", "native_group_norm", "_fused_rms_norm",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -234,6 +235,8 @@ def _judged(scene: Scene, finding: Finding, fix: Fix, trial: Trial) -> Remedy:
     stopped, diff = max(trial.stopped, default=Stopped()), trial.diff
     title = _placed(fix.title, lab.where) if trial.far else fix.title
     good, words = lab.judge(outcome, finding.empty, _finite_loss(scene) if trial.tolerance == TOLERANCE else None)
+    if outcome.error and ".float()" in fix.template and re.search("dtype|scalar type", outcome.error):
+        words = f"an operation after it then gets float32 beside float16 and refuses that: these have to be widened too ({outcome.error})"
     if good:
         good, more = lab.weigh(outcome, trial.play, trial.tolerance)
         words = f"{words}; {more}" if good and more else more or words
@@ -257,9 +260,9 @@ def _wrong_slope(scene: Scene, lab: Lab, trial: Trial) -> str:
     """Say what is wrong with a change in a backward pass of the program's own, if its gradient is not the slope of the loss."""
     op = scene.birth.op if scene.birth is not None else None
     slopes = lab.slopes(trial.put) if trial.put is not None and op is not None and op.backward and op.live else None
-    if slopes is None or abs(slopes[0] - slopes[1]) <= 0.02 * max(map(abs, slopes)) + 1e-9:
+    if slopes is None or slopes.agree or lab.is_surrogate():
         return ""
-    told, seen = map(number, slopes)
+    told, seen = number(slopes.told), number(slopes.seen)
     return f"finite, but not the slope of the loss: along a random direction the gradient says {told}, forward passes beside it give {seen}"
 
 

@@ -17,6 +17,7 @@ from whynan.trace.birth import Birth, ancestors
 from whynan.trace.graph import Colour, Graph, Leaf, Op
 from whynan.trace.locate import Targets, birth_in, module_names, scalars
 from whynan.trace.memory import roles_of, storage_key
+from whynan.trace.modes import ReplayMode
 from whynan.trace.scouting import waits
 from whynan.trace.slicing import HAND_ON, Slice, slice_back
 from whynan.trace.tracer import Tracer
@@ -183,6 +184,33 @@ class Mender(Tracer):
         made = self.graph.node_maker.get(op.node) if op.backward and not op.live else None
         born = op if made is None else self.graph.ops[made]
         return (born.entry, born.index - self._first.get(born.entry, 0)) in self.mended
+
+
+class Arbitrary(ReplayMode):
+    """Puts arbitrary finite numbers in the place of bad values in the backward pass.
+
+    Whatever has a gradient of 0 then as well has one whatever the bad values should have been: a weight before a layer of zeros.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.source = torch.Generator().manual_seed(0)  # its own: the step draws what it drew
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if torch._C._current_autograd_node() is not None:
+            with torch._C.DisableTorchFunction():
+                given = {storage_key(t) for t in tensors_of((args, kwargs or {}))}
+                for tensor in tensors_of(result):
+                    if storage_key(tensor) not in given:  # a view of what the forward pass kept, or of a weight
+                        self._fill(tensor)
+        return result
+
+    def _fill(self, tensor: torch.Tensor) -> None:
+        dense = plain(tensor.detach())
+        if dense is not None and damage_of(dense):
+            bad = ~torch.isfinite(dense)
+            dense[bad] = torch.rand(int(bad.sum()), generator=self.source).to(dense)
 
 
 def mend(tensor: torch.Tensor, gradient: bool = False) -> None:
