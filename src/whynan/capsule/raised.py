@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import traceback
-from types import FrameType
+from types import CodeType, FrameType
 
 import torch
 
@@ -71,6 +71,11 @@ def blamed(error: BaseException) -> list[torch.Tensor]:
             break
         found += [v for v in frame.f_locals.values() if isinstance(v, torch.Tensor) and damage_of(v.detach()).nan]
     return found
+
+
+def passed_through(error: BaseException, code: CodeType) -> bool:
+    """Whether an exception came out of what a function of ours called."""
+    return any(frame.f_code is code for frame in _frames(error))
 
 
 def unsolved(error: BaseException) -> list[torch.Tensor]:

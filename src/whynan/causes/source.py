@@ -380,16 +380,14 @@ def expression_at(site: Site | None, shown: str) -> Expression | None:
     if site is None:
         return None
     lines = linecache.getlines(site.code.co_filename)
-    line, end_line, column, end_column = positions(site)
+    place = positions(site)
     try:
         nodes = _nodes("".join(lines))
     except (SyntaxError, ValueError):
         return None
     for node in nodes:
-        if not isinstance(node, ast.expr | ast.AugAssign):
-            continue
-        if (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset) == (line, end_line, column, end_column):
-            found = Expression(shown, node, lines, function=_function_around(nodes, line), code=site.code)
+        if isinstance(node, ast.expr | ast.AugAssign) and place in _positions(node):
+            found = Expression(shown, node, lines, function=_function_around(nodes, place[0]), code=site.code)
             return found if _fill(found) else None
     return None
 
@@ -398,10 +396,18 @@ def sites_of_node(site: Site, node: ast.AST) -> frozenset[Site]:
     """Return the instructions of another expression of the same function."""
     from whynan.capsule.sites import Site
 
-    wanted = (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset)  # type: ignore[attr-defined]
-    return frozenset(
-        Site(site.code, 2 * index) for index, place in enumerate(site.code.co_positions()) if place == (wanted[0], wanted[1], wanted[2], wanted[3])
-    )
+    wanted = _positions(node)
+    return frozenset(Site(site.code, 2 * index) for index, place in enumerate(site.code.co_positions()) if place in wanted)
+
+
+def _positions(node: Any) -> list[tuple[int, int, int, int]]:
+    """Return what Python may say of where an expression stands: a method that is not on the first line of its call begins at its own name."""
+    whole = (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset)
+    named = node.func if isinstance(node, ast.Call) else node
+    if not isinstance(named, ast.Attribute) or named.end_lineno in (None, node.lineno):
+        return [whole]
+    start = (named.end_col_offset or 0) - len(named.attr)
+    return [whole, (named.end_lineno or 0, node.end_lineno, start, node.end_col_offset)]
 
 
 def _function_around(nodes: list[ast.AST], line: int) -> ast.AST:

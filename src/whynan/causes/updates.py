@@ -60,8 +60,8 @@ def update_not_finite(scene: Scene) -> Finding | None:
     birth = scene.birth
     if birth is None or not any(e.kind == "optimizer" for e in scene.program.entries):
         return None
-    if birth.leaf is not None:
-        return None
+    if birth.leaf is not None or birth.error is not None:
+        return None  # or: all of its numbers were finite when it raised
     view = birth.view
     assert view is not None
     evidence = ["weights, gradients and optimizer state are finite before the update"]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 
 from whynan.capsule.alone import is_sharded
 from whynan.capsule.intercept import unwatched_step
-from whynan.capsule.raised import entry_behind
+from whynan.capsule.raised import entry_behind, passed_through
 from whynan.capsule.replay import Program
 from whynan.capsule.sites import take_site
 from whynan.capsule.snapshot import Snapshot
@@ -264,16 +265,22 @@ class Acting:
     def failed_with(self, error: BaseException) -> None:
         """The program raised: say why if the failing call is one of ours to explain."""
         session = self.session
+        symptom = Symptom("exception", type(error).__name__, str(error).splitlines()[0] if str(error) else "")
+        before = session.window.unfinished
         if session.window.symptom is not None and not session.window.told:
             self.report()
+        elif before is not None and passed_through(error, self.update.__code__):
+            self._explain_update(before, symptom)
         elif (failed := entry_behind(error, session.recorder)) is not None:
             session.recorder.tape.entries[failed.number] = failed
-            symptom = Symptom("exception", type(error).__name__, str(error).splitlines()[0] if str(error) else "")
             session.see(symptom, failed)
             session.window.told = True
-            incident = self.together.diagnose_alone(self.case(symptom, None, None))
-            if incident.cause.code != "WN901":
-                session.journal.incident(incident, session.budget.action("observed"))
+            self._tell_of(self.together.diagnose_alone(self.case(symptom, None, None)))
+
+    def _tell_of(self, incident: Incident) -> None:
+        """Tell of an exception, if there is something to say of it."""
+        if incident.cause.code != "WN901":
+            self.session.journal.incident(incident, self.session.budget.action("observed"))
 
     def late(self, step: int, symptom: Symptom, entries: dict[int, Entry], optimizer: Any, scaler: Any) -> str:
         """A step that the device has skipped by itself turned out bad: tell it, and put back who followed it."""
@@ -289,20 +296,44 @@ class Acting:
 
     # -- an update that turned out bad --------------------------------------------------------------------------
 
+    def update(self, call: Callable[[], Any], before: Snapshot) -> Any:
+        """Make an update; what there was before one that raises is kept, to tell of it if that ends the program."""
+        try:
+            return call()
+        except Exception as error:
+            self.session.window.unfinished = None if isinstance(error, torch.OutOfMemoryError) else before
+            raise
+
     def undo_update(self, optimizer: torch.optim.Optimizer, before: Snapshot) -> str:
         """The optimizer's own arithmetic made the bad value: go back before it, replay it, decide."""
-        session = self.session
         after = Snapshot(optimizer)
+        with self._before_update(before):
+            taken = self.act(optimizer)
+        if taken == "observed":
+            after.restore()
+        return taken
+
+    def _explain_update(self, before: Snapshot, symptom: Symptom) -> None:
+        """An update raised: replay it from before it, and leave everything as it was found."""
+        session, optimizer = self.session, before.optimizer
+        if any(p.grad is not None and damage_of(p.grad) for p in parameters_of(optimizer)):
+            return  # it wrote to its gradients, which were finite: it cannot be made again
+        session.see(symptom)
+        session.window.told = True
+        with Snapshot(optimizer), self._before_update(before):
+            self._tell_of(self.together.diagnose_alone(self.case(symptom, optimizer, None)))
+
+    @contextlib.contextmanager
+    def _before_update(self, before: Snapshot) -> Iterator[None]:
+        """Go back before an update that is then what is replayed."""
+        session, optimizer = self.session, before.optimizer
         before.restore()
         entry = session.recorder.note("optimizer", functools.partial(unwatched_step(optimizer), optimizer))
         session.function, outer = entry, session.function
         try:
-            taken = self.act(optimizer)
+            yield
         finally:
             session.function = outer
-        if taken == "observed":
-            after.restore()
-        return taken
 
     # -- the case for a diagnosis -------------------------------------------------------------------------------
 

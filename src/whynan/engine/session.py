@@ -11,6 +11,7 @@ import torch
 from whynan.capsule.earlier import Earlier
 from whynan.capsule.recorder import Recorder
 from whynan.capsule.sites import Site
+from whynan.capsule.snapshot import Snapshot
 from whynan.capsule.tape import Entry, Outside, is_leaf
 from whynan.engine.tallying import Tally
 from whynan.errors import TrainingStopped
@@ -50,6 +51,7 @@ class Window:
     late: bool = False  # its values are read when the next step comes
     looked_at: int = 0  # the entry of the last of several bad losses that the program looked at
     left: int = 0  # how many
+    unfinished: Snapshot | None = None  # what there was before an update that raised
 
     def __init__(self) -> None:  # all else is what the class says until it is set: one is made for every step
         self.losses: list[torch.Tensor] = []

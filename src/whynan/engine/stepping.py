@@ -88,10 +88,11 @@ class Stepping:
         before = self.session.guarded(lambda: self._snapshot(optimizer)) if odd or self._is_risky(optimizer) else None
         if self.options.clip_after_rollback is not None:
             self.session.guarded(lambda: self.recovering.clip(optimizer))
-        result = call(optimizer, *args, **kwargs)
         if before is None:
+            result = call(optimizer, *args, **kwargs)
             self.finish(optimizer, True)
         else:
+            result = self.acting.update(functools.partial(call, optimizer, *args, **kwargs), before)
             self._after_update(optimizer, before)
         return result
 
