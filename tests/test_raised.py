@@ -192,3 +192,79 @@ def test_a_caught_exception_is_silent(box: Sandbox) -> None:
 """
     done = box.watched(HEAD + body + TAIL)
     assert (done.status, done.incidents) == (0, [])
+
+
+WHITENING = """
+import torch
+from torch import nn
+
+
+class Whitening(torch.optim.Optimizer):
+    def __init__(self, params, lr, power=-0.5):
+        super().__init__(params, {"lr": lr, "power": power})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p]["steps"] = self.state[p].get("steps", 0) + 1
+                p.grad.mul_(0.5).mul_(2)
+                p.sub_(group["lr"] * self.turned(p.grad, group["power"]))
+
+    def turned(self, grad, power):
+        left, values, right = torch.linalg.svd(grad, full_matrices=False)
+        values = values.pow(power)  # here
+        again = torch.linalg.svdvals(left * values @ right)
+        return left * (values / again.max()) @ right
+
+
+torch.manual_seed(0)
+net = nn.Linear(4, 3, bias=False)
+"""
+UPDATES = """
+opt = Whitening(net.parameters(), 0.01, {power})
+for step in range(6):
+    x = torch.rand(8, 4) * (step != 4)
+    loss = net(x).square().mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+
+
+def test_an_update_that_raises_over_its_own_number(box: Sandbox) -> None:
+    """A factorisation inside an optimizer refuses what a power of 0 made two lines before: that line is told, and the exception ends the program."""
+    source = WHITENING + UPDATES.format(power=-0.5)
+    done = box.watched(source)
+    line = next(n for n, text in enumerate(source.splitlines(), 1) if "# here" in text)
+    assert done.status == 1 and "LinAlgError" in done.err.splitlines()[-1] and "internal error" not in done.err
+    wanted = (4, "WN604", line, "optimizer", "exception")
+    assert [(i["step"], i["cause"]["code"], i["origin"]["line"], i["origin"]["phase"], i["symptom"]["place"]) for i in done.incidents] == [wanted]
+
+
+def test_an_update_that_raises_over_a_matrix(box: Sandbox) -> None:
+    """A matrix without inverse inside an optimizer is one like any other."""
+    source = WHITENING.replace("values = values.pow(power)  # here", "values = torch.linalg.inv(values.diag()).diag()  # here") + UPDATES.format(power=-0.5)
+    done = box.watched(source)
+    line = next(n for n, text in enumerate(source.splitlines(), 1) if "# here" in text)
+    assert [(i["step"], i["cause"]["code"], i["origin"]["line"]) for i in done.incidents] == [(4, "WN108", line)]
+
+
+@pytest.mark.parametrize("written", ["raise ValueError('no such group')", "values = values @ torch.ones(7)", "values = {}[power]"])
+def test_an_update_that_raises_for_another_reason(box: Sandbox, written: str) -> None:
+    """A mistake in an optimizer that is none of its numbers' brings no incident."""
+    done = box.watched(WHITENING.replace("values = values.pow(power)  # here", written) + UPDATES.format(power=-0.5))
+    assert (done.status, done.incidents) == (1, [])
+    assert "internal error" not in done.err
+
+
+def test_what_an_update_that_raised_left_behind_stays(box: Sandbox) -> None:
+    """Replaying it leaves weights, gradients and counters as the exception left them; one that the program catches is silent."""
+    steps = "".join(f"    {line}\n" for line in UPDATES.format(power=-0.5).splitlines() if line)
+    seen = "print(net.weight.tolist(), net.weight.grad.tolist(), opt.state[net.weight]['steps'])\n"
+    caught = f"{WHITENING}try:\n{steps}except RuntimeError:\n    pass\n{seen}"
+    ended = f"import contextlib, whynan\n{WHITENING}with contextlib.suppress(RuntimeError), whynan.watch(net, run_dir='watched'):\n{steps}{seen}"
+    silent, told = box.watched(caught), box.python(str(box.write(ended, "ended.py")))
+    plain = box.python("train.py")
+    assert silent.out == told.out == plain.out and "5\n" in plain.out
+    assert silent.incidents == [] and "error[WN604]" in told.err
