@@ -1018,3 +1018,29 @@ for step in range(5):
     first_one, *others = incident["remedies"]
     assert (incident["cause"]["code"], first_one["result"]) == ("WN202", "proven") and "bfloat16" in first_one["title"]
     assert any("gets float32 beside float16" in r["effect"] for r in others)
+
+
+BROKEN_UP = {
+    "inside the brackets": "(a - b).pow(2).sum(\n        1\n    ).sqrt()",
+    "before a dot": "((a - b)\n        .pow(2)\n        .sum(1)\n        .sqrt())",
+    "in an argument": "torch.sqrt(\n        (a - b).pow(2).sum(1)\n    )",
+}
+
+
+@pytest.mark.parametrize("distance", BROKEN_UP.values(), ids=list(BROKEN_UP))
+def test_an_expression_over_several_lines_is_changed_like_one_on_one(distance: str, box: Sandbox) -> None:
+    """As formatters write it: the change is tried, and the program that its diff gives trains through."""
+    head = HEAD.replace("nn.Linear(4, 1)", "nn.Linear(4, 3)")
+    body = f"""
+for step in range(5):
+    x = torch.randn(6, 4)
+    a, b = net(x), net(x if step == 3 else x.flip(0))
+    distance = {distance}
+    loss = (distance - 1).square().mean()
+    print(loss.item(), net.weight.sum().item())
+"""
+    incident = first(box, body, head)
+    remedy = incident["remedies"][0]
+    assert (incident["step"], incident["cause"]["code"], remedy["result"]) == (3, "WN501", "proven")
+    assert "vector_norm" in remedy["diff"]
+    assert "nan" not in box.python(str(box.write(patched(head + body + TAIL, remedy["diff"]), "healed.py"))).out
