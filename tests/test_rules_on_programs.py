@@ -959,3 +959,28 @@ for step in range(5):
     first_one, *others = incident["remedies"]
     assert (incident["cause"]["code"], first_one["result"]) == ("WN202", "proven") and "bfloat16" in first_one["title"]
     assert any("gets float32 beside float16" in r["effect"] for r in others)
+
+
+CHOLESKY = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+net = nn.Linear(4, 9)
+opt = torch.optim.SGD(net.parameters(), 1e-3)
+for step in range(5):
+    x = torch.randn(8, 4)
+    factor = net(x).view(8, 3, 3) + 3 * torch.eye(3)
+    if step == 3:
+        factor = factor * torch.tensor([1.0, 1.0, 0.0])[:, None]
+    lower, _ = torch.linalg.cholesky_ex(factor @ factor.mT)
+    loss = torch.linalg.solve_triangular(lower, torch.ones(8, 3, 1), upper=False).square().clamp(max=1e4).mean()
+"""
+
+
+def test_what_is_made_regular_is_the_matrix_and_not_its_factor(box: Sandbox) -> None:
+    """The factor of a singular matrix is singular, wherever it is used: the change is where the factor is made."""
+    incident = first(box, CHOLESKY, head="")
+    assert incident["cause"]["code"] == "WN108"
+    remedy = next(r for r in incident["remedies"] if "identity" in r["title"])
+    assert "+    lower, _ = torch.linalg.cholesky_ex(" in remedy["diff"] and "torch.eye(" in remedy["diff"], remedy
+    assert "still not finite" not in remedy["effect"], remedy
