@@ -984,3 +984,19 @@ def test_what_is_made_regular_is_the_matrix_and_not_its_factor(box: Sandbox) -> 
     remedy = next(r for r in incident["remedies"] if "identity" in r["title"])
     assert "+    lower, _ = torch.linalg.cholesky_ex(" in remedy["diff"] and "torch.eye(" in remedy["diff"], remedy
     assert "still not finite" not in remedy["effect"], remedy
+
+
+def test_a_qr_of_a_singular_matrix_is_told_by_its_rank(box: Sandbox) -> None:
+    """A QR has no values that could coincide: R is singular, and a change that makes the columns independent is tried."""
+    body = """
+for step in range(5):
+    x = torch.randn(8, 4)
+    x[2] = 0 if step == 3 else x[2]
+    q, _ = torch.linalg.qr(net(x).view(8, 5, 2))
+    loss = (q[:, 0] - 1).square().mean()
+"""
+    incident = first(box, body, HEAD.replace("nn.Linear(4, 1)", "nn.Linear(4, 10, bias=False)"))
+    assert (incident["cause"]["code"], incident["origin"]["samples"]) == ("WN504", [2])
+    told = sentences(incident)
+    assert "solves with R, which is singular" in told and "1 of 8 matrices are singular: rank 0 of 2" in told and "coincide" not in told
+    assert incident["remedies"][0]["result"] == "proven" and "torch.eye(" in incident["remedies"][0]["diff"]
