@@ -1000,3 +1000,43 @@ for step in range(5):
     told = sentences(incident)
     assert "solves with R, which is singular" in told and "1 of 8 matrices are singular: rank 0 of 2" in told and "coincide" not in told
     assert incident["remedies"][0]["result"] == "proven" and "torch.eye(" in incident["remedies"][0]["diff"]
+
+
+ROOTS = {
+    "pow": ("gap.pow(2).sum(dim=-1).pow(0.5)", "torch.linalg.vector_norm(gap, dim=-1)"),
+    "operator": ("(gap * gap).sum(-1) ** 0.5", "torch.linalg.vector_norm(gap, dim=-1)"),
+    "added by hand": ("(u * u + v ** 2) ** 0.5", "torch.linalg.vector_norm(torch.stack([u, v]), dim=0)"),
+    "root of what was added": ("torch.sqrt(u * u + v * v)", "torch.linalg.vector_norm(torch.stack([u, v]), dim=0)"),
+}
+
+
+@pytest.mark.parametrize(("root", "norm"), ROOTS.values(), ids=list(ROOTS))
+def test_a_length_however_it_is_written_is_a_norm(root: str, norm: str, box: Sandbox) -> None:
+    """The power 0.5 of squares, summed or added by hand, has the same remedy as their root."""
+    body = f"""
+for step in range(5):
+    x = torch.randn(8, 4)
+    x[2] = 0 if step == 3 else x[2]
+    gap = net(x)
+    u, v = gap[:, 0], gap[:, 1]
+    loss = ({root}).mean()
+"""
+    incident = first(box, body, HEAD.replace("nn.Linear(4, 1)", "nn.Linear(4, 2, bias=False)"))
+    remedy = incident["remedies"][0]
+    assert (incident["cause"]["code"], remedy["result"], remedy["safe"]) == ("WN501", "proven", True)
+    assert f"+    loss = ({norm}).mean()" in remedy["diff"].splitlines(), remedy["diff"]
+
+
+@pytest.mark.parametrize("root", ["(u * u + 2 * v) ** 0.5", "torch.add(u * u, v * v, alpha=2) ** 0.5", "(gap * 2).sum(-1).abs() ** 0.5"])
+def test_what_is_no_length_is_no_norm(root: str, box: Sandbox) -> None:
+    """Another sum under the power 0.5 is left as it is."""
+    body = f"""
+for step in range(5):
+    x = torch.randn(8, 4)
+    x[2] = 0 if step == 3 else x[2]
+    gap = net(x)
+    u, v = gap[:, 0], gap[:, 1].abs()
+    loss = ({root}).mean()
+"""
+    incident = first(box, body, HEAD.replace("nn.Linear(4, 1)", "nn.Linear(4, 2, bias=False)"))
+    assert not any("vector_norm" in r["diff"] for r in incident["remedies"])

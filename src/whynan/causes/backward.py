@@ -480,7 +480,7 @@ def infinite_slope(scene: Scene) -> Finding | None:
     evidence.append(_before_it(birth, forward))
     evidence += _before_clipping(scene)
     fixes = [*_alive(forward.name, forward.op.dtype), *guarded(forward.name, forward.op.dtype, power)]
-    if forward.name == "sqrt":
+    if forward.name == "sqrt" or (forward.name == "pow" and power == 0.5):
         fixes.insert(0, Fix("use the norm, which defines the slope at 0 as 0", "torch.linalg.vector_norm({inner})", safe=True, inner="sumsq"))
     return Finding(label, evidence, fixes, from_spans(forward), empty=empty)
 
