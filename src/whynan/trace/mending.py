@@ -193,7 +193,7 @@ class Arbitrary(ReplayMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.source = torch.Generator().manual_seed(0)  # its own: the step draws what it drew
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
