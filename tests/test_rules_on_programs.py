@@ -1044,3 +1044,84 @@ for step in range(5):
     assert (incident["step"], incident["cause"]["code"], remedy["result"]) == (3, "WN501", "proven")
     assert "vector_norm" in remedy["diff"]
     assert "nan" not in box.python(str(box.write(patched(head + body + TAIL, remedy["diff"]), "healed.py"))).out
+
+
+CHOLESKY = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+net = nn.Linear(4, 9)
+opt = torch.optim.SGD(net.parameters(), 1e-3)
+for step in range(5):
+    x = torch.randn(8, 4)
+    factor = net(x).view(8, 3, 3) + 3 * torch.eye(3)
+    if step == 3:
+        factor = factor * torch.tensor([1.0, 1.0, 0.0])[:, None]
+    lower, _ = torch.linalg.cholesky_ex(factor @ factor.mT)
+    loss = torch.linalg.solve_triangular(lower, torch.ones(8, 3, 1), upper=False).square().clamp(max=1e4).mean()
+"""
+
+
+def test_what_is_made_regular_is_the_matrix_and_not_its_factor(box: Sandbox) -> None:
+    """The factor of a singular matrix is singular, wherever it is used: the change is where the factor is made."""
+    incident = first(box, CHOLESKY, head="")
+    assert incident["cause"]["code"] == "WN108"
+    remedy = next(r for r in incident["remedies"] if "identity" in r["title"])
+    assert "+    lower, _ = torch.linalg.cholesky_ex(" in remedy["diff"] and "torch.eye(" in remedy["diff"], remedy
+    assert "still not finite" not in remedy["effect"], remedy
+
+
+def test_a_qr_of_a_singular_matrix_is_told_by_its_rank(box: Sandbox) -> None:
+    """A QR has no values that could coincide: R is singular, and a change that makes the columns independent is tried."""
+    body = """
+for step in range(5):
+    x = torch.randn(8, 4)
+    x[2] = 0 if step == 3 else x[2]
+    q, _ = torch.linalg.qr(net(x).view(8, 5, 2))
+    loss = (q[:, 0] - 1).square().mean()
+"""
+    incident = first(box, body, HEAD.replace("nn.Linear(4, 1)", "nn.Linear(4, 10, bias=False)"))
+    assert (incident["cause"]["code"], incident["origin"]["samples"]) == ("WN504", [2])
+    told = sentences(incident)
+    assert "solves with R, which is singular" in told and "1 of 8 matrices are singular: rank 0 of 2" in told and "coincide" not in told
+    assert incident["remedies"][0]["result"] == "proven" and "torch.eye(" in incident["remedies"][0]["diff"]
+
+
+ROOTS = {
+    "pow": ("gap.pow(2).sum(dim=-1).pow(0.5)", "torch.linalg.vector_norm(gap, dim=-1)"),
+    "operator": ("(gap * gap).sum(-1) ** 0.5", "torch.linalg.vector_norm(gap, dim=-1)"),
+    "added by hand": ("(u * u + v ** 2) ** 0.5", "torch.linalg.vector_norm(torch.stack([u, v]), dim=0)"),
+    "root of what was added": ("torch.sqrt(u * u + v * v)", "torch.linalg.vector_norm(torch.stack([u, v]), dim=0)"),
+}
+
+
+@pytest.mark.parametrize(("root", "norm"), ROOTS.values(), ids=list(ROOTS))
+def test_a_length_however_it_is_written_is_a_norm(root: str, norm: str, box: Sandbox) -> None:
+    """The power 0.5 of squares, summed or added by hand, has the same remedy as their root."""
+    body = f"""
+for step in range(5):
+    x = torch.randn(8, 4)
+    x[2] = 0 if step == 3 else x[2]
+    gap = net(x)
+    u, v = gap[:, 0], gap[:, 1]
+    loss = ({root}).mean()
+"""
+    incident = first(box, body, HEAD.replace("nn.Linear(4, 1)", "nn.Linear(4, 2, bias=False)"))
+    remedy = incident["remedies"][0]
+    assert (incident["cause"]["code"], remedy["result"], remedy["safe"]) == ("WN501", "proven", True)
+    assert f"+    loss = ({norm}).mean()" in remedy["diff"].splitlines(), remedy["diff"]
+
+
+@pytest.mark.parametrize("root", ["(u * u + 2 * v) ** 0.5", "torch.add(u * u, v * v, alpha=2) ** 0.5", "(gap * 2).sum(-1).abs() ** 0.5"])
+def test_what_is_no_length_is_no_norm(root: str, box: Sandbox) -> None:
+    """Another sum under the power 0.5 is left as it is."""
+    body = f"""
+for step in range(5):
+    x = torch.randn(8, 4)
+    x[2] = 0 if step == 3 else x[2]
+    gap = net(x)
+    u, v = gap[:, 0], gap[:, 1].abs()
+    loss = ({root}).mean()
+"""
+    incident = first(box, body, HEAD.replace("nn.Linear(4, 1)", "nn.Linear(4, 2, bias=False)"))
+    assert not any("vector_norm" in r["diff"] for r in incident["remedies"])

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from whynan.trace.birth import Birth, View
 
 _DECOMPOSITIONS = ("linalg_eigh", "_linalg_eigh", "linalg_svd", "_linalg_svd", "linalg_eig", "linalg_qr", "symeig", "linalg_cholesky_ex")
+_TRIANGULAR = {"linalg_qr": ("qr", "R"), "linalg_cholesky_ex": ("cholesky", "L")}  # and the factor that their gradient solves with
 _EDGES = {
     "sqrt": 0.0,
     "log": 0.0,
@@ -48,17 +49,19 @@ def _parts(scene: Scene) -> tuple[Birth, View] | None:
 _NOT_VECTORS = "build the loss on the values or on a projector instead of single vectors, or add a little noise to the matrix"
 
 
-@rule("WN504", "degenerate-decomposition", "gradient of a decomposition with equal values", rank=37)
+@rule("WN504", "degenerate-decomposition", "gradient of a degenerate decomposition", rank=37)
 def degenerate_decomposition(scene: Scene) -> Finding | None:
-    """The gradient of a decomposition was divided by the distance of two equal values.
+    """The gradient of a decomposition was divided by 0: by the distance of two equal values, or by a singular factor.
 
     What happened
     eigh, eig or svd had a finite result, and a loss used its vectors. Two eigenvalues or
     singular values coincided: an identity matrix, a covariance without preferred direction.
+    Or qr or cholesky met a singular matrix: columns that are 0 or depend on each other.
 
     Why the result is non-finite
     The gradient of the vectors contains 1 / (value i - value j). Where the values are equal the
-    vectors are not unique, so no gradient exists.
+    vectors are not unique, so no gradient exists. The gradient of qr and of cholesky solves with
+    their triangular factor, which has a 0 on its diagonal where the matrix is singular.
 
     Example
         >>> a = torch.eye(2, requires_grad=True)
@@ -81,10 +84,13 @@ def degenerate_decomposition(scene: Scene) -> Finding | None:
         >>> a.grad[0, 1].round().item()
         -50.0
 
+    Before qr and cholesky add a small multiple of the identity.
+
     How sure
-    whynan shows the smallest distance between two values of the matrix. Proven when the step,
-    replayed with a small spread on the diagonal, has finite gradients that are alive; otherwise
-    suspected. Rounding can leave 1e-8 instead of 0: a finite gradient without meaning.
+    whynan shows the smallest distance between two values of the matrix, or how many matrices are
+    singular. Proven when the step, replayed with a small spread on the diagonal, has finite
+    gradients that are alive; otherwise suspected. Rounding can leave 1e-8 instead of 0: a finite
+    gradient without meaning.
 
     Not this when
     The forward pass fails or is infinite (WN108), or the root or logarithm of an eigenvalue of
@@ -96,6 +102,8 @@ def degenerate_decomposition(scene: Scene) -> Finding | None:
     _, forward = found
     if forward.name not in _DECOMPOSITIONS:
         return None
+    if forward.name in _TRIANGULAR:
+        return _singular_factor(forward)
     matrix = forward.input(0)
     evidence = []
     if matrix is not None:
@@ -114,6 +122,23 @@ def degenerate_decomposition(scene: Scene) -> Finding | None:
         [*(guarded(name, forward.op.dtype) or guarded("eigh", forward.op.dtype)), Fix(_NOT_VECTORS)],
         from_spans(forward),
     )
+
+
+def _singular_factor(forward: View) -> Finding:
+    """The gradient of qr and of cholesky solves with the triangular factor that they give."""
+    import torch
+
+    name, factor = _TRIANGULAR[forward.name]
+    matrix, evidence = forward.input(0), []
+    if matrix is not None and matrix.isfinite().all():
+        wide = doubled(matrix)
+        rank = torch.linalg.matrix_rank(wide, rtol=max(matrix.shape[-2:]) * torch.finfo(matrix.dtype).eps)
+        full = min(matrix.shape[-2:])
+        count = int((rank < full).sum())
+        what = "the matrix is" if rank.numel() == 1 else f"{count} of {rank.numel()} matrices are"
+        evidence = [f"{what} singular: rank {int(rank.min())} of {full}"] if count else []
+    label = f"the gradient of {name} solves with {factor}, which is singular: its diagonal holds a 0"
+    return Finding(label, evidence, guarded(name, forward.op.dtype), from_spans(forward))
 
 
 @rule("WN502", "branch-not-taken", "NaN from the branch that was not taken", rank=38)
@@ -455,7 +480,7 @@ def infinite_slope(scene: Scene) -> Finding | None:
     evidence.append(_before_it(birth, forward))
     evidence += _before_clipping(scene)
     fixes = [*_alive(forward.name, forward.op.dtype), *guarded(forward.name, forward.op.dtype, power)]
-    if forward.name == "sqrt":
+    if forward.name == "sqrt" or (forward.name == "pow" and power == 0.5):
         fixes.insert(0, Fix("use the norm, which defines the slope at 0 as 0", "torch.linalg.vector_norm({inner})", safe=True, inner="sumsq"))
     return Finding(label, evidence, fixes, from_spans(forward), empty=empty)
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from whynan.causes.arguments import computed_forward, factorised, from_spans
 from whynan.causes.catalogue import Finding, Scene, rule
-from whynan.causes.facts import at_or_below, counted, doubled, lies_below, lineage, share
+from whynan.causes.facts import as_view, at_or_below, counted, doubled, lies_below, lineage, share, skip_views
 from whynan.causes.fixes import Fix, guarded
 from whynan.records import number
 
 if TYPE_CHECKING:
     import torch
+
+    from whynan.trace.birth import View
 
 _INVERSE = ("acos", "asin", "atanh", "acosh", "erfinv", "logit", "special_logit", "special_ndtri")
 _LINALG = ("linalg_inv", "linalg_inv_ex", "linalg_solve", "_linalg_solve_ex", "linalg_cholesky", "linalg_cholesky_ex", "logdet", "slogdet",
@@ -227,10 +230,19 @@ def singular_matrix(scene: Scene) -> Finding | None:
     return Finding(
         f"{name} of a matrix that has no inverse or is not positive definite",
         evidence,
-        guarded(name, view.op.dtype) or guarded("inv", view.op.dtype),
+        _at_the_factorisation(view) or guarded(name, view.op.dtype) or guarded("inv", view.op.dtype),
         from_spans(failed or view),
         proven=birth.error is not None,
     )
+
+
+def _at_the_factorisation(view: View) -> list[Fix]:
+    """Return the change for an operation that is given a Cholesky factor: what has to be regular is the matrix that was factorised."""
+    for index in range(len(view.op.sources)) if factorised(view) is None else ():
+        made = as_view(skip_views(view.maker(index)))
+        if made is not None and made.site is not None and made.name in ("linalg_cholesky_ex", "linalg_cholesky", "cholesky"):
+            return [replace(fix, title=f"{fix.title} to what is factorised", site=made.site) for fix in guarded("cholesky", view.op.dtype)]
+    return []
 
 
 def _spectrum(matrix: torch.Tensor, name: str) -> str:

@@ -398,6 +398,9 @@ def guarded(op: str, dtype: str, exponent: float | None = None) -> list[Fix]:
     spread = "{x} + torch.diag(torch.linspace(0, 1e-3, {x}.shape[-1], dtype={x}.dtype, device={x}.device))"
     for name in ("inv", "solve", "cholesky", "logdet", "slogdet", "det", "cholesky_ex", "inv_ex", "solve_ex", "lu_factor", "pinv"):
         table[name] = [Fix("add a small multiple of the identity", ridge, 0)]
+    oblong = "{x} + 1e-3 * torch.eye({x}.shape[-2], {x}.shape[-1], dtype={x}.dtype, device={x}.device)"
+    independent = "make the columns independent with a small multiple of the identity"
+    table["qr"] = [Fix(independent, oblong, 0), Fix(f"{independent}, 1e-5", oblong.replace("1e-3", "1e-5"), 0)]  # the smaller moves less and is steeper
     for name in ("eigh", "svd", "eigvalsh", "svdvals", "eig", "symeig"):
         table[name] = [Fix("separate equal values with a small spread on the diagonal", spread, 0)]
     for name in ("log2", "log10"):

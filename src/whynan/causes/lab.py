@@ -84,6 +84,7 @@ class Slopes:
 ALONG = 0.9  # the least cosine with the gradient in float64
 TOLERANCE = 0.01  # by how much the loss of a healthy step may move: an epsilon does not come free
 NOTHING = 1e-20  # a gradient in float64 that is smaller is 0 in what is trained
+ABSURD = 1e8  # a loss or gradient of this size is no remedy where nothing is known of what it was
 NO_MEMORY = Outcome(None, None, False, "MemoryError: there was too little memory for another replay")
 
 
@@ -114,6 +115,7 @@ class Lab:
         self._usual: dict[int, Outcome] = {}  # by healthy step: what it gives as it is, with the weights of today
         self.losses = [h["loss"] for h in history if math.isfinite(h.get("loss", math.nan))]
         self.norms = [h["grad_norm"] for h in history if math.isfinite(h.get("grad_norm", math.nan))]
+        self.left: float | None = None  # the loss of the step without its bad samples
         self.hit = 0
         self._beside: list[Put] = []  # what is in force whatever else is tried
         self.where: Site | None = None  # the last place where something was put in
@@ -342,13 +344,25 @@ class Lab:
             return False, f"finite, but the loss is another: {outcome.effect()} where it was {number(same)}"
         if self._is_true(outcome):
             return True, outcome.effect()  # large, but so it is in float64
-        if outcome.norm is not None and outcome.norm > max([1e4 * n for n in self.norms[-50:]], default=1e8):
+        if outcome.norm is not None and outcome.norm > max([1e4 * n for n in self.norms[-50:]], default=ABSURD):
             return False, f"finite, but the gradient is absurd: {outcome.effect()}"
-        if self.losses and outcome.loss is not None:
-            usual = max(statistics.median(map(abs, self.losses)), max(map(abs, self.losses[-20:])), 1e-3)
-            if abs(outcome.loss) > 1000 * usual:
-                return False, f"finite, but absurd: {outcome.effect()}, the steps before had about {number(usual)}"
+        if outcome.loss is not None and abs(outcome.loss) > self._ceiling():
+            return False, f"finite, but absurd: {outcome.effect()}{self._held_against()}"
         return True, outcome.effect()
+
+    def _ceiling(self) -> float:
+        """Return the largest loss that a remedy may give: by the steps before, else by this one without its bad samples."""
+        if self.losses:
+            return 1000 * self._usual_loss()
+        return 1000 * max(abs(self.left), 1.0) if self.left is not None else ABSURD
+
+    def _usual_loss(self) -> float:
+        return max(statistics.median(map(abs, self.losses)), max(map(abs, self.losses[-20:])), 1e-3)
+
+    def _held_against(self) -> str:
+        if self.losses:
+            return f", the steps before had about {number(self._usual_loss())}"
+        return f", without the bad samples it is {number(self.left)}" if self.left is not None else ""
 
     def _is_true(self, outcome: Outcome) -> bool:
         """Whether a remedy gives the loss and the gradient that the step as it is has in float64."""

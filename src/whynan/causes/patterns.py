@@ -39,7 +39,7 @@ def inner_swap(kind: str, name: str, plain_name: Callable[[Any], str]) -> Callab
         if plain_name(func) != name or not args:
             return NotImplemented
         if kind == "sumsq":
-            return _norm(torch, args[0])
+            return _norm(torch, args[0]) if name != "pow" or args[1:] == (0.5,) else NotImplemented
         if kind == REST:
             return _log_of_rest(torch, args[0])
         made = maker(args[0], kind)
@@ -59,13 +59,29 @@ def _log_of_rest(torch: Any, value: Any) -> Any:
 
 def _norm(torch: Any, value: Any) -> Any:
     summed = maker(value, "sum")
-    squared = maker(summed.args[0], "pow", "square", "mul") if summed is not None else None
-    if summed is None or squared is None:
-        return NotImplemented
+    if summed is None:
+        terms = _terms(value)
+        alike = len(terms) > 1 and all(t is not None and t.shape == value.shape for t in terms)
+        return torch.linalg.vector_norm(torch.stack(terms), dim=0) if alike else NotImplemented
+    base = _square_root(summed.args[0])
+    return NotImplemented if base is None else torch.linalg.vector_norm(base, dim=summed.dim, keepdim=summed.keepdim)
+
+
+def _square_root(value: Any) -> Any:
+    """Return what a value is the square of; None where it is none."""
+    squared = maker(value, "pow", "square", "mul")
+    if squared is None:
+        return None
     base, *rest = squared.args
-    if rest and rest[0] != 2 and rest[0] is not base:
-        return NotImplemented
-    return torch.linalg.vector_norm(base, dim=summed.dim, keepdim=summed.keepdim)
+    power = rest[0] if squared.name == "pow" and rest and isinstance(rest[0], int | float) else None
+    return base if not rest or rest[0] is base or power == 2 else None
+
+
+def _terms(value: Any) -> list[Any]:
+    """Return what the squares are taken of that add up to a value; None among them for what is no square."""
+    added = maker(value, "add")
+    plain = added is not None and len(added.args) == 2 and not added.kwargs
+    return [base for term in added.args for base in _terms(term)] if added is not None and plain else [_square_root(value)]
 
 
 def inner_text(expression: Expression, kind: str) -> tuple[Any, ...] | None:
@@ -86,6 +102,8 @@ def _taken_from_one(expression: Expression, node: ast.expr | None) -> ast.expr |
 
 
 def _joint(expression: Expression, first: ast.expr | None, kind: str) -> tuple[Any, ...] | None:
+    if kind == "sumsq" and (text := _added_text(expression, first)) is not None:
+        return (text,)
     node = _call(expression, first)
     if node is None:
         return None
@@ -140,6 +158,19 @@ def _norm_text(expression: Expression, name: str, operands: list[ast.expr], node
         arguments.append(f"dim={expression.segment(operands[1])}")
     arguments += [f"{k.arg}={expression.segment(k.value)}" for k in node.keywords]
     return ", ".join(arguments)
+
+
+def _added_text(expression: Expression, first: ast.expr | None) -> str | None:
+    """Return the arguments of the norm for squares that are added up by hand."""
+    node = expression.assigned(first.id) if isinstance(first, ast.Name) else first
+    if not isinstance(node, ast.BinOp) or (node is not first and not expression.is_repeatable(node)):
+        return None
+    terms: list[ast.expr] = [node]
+    while isinstance(terms[0], ast.BinOp) and isinstance(terms[0].op, ast.Add):
+        terms[:1] = [terms[0].left, terms[0].right]
+    bases = [_squared(expression, term) for term in terms]
+    found = [expression.segment(base) for base in bases if base is not None]
+    return f"torch.stack([{', '.join(found)}]), dim=0" if len(found) == len(terms) > 1 else None
 
 
 def _squared(expression: Expression, node: ast.expr) -> ast.expr | None:

@@ -166,6 +166,7 @@ def _samples(scene: Scene, finding: Finding) -> list[int]:
         return rows
     if outcome.error:
         return rows
+    lab.left = outcome.loss if outcome.finite else lab.left
     good = lab.judge(outcome)[0] if scene.jump is not None else outcome.finite
     scene.tried(f"the step without samples {rows[:8]}{' …' if len(rows) > 8 else ''}", outcome.effect() if good else f"still {wrong(scene)}")
     return rows if outcome.finite or finding.rows else []
