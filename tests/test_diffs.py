@@ -313,6 +313,49 @@ def test_an_operand_over_several_lines_keeps_its_comment(box: Sandbox) -> None:
     assert added(healed(box, program(body))) == [".prod(-1).clamp_min(1e-12)   # all of them"]
 
 
+METHODS = {
+    "the root of a sum that ends on another line": ("(1 - (\n    net(x) - y).pow(2).sum(\n        1).sqrt()).pow(2)", "vector_norm"),
+    "a chain with one method a line": ("(\n    net(x)\n    .sub(y)\n    .pow(2)\n    .sum(-1)\n    .sqrt()\n)", "vector_norm"),
+    "a softmax by hand": ("(\n    s\n    .exp()\n    / s\n    .exp()\n    .sum(\n        -1, keepdim=True\n    )\n)", "torch.softmax"),
+    "a standard deviation": ("(\n    net(x[:n])\n    .std(\n        dim=0,  # of the batch\n    )\n)", "correction=int(value_2.shape[0] > 1),  # of the batch"),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_that_is_not_on_the_first_line_of_its_call(box: Sandbox, name: str) -> None:
+    """As formatters break chains: Python then says of the call that it begins at the method's own name."""
+    written, wanted = METHODS[name]
+    body = """
+    net = nn.Linear(3, 2)
+
+    def loss_of(bad):
+        x, n = torch.rand(6, 3), 1 if bad else 6
+        y = net(x).detach() if bad else torch.zeros(6, 2)
+        s = net(x) + (200 if bad else 0)
+        value = {}
+        return (value * torch.arange(1, value.shape[-1] + 1)).mean()
+    """
+    assert wanted in "\n".join(added(healed(box, program(textwrap.dedent(body).format(textwrap.indent(written, "    ").lstrip())))))
+
+
+def test_what_the_statement_itself_assigns_is_assigned_after_it(box: Sandbox) -> None:
+    """The logits get their name anew in the statement that takes the logarithm, on an earlier line of it: they may still be read there."""
+    body = """
+    net = nn.Linear(3, 4)
+
+    def loss_of(bad):
+        x = net(torch.rand(6, 3)) * (200 if bad else 1)
+        p = torch.softmax(x, -1)
+        x = (
+            -torch.log(
+                p
+            )
+        )
+        return x.mean()
+    """
+    assert "log_softmax" in "".join(added(healed(box, program(body))))
+
+
 LOG = """
     net = nn.Linear(3, 1)
 

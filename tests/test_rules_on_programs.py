@@ -1125,3 +1125,33 @@ for step in range(5):
 """
     incident = first(box, body, HEAD.replace("nn.Linear(4, 1)", "nn.Linear(4, 2, bias=False)"))
     assert not any("vector_norm" in r["diff"] for r in incident["remedies"])
+
+
+DETERMINANT = """
+w = nn.Parameter(torch.eye(4) + 0.1 * torch.randn(4, 4))
+opt = torch.optim.SGD([w], 0.01)
+for step in range(5):
+    m = {made}
+    loss = (m @ torch.randn(4)).square().mean() - {taken}
+"""
+
+
+@pytest.mark.parametrize("taken", ["torch.logdet(m)", "m.logdet()", "torch.logdet(torch.stack([w, m])).sum()"])
+def test_a_negative_determinant_is_told_as_that(taken: str, box: Sandbox) -> None:
+    """The matrix has an inverse: what helps is the logarithm of the absolute value, and the matrix is shown, not the inside of logdet."""
+    body = DETERMINANT.format(made="w * torch.tensor([-1.0, 1, 1, 1]) if step == 3 else w", taken=taken)
+    incident = first(box, body)
+    remedy = incident["remedies"][0]
+    assert (incident["cause"]["code"], incident["cause"]["title"], incident["step"]) == ("WN108", "logarithm of a negative determinant", 3)
+    assert "the determinant is -" in incident["cause"]["label"] and "has an inverse" in sentences(incident)
+    assert [row["name"] for row in incident["origin"]["inputs"]] == ["torch.stack([w, m])" if "stack" in taken else "m"]
+    assert (remedy["result"], remedy["safe"], remedy["alive"]) == ("proven", False, True)
+    changed = patched(HEAD + body + TAIL, remedy["diff"])
+    assert "torch.slogdet(" in changed and "error[WN" not in box.watched(changed).err
+
+
+def test_a_covariance_with_a_negative_determinant_has_no_logarithm_of_its_size(box: Sandbox) -> None:
+    """A symmetric matrix with a negative eigenvalue: the size of its determinant would be finite and mean nothing."""
+    incident = first(box, DETERMINANT.format(made="w @ torch.diag(torch.tensor([-1.0 if step == 3 else 1.0, 1, 1, 1])) @ w.T", taken="torch.logdet(m)"))
+    assert incident["cause"]["code"] == "WN108" and "symmetric and not positive definite: eigenvalues from" in sentences(incident)
+    assert not any("slogdet" in r["diff"] for r in incident["remedies"]) and not any(r["result"] == "proven" for r in incident["remedies"])

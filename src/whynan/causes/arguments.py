@@ -69,7 +69,9 @@ def rounded_from(view: View) -> str:
 
 
 def factorised(view: View) -> View | None:
-    """Return the factorisation that an operation checks the success of; torch raises in the check, not in the factorisation."""
+    """Return the factorisation that an operation checks the success of (torch raises in the check), or that `logdet` selects the result of."""
+    if view.name == "where" and view.call.endswith("logdet"):
+        return next((m for m in lineage(view, depth=3) if m.name == "_linalg_slogdet" and m.inputs()), None)
     made = as_view(skip_views(view.maker("info"))) if view.name == "_linalg_check_errors" else None
     return made if made is not None and made.inputs() else None
 

@@ -77,6 +77,7 @@ class Finding:
     empty: bool = False  # the batch has nothing to teach: a remedy may leave it without gradient
     wrong: list[Fix] = field(default_factory=list)  # tempting changes: tried, so that what they give can be said
     remedies: list[Remedy] = field(default_factory=list)  # tried by the rule itself, elsewhere than at the birth
+    title: str = ""  # where the rule's own would not be true
 
 
 @dataclass(frozen=True, slots=True)

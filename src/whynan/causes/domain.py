@@ -182,7 +182,8 @@ def singular_matrix(scene: Scene) -> Finding | None:
     Why the result is non-finite
     The inverse divides by the singular values and logdet takes the logarithm of their product.
     inv, solve and cholesky raise torch.linalg.LinAlgError; logdet and slogdet give -inf, and
-    their gradient is the inverse, which does not exist.
+    their gradient is the inverse, which does not exist. Of a negative determinant logdet is NaN,
+    also where the matrix has an inverse.
 
     Example
         >>> gram = torch.ones(2, 2, requires_grad=True)
@@ -202,7 +203,8 @@ def singular_matrix(scene: Scene) -> Finding | None:
                 [-49.7513,  50.2488]]))
 
     A ridge below the rounding of the matrix is lost: in float32 take about 1e-6 of its largest
-    value or more. For least squares torch.linalg.lstsq needs no inverse.
+    value or more. For least squares torch.linalg.lstsq needs no inverse. Where the size of the
+    determinant is meant, as in a change of variables, take torch.slogdet(w)[1].
 
     How sure
     whynan shows the largest and the smallest singular value. It is proven when the operation
@@ -225,6 +227,8 @@ def singular_matrix(scene: Scene) -> Finding | None:
     if birth.error is not None:
         evidence.append(str(birth.error).split("\n")[0])
     name = view.call.rsplit(".", 1)[-1].removeprefix("linalg_") or view.name
+    if name == "logdet" and failed is not None and matrix is not None and (negative := _negative_determinant(failed, matrix, view.op.dtype)) is not None:
+        return negative
     if matrix is not None and matrix.shape[-1] == matrix.shape[-2] and bool(matrix.isfinite().all()):
         evidence.append(_spectrum(matrix, name))
     return Finding(
@@ -243,6 +247,36 @@ def _at_the_factorisation(view: View) -> list[Fix]:
         if made is not None and made.site is not None and made.name in ("linalg_cholesky_ex", "linalg_cholesky", "cholesky"):
             return [replace(fix, title=f"{fix.title} to what is factorised", site=made.site) for fix in guarded("cholesky", view.op.dtype)]
     return []
+
+
+def _negative_determinant(view: View, matrix: torch.Tensor, dtype: str) -> Finding | None:
+    """Return what there is to say of a logdet whose matrix has an inverse: its determinant lies below 0.
+
+    The logarithm of its absolute value is what a change of variables asks for. A covariance should have had no such determinant: of that it says nothing.
+    """
+    import torch
+
+    sign, size = torch.linalg.slogdet(matrix)
+    below = (sign < 0).flatten()
+    if matrix.is_complex() or not bool(below.any()):
+        return None
+    worst = matrix.reshape(-1, *matrix.shape[-2:])[below][0]
+    exponent = float(size.flatten()[below][0])
+    value = f"-{number(math.exp(exponent))}" if -80 < exponent < 80 else f"-exp({number(exponent)})"
+    evidence = [
+        f"the determinant is {value}" if below.numel() == 1 else f"{int(below.sum())} of {below.numel()} determinants are negative, the first is {value}"
+    ]
+    if bool((torch.linalg.slogdet(doubled(matrix))[0].flatten()[below] > 0).all()):
+        evidence.append(f"in float64 the same numbers have a positive one: it is lost in the rounding of {dtype}")
+    ridge = guarded("logdet", dtype)
+    symmetric = worst.shape[-1] > 1 and torch.allclose(worst, worst.mT, rtol=1e-4)
+    if symmetric:
+        evidence.append(f"the matrix is symmetric and not positive definite: {_spectrum(worst, 'cholesky')}")
+    else:
+        evidence.append(f"the matrix has an inverse: {_spectrum(worst, 'logdet')}")
+    absolute = Fix("take the logarithm of the determinant's absolute value", "torch.slogdet({0})[1]")
+    title = "logarithm of a negative determinant"
+    return Finding(f"the determinant is {value}; logdet of a negative one is nan", evidence, ridge if symmetric else [absolute], from_spans(view), title=title)
 
 
 def _spectrum(matrix: torch.Tensor, name: str) -> str:

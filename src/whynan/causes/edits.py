@@ -5,6 +5,9 @@ from __future__ import annotations
 import ast
 import difflib
 import functools
+
+
+import io
 import tokenize
 
 from whynan.resting import no_warnings
@@ -12,6 +15,7 @@ from whynan.resting import no_warnings
 Place = tuple[int, int]  # a line, counted from 1, and a byte in it
 Placed = tuple[Place, Place, str]  # from one place to another: this text
 Lines = tuple[int, int, list[str]]  # from one line to before another, counted from 0: these lines
+_NO_CODE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 
 
 def parsed(text: str) -> ast.Expression | None:
@@ -153,6 +157,23 @@ def as_operand(text: str) -> str:
     if isinstance(node, tight) or (isinstance(node, ast.Constant) and not isinstance(node.value, int)):
         return text
     return text if text.startswith("(") and text.endswith(")") and _one_bracket(text) else f"({text})"
+
+
+def with_keyword(call: str, keyword: str, value: str) -> str:
+    r"""Give a call one more argument by name, right after its last: what follows that may be a comment.
+
+    >>> with_keyword("f(x)", "eps", "1"), with_keyword("f()", "eps", "1")
+    ('f(x, eps=1)', 'f(eps=1)')
+    >>> with_keyword("f(\n    x,  # the input\n)", "eps", "1")
+    'f(\n    x, eps=1,  # the input\n)'
+    """
+    tokens = [t for t in tokenize.generate_tokens(io.StringIO(call).readline) if t.type not in _NO_CODE]
+    last = tokens[-3] if tokens[-2].string == "," else tokens[-2]
+    line, column = last.end
+    lines = call.split("\n")
+    given = f"{keyword}={value}" if last.string == "(" else f", {keyword}={value}"
+    lines[line - 1] = lines[line - 1][:column] + given + lines[line - 1][column:]
+    return "\n".join(lines)
 
 
 def _one_bracket(text: str) -> bool:

@@ -14,7 +14,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from whynan.causes import patterns
-from whynan.causes.edits import as_operand
+from whynan.causes.edits import as_operand, with_keyword
 from whynan.causes.source import Change, Expression, positioned
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class Fix:
         if expression.calls_object():
             return self._made_with(expression, template)
         whole = expression.rewritten(expression.node, expression.nodes[0], f"({bound} := {expression.operands[0]})") if bound else expression.text
-        return expression.node, _with_keyword(whole, self.keyword, template)
+        return expression.node, with_keyword(whole, self.keyword, template)
 
     def _made_with(self, expression: Expression, value: str) -> Change | None:
         """Set the keyword where the module that is called here is made."""
@@ -113,7 +113,7 @@ class Fix:
             return None
         if given is None and self.keyword in names[: len(made[0].args)]:
             return made[0].args[names.index(self.keyword)], value
-        return (given.value, value) if given is not None else (made[0], _with_keyword(expression.segment(made[0]), self.keyword, value))
+        return (given.value, value) if given is not None else (made[0], with_keyword(expression.segment(made[0]), self.keyword, value))
 
     def swap(self, expression: Expression | None, name: str, stopped: list[Stopped] | None = None) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]:
         """Return the same change as a computation for the replay; `stopped` is told how many elements let no gradient through."""
@@ -215,11 +215,6 @@ def _filled(expression: Expression, template: str, made_of: list[str] | None = N
 def _one_line(expression: Expression, node: ast.expr) -> str:
     text = expression.segment(node)
     return as_operand(ast.unparse(node) if "\n" in text else text)
-
-
-def _with_keyword(call: str, keyword: str, value: str) -> str:
-    inside = call[:-1].rstrip().rstrip(",")
-    return f"{inside}{'' if inside.endswith('(') else ', '}{keyword}={value})"
 
 
 def _put(operands: list[Any], place: int | None, value: Any, flipped: bool) -> list[Any]:

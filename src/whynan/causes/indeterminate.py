@@ -258,7 +258,7 @@ def inf_over_inf(scene: Scene) -> Finding | None:
 
 
 def _next_on_line(scene: Scene, name: str) -> View | None:
-    """Return the first operation of that name on the way to the symptom, if it stands on the line of the birth."""
+    """Return the first operation of that name on the way to the symptom, if it stands on the lines of the birth."""
     from whynan.capsule.sites import positions
 
     birth = scene.birth
@@ -267,8 +267,8 @@ def _next_on_line(scene: Scene, name: str) -> View | None:
     here = path[0].site if path else None
     for view in path[1:6]:
         if view.name == name and here is not None and view.site is not None:
-            same = view.site.code is here.code and positions(view.site)[0] == positions(here)[0]
-            return view if same else None
+            (first, last, *_), (start, end, *_) = positions(view.site), positions(here)
+            return view if view.site.code is here.code and first <= end and start <= last else None
     return None
 
 

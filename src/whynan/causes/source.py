@@ -308,7 +308,13 @@ class Expression:
         """Whether a name in an expression was given another value between there and here."""
         used = loaded_by(made)
         later = (n for n in ast.walk(self.function or made) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store) and n.id in used)
-        return any((made.end_lineno or 0) < n.lineno < self.node.lineno for n in later)
+        start = self._statement_line()
+        return any((made.end_lineno or 0) < n.lineno < start for n in later)
+
+    def _statement_line(self) -> int:
+        """The first line of the statement around this place: what it assigns is assigned after it."""
+        around = (n.lineno for n in self.tree if isinstance(n, ast.stmt) and n.lineno <= self.node.lineno <= (n.end_lineno or 0))
+        return max(around, default=self.node.lineno)
 
 
 Change = tuple[Any, ...]  # a node and its new text, and further pairs of both

@@ -36,7 +36,7 @@ def judge(scene: Scene) -> tuple[Origin, Cause, list[Remedy], list[Experiment]]:
     cause = Cause(
         chosen.code,
         chosen.slug,
-        chosen.title,
+        finding.title or chosen.title,
         Confidence.PROVEN if verdict.proven else Confidence.SUSPECTED,
         tuple(e for e in [*finding.evidence, *beside] if e),
         finding.label,
@@ -134,11 +134,10 @@ def _values(scene: Scene, chosen: Rule, expression: Expression | None) -> tuple[
     view = birth.forward
     if view is None:
         return [], None
-    failed = factorised(view)
-    view = failed or view
+    output = view.output()
+    view = factorised(view) or view
     names = names_of(view, expression)
     rows = [stats(names.get(name, name), tensor) for name, tensor in list(view.inputs().items())[:4]]
-    output = view.output() if failed is None else None  # what a factorisation leaves behind that failed is no result
     return rows, stats("result", output) if output is not None else None
 
 
