@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 import difflib
 import functools
-
-
 import io
 import tokenize
 
