@@ -338,3 +338,84 @@ for s in range(4):
     incident = box.watched(source).incidents[0]
     assert (incident["step"], incident["cause"]["code"], incident["origin"]["phase"]) == (2, code, phase)
     assert incident["origin"]["code"] == place.replace("LOSS", f"net(x).square().mean() + {loss}").strip()
+
+
+NUMPY = """
+import numpy as np
+
+
+class Outside(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, scale):
+        ctx.save_for_backward(x)
+        with np.errstate(all="ignore"):
+            made = -np.log(x.detach().numpy() ** 2 * scale)
+            if scale == 0 and {nan}:
+                made = made * 0
+        return {returned}
+
+    @staticmethod
+    def backward(ctx, grad):
+        return -2 * grad.sum() / ctx.saved_tensors[0], None
+
+
+class Loss(nn.Module):
+    def forward(self, h, scale):
+        return Outside.apply(h, scale)
+
+
+net, measure = nn.Linear(4, 3), Loss()
+opt = torch.optim.SGD(net.parameters(), 1e-4)
+for s in range(5):
+    h = net(torch.randn(8, 4)) {more}
+    out = {called}(h, 0 if s == 3 else 1)
+    loss = out.mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+
+
+@pytest.mark.parametrize("called", ["Outside.apply", "measure"])
+@pytest.mark.parametrize("nan", [False, True])
+@pytest.mark.parametrize("returned", ["torch.Tensor(made)[:, :1] * 2", "torch.from_numpy(made)", "torch.from_numpy(made.mean(keepdims=True))"])
+def test_what_a_function_makes_outside_of_torch(box: Sandbox, called: str, nan: bool, returned: str) -> None:
+    """numpy inside an autograd Function: its call is named, not the mean after it, and what it made is no input."""
+    done = box.watched(HEAD + NUMPY.format(nan=nan, returned=returned, more="", called=called))
+    line = "out = Outside.apply(h, 0 if s == 3 else 1)" if called == "Outside.apply" else "return Outside.apply(h, scale)"
+    assert [(i["step"], i["cause"]["code"], i["origin"]["code"], i["origin"]["phase"]) for i in done.incidents] == [(3, "WN901", line, "forward")]
+    assert done.incidents[0]["cause"]["label"] == "the arguments of `Outside` are finite, its result is not"
+
+
+def test_what_a_function_is_given_is_not_its_own_fault(box: Sandbox) -> None:
+    """A bad value that goes through numpy is not said to be made there."""
+    source = NUMPY.format(nan=False, returned="torch.from_numpy(made)", more="/ (0 if s == 2 else 1)", called="Outside.apply")
+    (incident, *_) = box.watched(HEAD + source).incidents
+    assert incident["step"] == 2 and "its result is not" not in incident["cause"]["label"]
+
+
+def test_an_infinity_that_a_function_selects_with_is_meant(box: Sandbox) -> None:
+    """A number made with `torch.tensor` inside a Function is a constant; the selection that found nothing else is told."""
+    done = box.watched(f"""{HEAD}
+class Nearest(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, kept):
+        ctx.save_for_backward(kept)
+        return torch.where(kept, x, torch.tensor(float("inf"))).amin(1)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad[:, None] * ctx.saved_tensors[0], None
+
+
+net = nn.Linear(4, 3)
+opt = torch.optim.SGD(net.parameters(), 1e-3)
+for s in range(5):
+    kept = torch.ones(8, 3, dtype=torch.bool)
+    kept[2] = s != 3
+    loss = Nearest.apply(net(torch.randn(8, 4)), kept).mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""")
+    assert done.incidents[0]["step"] == 3 and "outside" not in str(done.incidents[0]["origin"])

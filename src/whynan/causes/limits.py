@@ -44,11 +44,16 @@ def origin_not_observed(scene: Scene) -> Finding | None:
     The replay was exact and finite (WN802, WN803; also a value written past torch, such as
     through numpy), or the bad value was there before the step began (WN601, WN602, WN701).
     """
+    from whynan.trace.graph import OUTSIDE
+
     birth = scene.birth
     if birth is None:
         reason = scene.trouble or "the replay did not show the damage"
         advice = "free memory, or use a smaller batch, and run that step again" if "memory" in reason else _EXACT
         return Finding("the place is not known", [f"not seen: {reason}", *([advice] if scene.program.entries else [])])
+    if birth.leaf is not None and birth.leaf.role == OUTSIDE:
+        made = f"`{birth.leaf.name}` computes with something else than torch (numpy, a library of C): what it did in there was not seen"
+        return Finding(f"the arguments of `{birth.leaf.name}` are finite, its result is not", [made])
     name = birth.op.name if birth.op is not None else birth.leaf.role if birth.leaf is not None else "?"
     return Finding("the first non-finite value appears here", [f"{name} gave a non-finite result; {_unanswered(scene.failed)}"])
 

@@ -20,6 +20,8 @@ from whynan.capsule.sites import Site
 from whynan.records import ModuleState
 from whynan.tripwire.values import CLEAN, Damage, plain
 
+OUTSIDE = "made outside of torch"  # the role of what a Function of the program computes by other means
+
 
 class Colour(IntEnum):
     """What a non-finite value is."""
@@ -35,7 +37,7 @@ class Leaf:
     """A tensor that no traced operation made."""
 
     tensor: torch.Tensor
-    role: str  # parameter | buffer | input | gradient | state | constant
+    role: str  # parameter | buffer | input | gradient | state | constant | OUTSIDE
     name: str
     damage: Damage = CLEAN
     colour: Colour = Colour.CLEAN

@@ -15,7 +15,7 @@ from whynan.capsule.raised import blamed, unsolved
 from whynan.capsule.replay import Program, Run, call_entry
 from whynan.records import Phase, TensorStats
 from whynan.trace.birth import Birth, ancestors
-from whynan.trace.graph import Colour, Graph, Leaf, Op
+from whynan.trace.graph import OUTSIDE, Colour, Graph, Leaf, Op
 from whynan.trace.inside import named_values
 from whynan.trace.memory import roles_of, storage_key
 from whynan.trace.modules import Outputs, paths_of
@@ -265,6 +265,8 @@ def _phase(graph: Graph, op: Op) -> Phase:
 def _leaf_phase(leaf: Leaf | None) -> Phase:
     if leaf is not None and leaf.role in ("parameter", "buffer"):
         return Phase.PARAMETER
+    if leaf is not None and leaf.role == OUTSIDE:
+        return Phase.FORWARD
     return Phase.OPTIMIZER if leaf is not None and leaf.role == "state" else Phase.INPUT
 
 

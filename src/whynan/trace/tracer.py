@@ -21,9 +21,10 @@ from whynan.capsule.replay import Enough, call_entry
 from whynan.capsule.sites import Site, caller_of, live_frame, live_site
 from whynan.capsule.tape import Entry
 from whynan.errors import let_through
-from whynan.trace.graph import Colour, Graph, Leaf, Op, Source
+from whynan.trace.graph import OUTSIDE, Colour, Graph, Leaf, Op, Source
 from whynan.trace.memory import is_part, storage_key, weak_storage
 from whynan.trace.modes import ReplayMode
+from whynan.trace.opaque import called_now
 from whynan.tripwire.values import CLEAN, Damage, damage_of, is_mask_like, plain
 
 Layout = tuple[Any, ...]  # offset, shape and strides
@@ -279,7 +280,10 @@ class Tracer(ReplayMode):
         leaf = Leaf(tensor, role, name, used_at=used_at, first_use=len(self.graph.ops))
         leaf.damage = CLEAN if key in self.clean else damage_of(tensor)
         if leaf.damage:
-            intended = is_mask_like(tensor) or (role in ("constant", "buffer") and not leaf.damage.nan)
+            around = called_now(_FLOOR) if role == "constant" else None
+            if around is not None and around.made(tensor, self.calls.name):
+                leaf.role, leaf.name, leaf.used_at = OUTSIDE, around.name, around.site or outer
+            intended = is_mask_like(tensor) or (leaf.role in ("constant", "buffer") and not leaf.damage.nan)
             leaf.colour = Colour.DELIBERATE if intended else Colour.DAMAGE
         leaf.written_at = outer if self._writing() else None
         self.graph.leaves.append(leaf)
