@@ -52,12 +52,12 @@ class Flow:
         return any(self._follow(entry) for entry in entries)
 
     def trains(self, entries: list[Entry]) -> bool:
-        """Whether something that the step goes back from was made with it, however: a metric that is only printed was not."""
+        """Whether it meets something that has a gradient, or the way back itself: a metric that is only printed does not."""
         touched: set[int] = set()
         memories = {self._memory}
         for entry in entries:
             if any(memory_of(leaf.tensor) in memories if isinstance(leaf, Outside) else leaf.entry in touched for leaf in entry.reads):
-                if entry.kind in ("backward", "derivative"):
+                if entry.needs_grad or entry.kind in ("backward", "derivative"):  # what becomes of it may be decided outside torch
                     return True
                 touched.add(entry.number)
                 target = leaves(entry.args[0]) if entry.kind == "write" and entry.args else ()
