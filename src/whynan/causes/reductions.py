@@ -233,6 +233,8 @@ def infeasible_target(scene: Scene) -> Finding | None:
     scores = view.input("self") if added or view.name.startswith(_PICK_TARGETS) else None
     if scores is None or not birth.slice.written_by or not bool((scores == float("-inf")).any()) or bool(scores.isnan().any()):
         return None
+    if added and bool((scores == float("inf")).any()):
+        return None  # no mask: infinities of both signs meet
     spans = written_spans(birth, "masked here")
     clamp = Fix("mask with a large finite number, so that a masked target costs much and not infinitely much", "{x}.clamp_min(-30.0)", 0)
     if added:
