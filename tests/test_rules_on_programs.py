@@ -855,6 +855,21 @@ for step in range(6):
     assert "nan" not in healed.out and "inf" not in healed.out
 
 
+def test_a_mean_over_dimensions_with_a_name_gets_no_diff(box: Sandbox) -> None:
+    """Their size cannot be written down: the change is proven, and told in words."""
+    incident = first(
+        box,
+        """
+over = (0, 1)
+for step in range(5):
+    s = net(torch.randn(6, 4)) - 150.0 * (step == 3)
+    loss = -torch.exp(s).mean(over).log()
+""",
+    )
+    remedy = incident["remedies"][0]
+    assert (incident["step"], remedy["result"], remedy["safe"], remedy["diff"]) == (3, "proven", True, "")
+
+
 def test_a_quotient_of_other_exponentials_is_no_softmax(box: Sandbox) -> None:
     """What is divided by must be the sum of the same exponentials, and the name must not have been given another value."""
     for lines in (

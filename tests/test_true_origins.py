@@ -241,6 +241,10 @@ opt.step()
     assert (done.incidents[0]["cause"]["code"], done.incidents[0]["origin"]["code"]) == ("WN101", "first = torch.log(start).expand(8, -1)")
 
 
+DERIVATIVE = """
+def derivative(y, x):
+    return torch.autograd.grad(y.sum(), x, create_graph=True)[0]
+"""
 ZEROS = {
     "a second derivative": "slope = derivative(derivative(x.abs() ** 1.5, x), x)",
     "a forward-mode derivative": "slope = torch.func.jvp(lambda v: v.clamp_min(0).abs() + 2, (x,), (torch.ones_like(x),))[1] - 1 + x.detach().log()",
@@ -250,10 +254,7 @@ ZEROS = {
 @pytest.mark.parametrize("lines", ZEROS.values(), ids=list(ZEROS))
 def test_tensors_without_memory_do_not_end_the_process(lines: str, box: Sandbox) -> None:
     """Derivatives that are known to be 0 have no memory; read inside a dispatch mode they would crash."""
-    source = f"""{HEAD}
-def derivative(y, x):
-    return torch.autograd.grad(y.sum(), x, create_graph=True)[0]
-net = nn.Linear(1, 1)
+    source = f"""{HEAD}{DERIVATIVE}net = nn.Linear(1, 1)
 opt = torch.optim.SGD(net.parameters(), 1e-3)
 for s in range(4):
     x = torch.rand(8, 1) + 0.5
@@ -320,10 +321,7 @@ PENALISED = {
 @pytest.mark.parametrize(("line", "loss", "code", "place", "phase"), PENALISED.values(), ids=list(PENALISED))
 def test_losses_made_of_gradients(line: str, loss: str, code: str, place: str, phase: str, box: Sandbox) -> None:
     """The line is the one whose derivative goes bad, and what a loss is made of is no update."""
-    source = f"""{HEAD}
-def derivative(y, x):
-    return torch.autograd.grad(y.sum(), x, create_graph=True)[0]
-net = nn.Linear(1, 1)
+    source = f"""{HEAD}{DERIVATIVE}net = nn.Linear(1, 1)
 opt = torch.optim.SGD(net.parameters(), 1e-3)
 for s in range(4):
     x = net(torch.rand(8, 1) + 0.5).detach().abs() + 0.1

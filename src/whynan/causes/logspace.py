@@ -147,4 +147,5 @@ def total_text(expression: Expression, total: ast.Call, exponent: ast.expr) -> s
     if name == "sum":
         return over
     size = f"{as_operand(again)}.numel()" if dim is None else f"{as_operand(again)}.shape[{expression.segment(dim)}]"
-    return None if isinstance(dim, ast.Tuple | ast.List) else f"{over} - torch.tensor({size}).log()"
+    known = dim is None or isinstance(dim, ast.Constant | ast.UnaryOp)  # a name may stand for several dimensions, which have no one size
+    return f"{over} - torch.tensor({size}).log()" if known else None

@@ -417,7 +417,7 @@ def _refused(view: View) -> Finding | None:
 
 
 _KEEP = Fix("keep this part in float32, or bring the values down before it")
-_CASTS = frozenset({"to", "half", "type", "type_as", "copy_", "to_copy", "_to_copy"})
+_CASTS = frozenset({"to", "half", "type", "type_as", "copy_", "to_copy", "_to_copy", "tensor", "as_tensor", "asarray", "new_tensor"})
 
 
 def _is_cast_for_another(view: View) -> bool:

@@ -171,7 +171,7 @@ class Standing:
         return value.nan and value.key in self._finite and value.key not in self._markers
 
     def _feeds_itself(self, value: _Value) -> bool:
-        """Whether the next value is computed from this one, and a loss from it; inside a module nobody knows, and it is taken for granted."""
+        """Whether the next value is computed from this one, and it meets something that is trained; inside a module that is taken for granted."""
         entries = [e for e in self.session.recorder.tape if e.number > self.session.window_start]
         flow = Flow(self.session.recorder.tape, value.tensor)
         return (flow.returns(entries) and flow.trains(entries)) or (value.site is None and not flow.met)
