@@ -478,3 +478,16 @@ def test_of_wrapped_and_nested_models_the_inner_one_is_saved_once(tmp_path: Path
     saved = torch.load(tmp_path / "checkpoints" / "step-00000004.pt", weights_only=True)  # due at the end of the run
     assert saved["model"].keys() == model.state_dict().keys()
     assert [m is model for m in seen] == [True, True]
+
+
+def test_labels_in_compiled_and_scripted_code() -> None:
+    """What stands at a profiler's labels does not stand in a compiler's way."""
+    model, optimizer = parts()
+
+    def body(x: torch.Tensor) -> torch.Tensor:
+        with torch.autograd.profiler.record_function("inside"):
+            return x + 1
+
+    with whynan.watch(model, optimizer, files=False):
+        assert torch.jit.script(body)(torch.ones(2)).tolist() == [2, 2]
+        assert torch.compile(body, backend="eager", fullgraph=True)(torch.ones(2)).tolist() == [2, 2]

@@ -20,6 +20,7 @@ from whynan.capsule.collectives import watch_collectives
 from whynan.capsule.compiled import CompiledFunctions, skip_frame
 from whynan.capsule.following import watch_followers, watch_moves, watch_scaler
 from whynan.capsule.hooks import Hooks
+from whynan.capsule.labels import watch_labels
 from whynan.capsule.loaders import watch_loaders
 from whynan.capsule.recorder import ELSEWHERE, Recorder, modes
 
@@ -116,6 +117,7 @@ class Interception:
         self._opaque_calls(recorder)
         watch_loaders(self)
         watch_collectives(self)
+        watch_labels(self)
         self._hooks()
 
     def remove(self, lasting: bool = True) -> None:

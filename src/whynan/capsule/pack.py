@@ -103,7 +103,7 @@ class Packer:
     def __init__(self, contents: Contents) -> None:
         self.contents = contents
         self.tensors, self.sources = Tensors(), Sources()
-        self.tensors.unwritten = contents.program.recorder.is_unwritten
+        self.tensors.unwritten = contents.program.recorder.blanks.has
         self.objects = Encoder(self.tensors, self.sources)
         self.trouble: list[str] = []
         self._done: dict[tuple[str, str], Json] = {}  # file and name of a global variable

@@ -13,10 +13,9 @@ from threading import get_ident
 from typing import Any, Protocol
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
+from whynan.capsule.blanks import Blanks
 from whynan.capsule.collectives import Received
 from whynan.capsule.drawn import Draws
 from whynan.capsule.sites import forget, passer_at, passers, take_site, take_sites
@@ -135,8 +134,7 @@ class Recorder(TorchFunctionMode):
         self.around: Callable[[Any, Callable[..., Any], Any, dict[str, Any]], Any] | None = None  # makes the module calls of a step that is listened to
         self._sorts: dict[Any, Sort] = {}
         self._reads: list[Slot | Inner | Outside] = []
-        self._partly: set[int] = set()
-        self._unwritten: dict[int, Any] = {}  # storage made by torch.empty: weak reference that keeps the number from reuse
+        self.blanks = Blanks()
         self._begun: set[int] = set()  # roots whose state was taken
         self._again: set[int] = set()  # and those that had an earlier micro-batch in this step
         self._called: dict[int, int] = {}  # by root: the step of its last call
@@ -239,12 +237,13 @@ class Recorder(TorchFunctionMode):
 
     def _close(self, entry: Entry, sort: Sort, args: Any, kwargs: dict[str, Any], result: Any) -> None:
         entry.last_node = _node_number()
-        if sort is _CALL and not self._unwritten:
+        blanks = self.blanks
+        if sort is _CALL and not blanks.held:
             self.tape.add(entry, result)
             return
-        target = _target(args, kwargs) if sort is _WRITE or self._unwritten else None
-        if self._unwritten and target is not None and (sort is _WRITE or result is target):
-            self._note_write(entry.fn, target)
+        target = _target(args, kwargs) if sort is _WRITE or blanks.held else None
+        if blanks.held and target is not None and (sort is _WRITE or result is target):
+            blanks.written(entry.fn, target)
         if sort is _RANDOM and not any(t.requires_grad for t in tensors_of(result)):
             for tensor in tensors_of(result):
                 self.tape.forget(tensor)  # whoever uses it keeps it as an outside tensor
@@ -256,30 +255,9 @@ class Recorder(TorchFunctionMode):
             entry.kind = "grad"
             self.tape.add(entry, result)
         else:
-            if isinstance(result, torch.Tensor) and (sort is _BLANK or (entry.fn in _JOINS and self._joins_unwritten(args))):
-                self._unwritten[result.untyped_storage()._cdata] = StorageWeakRef(result.untyped_storage())
+            if isinstance(result, torch.Tensor) and (sort is _BLANK or (entry.fn in _JOINS and blanks.among(args))):
+                blanks.add(result.untyped_storage())
             self.tape.add(entry, result)
-
-    def _joins_unwritten(self, args: Any) -> bool:
-        return any(t._version == 0 and self.is_unwritten(t) for t in tensors_of(args) if type(t) is torch.Tensor)
-
-    def is_unwritten(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor's memory came from `torch.empty` while we watched, and was at most partly written since."""
-        key = tensor.untyped_storage()._cdata
-        return key in self._unwritten and (tensor._version == 0 or key in self._partly)
-
-    def _note_write(self, func: Callable[..., Any], target: torch.Tensor) -> None:
-        if is_lazy(target):
-            return
-        storage = target.untyped_storage()
-        key = storage._cdata
-        if key in self._unwritten:
-            whole = target.numel() * target.element_size() >= storage.nbytes() and getattr(func, "__name__", "") != "__setitem__"
-            if whole:
-                del self._unwritten[key]
-                self._partly.discard(key)
-            else:
-                self._partly.add(key)
 
     def note(self, kind: str, fn: Callable[..., Any], args: Any = (), kwargs: dict[str, Any] | None = None, ours: int = 3) -> Entry:
         """Make an entry for a call that is about to be made; it is not on the tape yet. At least so many frames above are ours."""
@@ -488,9 +466,7 @@ class Recorder(TorchFunctionMode):
     def came_in(self, tensor: torch.Tensor) -> None:
         """A collective wrote to a tensor: what it and its views hold was made elsewhere."""
         self.tape.forget_memory(tensor)
-        key = tensor.untyped_storage()._cdata
-        self._unwritten.pop(key, None)
-        self._partly.discard(key)
+        self.blanks.forget(tensor.untyped_storage())
 
     def entry_number(self) -> int | None:
         """Return the entry in progress, recorded or replayed: 0 between entries and in a backward pass, None in a step function."""

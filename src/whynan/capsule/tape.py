@@ -359,7 +359,7 @@ class Tape:
         self._before, self.rolled = self.rolled, self.last
         self._unfiled = unfiled = []
         for entry in reversed(self.entries.values()):
-            if (entry.needs_grad and _alive(entry.refs)) or entry.number in needed:  # nothing holds on to a backward pass: it makes no tensor
+            if entry.number in needed or (entry.needs_grad and _alive(entry.refs)):  # nothing holds on to a backward pass: it makes no tensor
                 keep.append(entry)
                 for read in entry.reads:
                     if type(read) is Outside:

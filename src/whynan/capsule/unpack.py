@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from whynan.capsule.names import CapsuleError
 from whynan.capsule.read import Capsule
@@ -88,8 +87,7 @@ class _Loader:
     def _mark_unwritten(self) -> None:
         for tensor in self.decoder.unwritten:
             storage = tensor.untyped_storage()
-            self.recorder._unwritten[storage._cdata] = StorageWeakRef(storage)
-            self.recorder._partly.add(storage._cdata)
+            self.recorder.blanks.add(storage, partly=True)
 
     def _notes(self) -> list[str]:
         notes = [f"replayed on the CPU, the step ran on {', '.join(sorted(self.decoder.moved))}"] if self.decoder.moved else []

@@ -55,7 +55,7 @@ def uninitialised_parameter(scene: Scene) -> Finding | None:
     The weight had a value and lost it (WN601).
     """
     tensor, name = _bad_parameter(scene)
-    if tensor is None or not scene.program.recorder.is_unwritten(tensor):
+    if tensor is None or not scene.program.recorder.blanks.has(tensor):
         return None
     bad = int((~tensor.detach().isfinite()).sum())
     evidence = [f"`{name}` was made by torch.empty and not, or not wholly, written", f"{bad} of {tensor.numel()} values are not finite"]

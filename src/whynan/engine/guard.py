@@ -120,7 +120,7 @@ class Guard:
         self._stepped_inside: torch.optim.Optimizer | None = None
         self._met_foreign = False
         self.foreign: Callable[[Interception], bool] = lambda interception: False  # stands at updates that are not torch's, where there are any
-        self._told_of_threads = self._told_of_inside = False
+        self._said: set[str] = set()
         self._several = False  # asked now and then: a process group is up before the first step
         self._overrides = rates.Overrides()
         self._collections = Collections(lambda: self.recorder.tape.last)
@@ -489,14 +489,11 @@ class Guard:
         """An optimizer steps where nothing is recorded: in a hook of the backward pass, or in another thread."""
         session = self.session
         if get_ident() != self.recorder.thread:
-            if not self._told_of_threads:
-                self._told_of_threads = True
-                self.journal.say("whynan: another thread steps an optimizer; only the thread that watching began in is watched")
+            self._say_once("whynan: another thread steps an optimizer; only the thread that watching began in is watched")
             return call(optimizer, *args, **kwargs)
         if not self._in_backward:
-            if not self._told_of_inside and not self.recorder.replaying:
-                self._told_of_inside = True
-                self.journal.say("whynan: an optimizer steps inside a compiled function or a module; that step is not watched")
+            if not self.recorder.replaying:
+                self._say_once("whynan: an optimizer steps inside a compiled function or a module; that step is not watched")
             return call(optimizer, *args, **kwargs)
         self._stepped_inside, session.window.inside = optimizer, True
         if session.window.symptom is None:
@@ -506,6 +503,11 @@ class Guard:
         if session.window.symptom is not None and not session.budget.observes:
             return None
         return call(optimizer, *args, **kwargs)
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self.journal.say(text)
 
     def _after_hooks(self) -> None:
         """Optimizers stepped inside the backward pass: settle that step now."""

@@ -84,8 +84,7 @@ class Stepping:
             return self.waiting.step(call, optimizer, args, kwargs)
         if not self.allowed(optimizer):
             return None
-        odd = any(isinstance(rate := group.get("lr"), float) and not isfinite(rate) for group in optimizer.param_groups)
-        before = self.session.guarded(lambda: self._snapshot(optimizer)) if odd or self._is_risky(optimizer) else None
+        before = self.session.guarded(lambda: self._snapshot(optimizer)) if self._is_risky(optimizer) or _has_odd_rate(optimizer) else None
         if self.options.clip_after_rollback is not None:
             self.session.guarded(lambda: self.recovering.clip(optimizer))
         if before is None:
@@ -332,3 +331,12 @@ class Stepping:
             raise
         except Exception as error:
             session.broken(error)
+
+
+def _has_odd_rate(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a learning rate is not a finite number."""
+    for group in optimizer.param_groups:
+        rate = group.get("lr")
+        if type(rate) is float and not isfinite(rate):
+            return True
+    return False
