@@ -15,6 +15,7 @@ from whynan.capsule.trusted import TrustedCode
 from whynan.diagnosis import Case, diagnose
 from whynan.errors import let_through
 from whynan.records import Incident, Symptom
+from whynan.trace.lines import Line
 
 if TYPE_CHECKING:
     from whynan.report.journal import Journal
@@ -29,10 +30,11 @@ def write_capsule(case: Case, incident: Incident, directory: Path, limit: int = 
 
     Cost: one copy of the step's weights and batch to the disk, at most `limit` bytes; the state of training is left as it is.
     """
-    places = {"site": case.site, "made_at": case.made_at}
-    return pack.write(
-        pack.Contents(case.step, case.program, incident.to_json(), case.optimizer, case.optimizers, case.scaler, case.history, places), directory, limit
-    )
+    line = case.in_data
+    places = {"site": case.site, "made_at": case.made_at, "in_data": line.site if line is not None else None}
+    contents = pack.Contents(case.step, case.program, incident.to_json(), case.optimizer, case.optimizers, case.scaler, case.history, places)
+    contents.values_in_data = line.values if line is not None else []
+    return pack.write(contents, directory, limit)
 
 
 class Shelf:
@@ -133,4 +135,5 @@ def _case(capsule: Capsule, loaded: unpack.Loaded) -> Case:
         site=loaded.places.get("site"),
         made_at=loaded.places.get("made_at"),
         rank=rank,
+        in_data=Line(site, loaded.values_in_data) if (site := loaded.places.get("in_data")) is not None else None,
     )

@@ -19,6 +19,7 @@ from whynan.records import Confidence, Incident, Phase, Symptom
 from whynan.resting import no_collector
 from whynan.trace.birth import Birth
 from whynan.trace.jumps import Jump, find_jump
+from whynan.trace.lines import Line
 from whynan.trace.locate import Targets, locate
 from whynan.trace.memory import storage_key
 from whynan.trace.particulars import particulars
@@ -44,6 +45,7 @@ class Case:
     healthy: dict[int, Program] = field(default_factory=dict)  # by step: earlier ones that were finite, the newest first
     still: Still | None = None  # no symptom of damage: the training stands still
     jump: Jump | None = None  # no symptom of damage: a finite number is far outside what it was
+    in_data: Line | None = None  # the line of the data set that made a bad sample, once it is known
 
 
 def diagnose(case: Case) -> Incident:
@@ -87,8 +89,10 @@ def _verdict(case: Case, targets: Targets, birth: Birth | None, trouble: str) ->
         healthy=case.healthy,
         still=case.still,
         jump=case.jump,
+        in_data=case.in_data,
     )
     origin, cause, remedies, experiments = judge(scene)
+    case.in_data = scene.in_data
     return Incident(
         step=case.step,
         rank=case.rank,

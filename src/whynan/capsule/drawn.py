@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from whynan.capsule.sites import is_internal
 from whynan.capsule.tape import memory_of, tensors_of
 from whynan.records import number
 
@@ -28,6 +29,19 @@ class Drawn:
     indices: tuple[int, ...]  # of its samples; empty where the data set has no order
     fields: tuple[tuple[str, Any], ...]
     memory: tuple[Any, ...]  # weak references: they keep the numbers of freed memory from reuse, and nothing else
+    iterator: weakref.ref[Any]  # of its loader
+
+    def fetch(self, row: int) -> Any:
+        """Ask the data set for a sample again."""
+        iterator = self.iterator()
+        return iterator._dataset[self.indices[row]] if iterator is not None and row < len(self.indices) else None
+
+    def gather(self) -> Any:
+        """Make the whole batch again, where the program has a function for that of its own."""
+        iterator = self.iterator()
+        if iterator is None or not self.indices or is_internal(getattr(iterator._collate_fn, "__code__", _OURS)):
+            return None
+        return iterator._collate_fn([iterator._dataset[i] for i in self.indices])
 
     def sample(self, row: int) -> str:
         """Say which sample a row is: its number in the data set, and its own small values."""
@@ -63,12 +77,15 @@ class Draws:
         """
         name = type(getattr(iterator, "_dataset", None)).__name__
         memory = tuple(ref for tensor in tensors_of(batch) if (ref := _reference(tensor)) is not None)
-        self._last.append(Drawn(name, iterator._num_yielded - 1, _numbers(indices), tuple(_fields(batch)), memory))
+        self._last.append(Drawn(name, iterator._num_yielded - 1, _numbers(indices), tuple(_fields(batch)), memory, weakref.ref(iterator)))
 
     def behind(self, tensors: Iterable[torch.Tensor]) -> Drawn | None:
         """Return the newest batch that these tensors came from."""
         places = {memory_of(t) for t in tensors}
         return next((drawn for drawn in reversed(self._last) if any(ref.cdata in places for ref in drawn.memory)), None)
+
+
+_OURS = Drawn.sample.__code__  # for what is no function
 
 
 def _reference(tensor: torch.Tensor) -> Any:

@@ -45,6 +45,7 @@ class Loaded:
     history: list[dict[str, float]] = field(default_factory=list)
     places: dict[str, Site | None] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    values_in_data: list[str] = field(default_factory=list)
 
 
 def load(capsule: Capsule, recorder: Recorder, code: TrustedCode | None) -> Loaded:
@@ -79,7 +80,9 @@ class _Loader:
         notes = self._notes()
         program.reason = "; ".join([str(document.get("inexact") or ""), *notes]).strip("; ")
         places = {str(k): self.places.site(v) for k, v in document["places"].items()}
-        return Loaded(program, optimizer, optimizers, scaler, _history(document.get("history")), places, notes)
+        values = document.get("values_in_data")
+        words = [str(v)[:80] for v in values[:8]] if isinstance(values, list) else []
+        return Loaded(program, optimizer, optimizers, scaler, _history(document.get("history")), places, notes, words)
 
     def _undo(self, optimizer: Any) -> Any:
         return functools.partial(Snapshot, optimizer) if self.document.get("undo") and isinstance(optimizer, torch.optim.Optimizer) else None

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from whynan.causes.terms import Named
     from whynan.trace.birth import Birth
     from whynan.trace.jumps import Jump
+    from whynan.trace.lines import Line
     from whynan.trace.locate import Targets
     from whynan.tripwire.stillness import Still
 
@@ -52,6 +53,7 @@ class Scene:
     healthy: dict[int, Program] = field(default_factory=dict)  # by step: earlier ones that were finite
     still: Still | None = None  # nothing is bad, but nothing is learned either
     jump: Jump | None = None  # nothing is bad, but a number is far outside what it was
+    in_data: Line | None = None  # the line of the data set that made a bad sample
     terms: list[Named] = field(default_factory=list)  # of the loss, by their names in the source
     failed: list[str] = field(default_factory=list)  # codes of rules that raised when they were asked
 

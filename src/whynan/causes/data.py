@@ -197,7 +197,8 @@ def input_not_finite(scene: Scene) -> Finding | None:
 
     How sure
     whynan finds that the first bad tensor of the step came from outside, names its rows and
-    columns, and replays the step without these rows. Proven when that step is finite; suspected
+    columns, and replays the step without these rows. Where a DataLoader drew them, it asks the
+    data set for the first bad sample once more and names the line in which the value appears. Proven when that step is finite; suspected
     when it could not be tried, as when every row is bad.
 
     Not this when

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from whynan.errors import let_through
 from whynan.records import short_dtype
 
 if TYPE_CHECKING:
     import torch
 
+    from whynan.capsule.drawn import Drawn
     from whynan.capsule.replay import Program
     from whynan.capsule.tape import Entry, Slot
+    from whynan.trace.birth import Birth
+    from whynan.trace.lines import Line
 
 SAMPLES = 3  # rows of a batch that are told one by one
 
@@ -54,8 +59,33 @@ def hook_words(program: Program) -> list[str]:
 
 def sample_words(program: Program, samples: list[int]) -> list[str]:
     """Say which samples of the data set the rows of a batch are."""
-    drawn = program.recorder.draws.behind(tensor for _, _, tensor in given(program.entries, program.recorder.tape.alive)) if samples else None
+    drawn = _drawn(program) if samples else None
     return [] if drawn is None else [drawn.sample(row) for row in samples[:SAMPLES]]
+
+
+def line_in_data(program: Program, birth: Birth, samples: list[int]) -> Line | None:
+    """Return the line of the data set, or of what makes a batch of its samples, that made a bad value which was handed in."""
+    from whynan.capsule.state import put_rng, take_rng
+    from whynan.trace.lines import PATIENCE, first_bad_line
+
+    drawn = _drawn(program) if samples and birth.leaf is not None else None
+    if drawn is None or birth.leaf is None:
+        return None
+    rng, nan, begin = take_rng(everything=True), birth.leaf.damage.nan, time.monotonic()
+    try:
+        with program.still():
+            line = first_bad_line(lambda: drawn.fetch(samples[0]), nan)
+            slow = (time.monotonic() - begin) * len(drawn.indices) > PATIENCE
+            return line if line is not None or slow else first_bad_line(drawn.gather, nan)
+    except Exception as error:  # of the program's own code: it may not like to be asked twice
+        let_through(error)
+        return None
+    finally:
+        put_rng(rng)
+
+
+def _drawn(program: Program) -> Drawn | None:
+    return program.recorder.draws.behind(tensor for _, _, tensor in given(program.entries, program.recorder.tape.alive))
 
 
 def given(entries: list[Entry], alive: Callable[[Slot], torch.Tensor | None]) -> Iterator[tuple[Entry, str, torch.Tensor]]:

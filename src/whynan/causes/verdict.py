@@ -7,7 +7,7 @@ from dataclasses import replace
 from whynan.capsule.sites import Site, is_installed, resolve
 from whynan.causes.arguments import factorised
 from whynan.causes.catalogue import Finding, Rule, Scene, first_match
-from whynan.causes.handed import batch_size, hook_words, sample_words
+from whynan.causes.handed import batch_size, hook_words, line_in_data, sample_words
 from whynan.causes.lab import Lab, Outcome, without_rows
 from whynan.causes.naming import names_of
 from whynan.causes.several import Verdict, decide
@@ -41,7 +41,27 @@ def judge(scene: Scene) -> tuple[Origin, Cause, list[Remedy], list[Experiment]]:
         tuple(e for e in [*finding.evidence, *beside] if e),
         finding.label,
     )
-    return _origin(verdict.scene, chosen, finding, verdict.expression, verdict.samples), cause, verdict.remedies, scene.experiments
+    origin = _origin(verdict.scene, chosen, finding, verdict.expression, verdict.samples)
+    if chosen.code in ("WN701", "WN702") and scene.birth is not None:
+        origin, cause = _in_data(scene, scene.birth, origin, cause)
+    return origin, cause, verdict.remedies, scene.experiments
+
+
+def _in_data(scene: Scene, birth: Birth, origin: Origin, cause: Cause) -> tuple[Origin, Cause]:
+    """Go on to the line of the data set that made a bad sample, where there is one."""
+    scene.in_data = line = scene.in_data or line_in_data(scene.program, birth, list(origin.samples))
+    if line is None:
+        return origin, cause
+    span = resolve(line.site)
+    whole = replace(span, column=max(span.indent, 0), end_column=max(span.indent, 0) + len(span.code), end_line=span.line)
+    kind = "nan" if birth.leaf is not None and birth.leaf.damage.nan else "inf"
+    values = f": {', '.join(line.values)}" if line.values else ""
+    words = f"in sample {origin.samples[0]} the first {kind} appears at {whole.place}"
+    handed_in = replace(origin.span, label=cause.label)
+    return (
+        replace(origin, span=whole, from_=(handed_in, *origin.from_)),
+        replace(cause, evidence=(*cause.evidence, words), label=f"{kind} appears here first{values}"),
+    )
 
 
 def _members(scene: Scene) -> list[str]:
