@@ -252,7 +252,58 @@ def alternating() -> Step:
     return step
 
 
-PROGRAMS = [dropout, in_place, stashed, hooked, autocast, teacher, checkpointed, custom, recurrent, tied, structured, penalty, seldom, alternating]
+def hung() -> Step:
+    """Hooks on tensors that the loop made, and one that keeps its gradient."""
+    model = net()
+    x = torch.randn(3, 4)
+    seen: list[float] = []
+
+    def halve(gradient: torch.Tensor) -> torch.Tensor:
+        seen.append(float(gradient.norm()))
+        return gradient / 2
+
+    def step() -> torch.Tensor:
+        assert len(seen) <= 7  # once a step: what a replay appends is taken back
+        out = model(x)
+        out.register_hook(halve)
+        other = out * 3
+        other.register_hook(hook=lambda gradient: gradient.clamp(max=0.01))
+        other.retain_grad()
+        return other.square().mean()
+
+    return step
+
+
+OWN = torch.Generator().manual_seed(3)
+
+
+class Drawing(torch.nn.Module):
+    """Draws from generators of its own, of its file, and given to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(4, 4)
+        self.numbers = np.random.default_rng(4)
+        self.python = random.Random(5)
+        self.older = np.random.RandomState(6)
+
+    def forward(self, x: torch.Tensor, given: torch.Generator) -> torch.Tensor:
+        """Add noise."""
+        noise = torch.randn(x.shape, generator=OWN) + torch.randn(x.shape, generator=given)
+        return self.inner(x + noise) * float(self.numbers.random() + self.python.random() + self.older.rand())
+
+
+def own_generators() -> Step:
+    """Random generators that are not torch's common one."""
+    model = Drawing()
+    x, given = torch.randn(3, 4), torch.Generator().manual_seed(7)
+    return lambda: model(x, given).square().mean()
+
+
+PROGRAMS = [
+    *(dropout, in_place, stashed, hooked, autocast, teacher, checkpointed, custom, recurrent, tied, structured, penalty, seldom, alternating),
+    *(hung, own_generators),
+]
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=[p.__name__ for p in PROGRAMS])
@@ -486,6 +537,41 @@ def test_python_random_numbers_in_the_model() -> None:
             guard.close()
             assert guard.incidents[0].origin.exact
     assert streams[0] == streams[1]
+
+
+def test_own_generators_stay_where_they_are() -> None:
+    """A diagnosis draws from the program's own generators what the step drew, and leaves them where the step did."""
+    drawn = []
+    for watched in (False, True):
+        torch.manual_seed(1)
+        OWN.manual_seed(3)
+        model, given = Drawing(), torch.Generator().manual_seed(7)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        guard = whynan.watch(model, optimizer, files=False) if watched else None
+        out = model(torch.randn(2, 4), given)
+        torch.log((out - out.detach()).sum()).backward()
+        optimizer.step()
+        drawn.append((torch.rand((), generator=OWN), torch.rand((), generator=given), model.numbers.random(), model.python.random(), model.older.rand()))
+        if guard is not None:
+            guard.close()
+            assert guard.incidents[0].cause.code == "WN101"
+            assert guard.incidents[0].origin.exact
+    assert drawn[0] == drawn[1]
+
+
+def test_hook_on_a_tensor_of_the_loop() -> None:
+    """What a tensor's hook divides by is found in the replay; without the hook the step would be finite."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with whynan.watch(model, optimizer, files=False) as guard:
+        out = model(torch.randn(5, 4)) * 2
+        out.register_hook(lambda gradient: gradient / gradient.norm())
+        (out * 0).sum().backward()
+        optimizer.step()
+    [incident] = guard.incidents
+    assert incident.cause.code == "WN104"
+    assert incident.origin.span.code == "out.register_hook(lambda gradient: gradient / gradient.norm())"
 
 
 def test_list_filled_by_a_hook() -> None:

@@ -31,17 +31,21 @@ class Drawn:
     memory: tuple[Any, ...]  # weak references: they keep the numbers of freed memory from reuse, and nothing else
     iterator: weakref.ref[Any]  # of its loader
 
+    @property
+    def data_set(self) -> Any:
+        """It, as long as its loader is in use."""
+        return getattr(self.iterator(), "_dataset", None)
+
     def fetch(self, row: int) -> Any:
         """Ask the data set for a sample again."""
-        iterator = self.iterator()
-        return iterator._dataset[self.indices[row]] if iterator is not None and row < len(self.indices) else None
+        return self.data_set[self.indices[row]] if self.data_set is not None and row < len(self.indices) else None
 
     def gather(self) -> Any:
         """Make the whole batch again, where the program has a function for that of its own."""
         iterator = self.iterator()
         if iterator is None or not self.indices or is_internal(getattr(iterator._collate_fn, "__code__", _OURS)):
             return None
-        return iterator._collate_fn([iterator._dataset[i] for i in self.indices])
+        return iterator._collate_fn([self.data_set[i] for i in self.indices])
 
     def sample(self, row: int) -> str:
         """Say which sample a row is: its number in the data set, and its own small values."""

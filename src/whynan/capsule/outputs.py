@@ -67,13 +67,14 @@ class Outputs:
         self._next = 0  # the first step that somebody wants
         self._hidden: dict[str, list[str]] = {}  # by pattern: modules inside compiled ones
         self._told: set[str] = set()
+        self.listens = True  # in the present step
         self.now: dict[int, Place] = {}  # who is heard in the call that runs, by the module's id
 
     def met(self, root: torch.nn.Module) -> None:
         """A module is called as the outermost one for the first time: hear it now, unless such are made all the time."""
         if len(self._roots) < EVERY and next(root.parameters(), None) is not None:
             self._next = min(self._next, self._step)
-            self._recorder.around = self.around
+            self.listens = True
 
     # -- while the model runs -------------------------------------------------------------------------------------
 
@@ -156,7 +157,7 @@ class Outputs:
             self._roots = {key: root for key, root in self._roots.items() if key in alive}
             self._next = min([_following(step, self._every), *(p.due for p in self._all())]) if self._roots else step + 1  # modules may be made later
         self._step = step + 1
-        self._recorder.around = None if last or self._step < self._next else self.around
+        self.listens = not last and self._step >= self._next
         return notices
 
     def _all(self) -> Iterator[Place]:

@@ -18,9 +18,10 @@ from torch.overrides import TorchFunctionMode
 from whynan.capsule.blanks import Blanks
 from whynan.capsule.collectives import Received
 from whynan.capsule.drawn import Draws
+from whynan.capsule.generators import Generators
 from whynan.capsule.sites import forget, passer_at, passers, take_site, take_sites
 from whynan.capsule.state import ModuleState, PythonDraws, take_rng
-from whynan.capsule.tape import CONTAINERS, LEAVES, Entry, Inner, Outside, Rebuild, Slot, Tape, Within, tensors_of
+from whynan.capsule.tape import CONTAINERS, LEAVES, Entry, Inner, Outside, Rebuild, Slot, Tape, Within, is_leaf, tensors_of
 from whynan.errors import TrainingStopped
 
 _pop = torch._C._pop_torch_function_stack
@@ -51,9 +52,10 @@ class Sort(IntEnum):
     PROBE = 4  # the user looks at a value: isnan(loss), loss.item()
     GRAD = 5  # reads or sets .grad
     BLANK = 6  # makes a tensor that nothing was written to
+    HANG = 7  # hangs something on a tensor that the way back will come to
 
 
-_PASS, _CALL, _WRITE, _RANDOM, _PROBE, _GRAD, _BLANK = Sort  # looked up once: every call outside modules asks
+_PASS, _CALL, _WRITE, _RANDOM, _PROBE, _GRAD, _BLANK, _HANG = Sort  # looked up once: every call outside modules asks
 
 # names of everything torch tags as drawing from a random generator, by stem
 _RANDOM_STEMS = (
@@ -64,10 +66,11 @@ _RANDOM_STEMS = (
 _PROBES = frozenset({"isnan", "isinf", "isfinite", "item", "__float__", "tolist", "allclose"})
 _PASSED = frozenset(
     {"backward", "grad", "requires_grad_", "size", "dim", "numel", "stride", "element_size", "is_floating_point", "__len__", "__hash__",
-     "retain_grad", "register_hook", "__repr__", "__format__", "_set_grad_enabled", "numpy", "get_device",
+     "__repr__", "__format__", "_set_grad_enabled", "numpy", "get_device",
      "register_post_accumulate_grad_hook", "data_ptr", "is_contiguous", "untyped_storage", "storage", "__reduce_ex__",
      "_fix_weakref", "__deepcopy__", "manual_seed", "__bool__", "__int__", "__index__", "ndimension", "share_memory_"}
 )  # fmt: skip
+_HANGERS = frozenset({"register_hook", "retain_grad"})
 _WRITERS = frozenset({"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__", "copyto"})
 
 
@@ -85,6 +88,8 @@ def sort_of(func: Callable[..., Any]) -> Sort:
         return Sort.CALL if attribute in ("data", "T", "mT", "H", "mH", "real", "imag") else Sort.PASS
     if name in _PROBES:
         return Sort.PROBE
+    if name in _HANGERS:
+        return Sort.HANG
     if name in _PASSED or name.startswith(("is_", "_record_function", "set_", "get_", "has_")):
         return Sort.PASS
     if name.lstrip("_").startswith(_RANDOM_STEMS) or "dropout" in name:
@@ -98,8 +103,10 @@ class Hearing(Protocol):
     """Who listens to modules."""
 
     now: dict[int, Any]  # by the id of a module that is heard in the call that runs
+    listens: bool  # in the present step
 
     def hear(self, module: torch.nn.Module, result: Any) -> None: ...
+    def around(self, module: Any, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any: ...
 
 
 class Recorder(TorchFunctionMode):
@@ -120,7 +127,7 @@ class Recorder(TorchFunctionMode):
         self.stepped: list[torch.optim.Optimizer] = []  # whose step a replayed step function has come to: their gradients are its result
         self.failed: Entry | None = None
         self.received = Received()
-        self.draws = Draws()
+        self.draws, self.generators = Draws(), Generators()
         self.playing: Entry | None = None  # of a replay
         self.within: Within | None = None  # the hook that runs, and the module call it was made in
         self.seen_probe: Callable[[torch.Tensor, object], None] = lambda tensor, result: None
@@ -131,7 +138,6 @@ class Recorder(TorchFunctionMode):
         self.before_call: Callable[[], None] | None = None  # wanted before the next outermost module call
         self.before_draw: list[Callable[[], None]] = []  # wanted before the next batch is drawn, or that; each takes itself off
         self.outputs: Hearing | None = None  # listens to what modules return, where that was asked for
-        self.around: Callable[[Any, Callable[..., Any], Any, dict[str, Any]], Any] | None = None  # makes the module calls of a step that is listened to
         self._sorts: dict[Any, Sort] = {}
         self._reads: list[Slot | Inner | Outside] = []
         self.blanks = Blanks()
@@ -188,7 +194,7 @@ class Recorder(TorchFunctionMode):
                 except Exception as error:
                     self.faulty(error)
             return result
-        return self._loose_call(func, sort, args, kwargs or {})
+        return self._loose_call(func, sort, args, kwargs or {}) if sort is not _HANG else self._hang(func, args, kwargs or {})
 
     def short_way(self, handle: Callable[..., Any]) -> Callable[..., Any]:
         """Return torch's `handle_torch_function`, shortened where this mode is on top: it stands before those of its functions that are written in Python."""
@@ -233,6 +239,17 @@ class Recorder(TorchFunctionMode):
                     self.suspended(self.seen_written, target, entry)
             except Exception as error:
                 self.faulty(error)
+        return result
+
+    def _hang(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        """A hook is hung on a tensor: one that the step made is made anew by a replay, and gets it again."""
+        result = func(*args, **kwargs)
+        try:
+            target = _target(args, kwargs)
+            if target is not None and not is_leaf(target):
+                self.tape.add(self.note("write", func, args, kwargs), None)
+        except Exception as error:
+            self.faulty(error)
         return result
 
     def _close(self, entry: Entry, sort: Sort, args: Any, kwargs: dict[str, Any], result: Any) -> None:
@@ -293,6 +310,9 @@ class Recorder(TorchFunctionMode):
             return kind([self._keep(v) for v in value])
         if kind is dict:
             return {k: self._keep(v) for k, v in value.items()}
+        if kind is torch.Generator:
+            self.generators.find([value])
+            return value
         return self._keep_object(value)
 
     def _keep_object(self, value: Any) -> Any:
@@ -339,11 +359,13 @@ class Recorder(TorchFunctionMode):
             draws = self._begin_state(module)
             entry = self.note("module", module, args, kwargs, ours=4)
             entry.rng = take_rng(python=draws is not None)
+            if self.generators.known:
+                entry.generators = self.generators.take()
         except Exception as error:
             self.faulty(error)
             return call(module, *args, **kwargs)
         self.failed = entry
-        result = call(module, *args, **kwargs) if self.around is None else self.around(module, call, args, kwargs)
+        result = call(module, *args, **kwargs) if self.outputs is None or not self.outputs.listens else self.outputs.around(module, call, args, kwargs)
         self.failed = None
         self._add(entry, result)
         if draws is not None:
@@ -374,6 +396,7 @@ class Recorder(TorchFunctionMode):
         if known is None or known[0] is not root:
             self.seen_root(root)
             self.states[key] = known = (root, ModuleState(root))
+            self.generators.find_around(root)
             self._begun.discard(key)
             self.has_buffers = self.has_buffers or any(m._buffers for m in root.modules())
         state = known[1]

@@ -20,6 +20,7 @@ import torch
 from whynan.capsule.alone import unreplicated
 from whynan.capsule.collectives import no_functional_collectives
 from whynan.capsule.compiled import eagerly
+from whynan.capsule.generators import put
 from whynan.capsule.recorder import Recorder
 from whynan.capsule.state import Stasis, put_rng
 from whynan.capsule.tape import Entry, Inner, Outside, Rebuild, Slot, is_leaf, node_of, overwrites, tensors_of
@@ -138,7 +139,7 @@ class Program:
         held = [] if self.undo is not None else self.leaves
         undo = self.undo() if self.undo is not None else nullcontext()
         with (
-            Stasis(self.roots, held),
+            Stasis(self.roots, held, self._hooks(), recorder.generators.take()),
             self._weights_as_before(),
             undo,
             unreplicated(self.roots),
@@ -157,6 +158,10 @@ class Program:
                 recorder.stepped.clear()
                 recorder.replaying = False
                 recorder.inside -= 1
+
+    def _hooks(self) -> list[Any]:
+        """Return what the step hangs on its own tensors."""
+        return [a for e in self.entries if getattr(e.fn, "__name__", "") == "register_hook" for a in (*e.args, *e.kwargs.values()) if callable(a)]
 
     @contextmanager
     def _weights_as_before(self) -> Iterator[None]:
@@ -221,6 +226,7 @@ class Program:
             run.losses.extend(t for t in tensors_of(given) if t.requires_grad or self.without_graph)
         if entry.rng is not None:
             put_rng(entry.rng)
+            put(entry.generators)
         before = random.getstate() if entry.kind == "module" and entry.rng is not None and entry.rng[2] is None else None
         catcher = _Catcher(entry, run) if entry.wanted else nullcontext()
         with ExitStack() as stack:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
+from whynan.capsule.generators import States, put
 from whynan.tripwire.values import damage_of
 
 _generator, _cuda = torch.default_generator, torch.cuda
@@ -225,9 +226,11 @@ class Stasis:
     0
     """
 
-    def __init__(self, roots: list[torch.nn.Module], leaves: list[torch.Tensor]) -> None:
+    def __init__(self, roots: list[torch.nn.Module], leaves: list[torch.Tensor], hooks: list[Any] | None = None, generators: States | None = None) -> None:
         self._roots = roots
         self._leaves = leaves
+        self._own_hooks = hooks or []  # of the step's own tensors
+        self._generators = generators or []
 
     def __enter__(self) -> Stasis:
         self._rng = take_rng(everything=True)
@@ -235,7 +238,9 @@ class Stasis:
         modules = list(dict.fromkeys(m for root in self._roots for m in root.modules()))
         self._attributes = [(m, m.__dict__.copy()) for m in modules]
         self._lists = [Mutable(v) for _, d in self._attributes for v in holdings(d)]
-        self._lists += [Mutable(v) for m in modules for v in _hook_holdings(m)]
+        hooks = [hook for m in modules for hook in (*m._forward_hooks.values(), *m._forward_pre_hooks.values())]
+        hooks += [hook for leaf in self._leaves for hook in (getattr(leaf, "_backward_hooks", None) or {}).values()]
+        self._lists += [Mutable(v) for v in _hook_holdings([*hooks, *self._own_hooks])]
         hung = {id(t): t for t in (*self._leaves, *(p for root in self._roots for p in root.parameters())) if t.__dict__}
         self._hung = [(t, t.__dict__.copy()) for t in hung.values()]  # what a program keeps on its weights (per-sample gradients)
         self._lists += [Mutable(v) for _, d in self._hung for v in holdings(d)]
@@ -247,8 +252,8 @@ class Stasis:
         # a live autograd graph may have saved these buffers: their version counters must not move
         self._versions = torch.autograd._unsafe_preserve_version_counter(tuple(b for b, _, _ in self._buffers))  # type: ignore[attr-defined]
         self._versions.__enter__()
-        hooks = [getattr(leaf, "_post_accumulate_grad_hooks", None) for leaf in self._leaves]
-        self._hooks = [(h, dict(h)) for h in hooks if h]  # optimizers stepped inside backward would eat the gradients
+        after = [getattr(leaf, "_post_accumulate_grad_hooks", None) for leaf in self._leaves]
+        self._hooks = [(h, dict(h)) for h in after if h]  # optimizers stepped inside backward would eat the gradients
         for live, _ in self._hooks:
             live.clear()
         for leaf in self._leaves:
@@ -257,6 +262,7 @@ class Stasis:
 
     def __exit__(self, *_: object) -> None:
         put_rng(self._rng)
+        put(self._generators)
         for live, saved in self._hooks:
             live.update(saved)
         for leaf, grad in self._grads:
@@ -307,10 +313,10 @@ def _can_change(value: object) -> bool:
     return type(value) is torch.Tensor and not value.requires_grad and value.numel() <= 1 << 18
 
 
-def _hook_holdings(module: torch.nn.Module) -> list[Any]:
-    """Return the containers a module's forward hooks write to: in their closures, globals they name, or their object."""
+def _hook_holdings(hooks: list[Any]) -> list[Any]:
+    """Return the containers that hooks write to: in their closures, globals they name, or their object."""
     found: dict[int, Any] = {}
-    for hook in [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]:
+    for hook in hooks:
         plain = getattr(hook, "__wrapped__", hook)
         function = getattr(plain, "__func__", plain)
         code = getattr(function, "__code__", None)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import UninitializedTensorMixin as _Lazy  # type: ignore[attr-defined]
 
+from whynan.capsule.generators import States
 from whynan.capsule.sites import Site
 
 CONTAINERS = (tuple, list, dict)
@@ -77,6 +78,7 @@ class Entry:
     """One recorded call. What is seldom known of one is what the class says until it is set: several are made in every step."""
 
     rng: Any = None
+    generators: States | tuple[()] = ()  # of the program's own
     last_node: int = 0
     outputs: int = 0
     needs_grad: bool = False

@@ -65,6 +65,7 @@ def sample_words(program: Program, samples: list[int]) -> list[str]:
 
 def line_in_data(program: Program, birth: Birth, samples: list[int]) -> Line | None:
     """Return the line of the data set, or of what makes a batch of its samples, that made a bad value which was handed in."""
+    from whynan.capsule.generators import Generators, put
     from whynan.capsule.state import put_rng, take_rng
     from whynan.trace.lines import PATIENCE, first_bad_line
 
@@ -72,6 +73,9 @@ def line_in_data(program: Program, birth: Birth, samples: list[int]) -> Line | N
     if drawn is None or birth.leaf is None:
         return None
     rng, nan, begin = take_rng(everything=True), birth.leaf.damage.nan, time.monotonic()
+    generators = Generators()
+    generators.find(vars(drawn.data_set).values() if hasattr(drawn.data_set, "__dict__") else ())
+    states = generators.take()
     try:
         with program.still():
             line = first_bad_line(lambda: drawn.fetch(samples[0]), nan)
@@ -82,6 +86,7 @@ def line_in_data(program: Program, birth: Birth, samples: list[int]) -> Line | N
         return None
     finally:
         put_rng(rng)
+        put(states)
 
 
 def _drawn(program: Program) -> Drawn | None:

@@ -34,7 +34,7 @@ class Foreseeing:
         limits = [*limits_of(options.track), *(limit for s in stages for limit in limits_of({name: b.track for name, b in s.tracked.items()}))]
         self.outputs = Outputs(session.recorder, limits) if any(limit.of_outputs for limit in limits) else None
         if self.outputs is not None:
-            session.recorder.outputs, session.recorder.around = self.outputs, self.outputs.around
+            session.recorder.outputs = self.outputs
         self.early = EarlyWarning(options.track, self.policy is not SpikePolicy.OFF, self.outputs)
         self.acts = self.policy not in (SpikePolicy.WARN, SpikePolicy.OFF)
         self._tracks = bool(options.track)

@@ -520,6 +520,8 @@ class Guard:
     def _note_function(self, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Entry:
         entry = self.recorder.note("function", function, args, kwargs)
         entry.rng = take_rng(python=True)
+        self.recorder.generators.find_in(function)
+        entry.generators = self.recorder.generators.take()
         return entry
 
     # -- the third way in ---------------------------------------------------------------------------------------
