@@ -533,3 +533,88 @@ for step in range(4):
     (incident,) = done.incidents
     assert (incident["step"], incident["action"]["taken"]) == (2, "skipped")
     assert "only the loss is nan: the gradients of this step are finite" in incident["cause"]["evidence"]
+
+
+@pytest.mark.parametrize("check", ["not torch.isnan(extra)", "math.isfinite(extra)"])
+def test_a_term_that_is_left_out_of_the_loss_is_silent(box: Sandbox, check: str) -> None:
+    """A term that the program looks at and leaves out reaches nothing; the step goes on from the same forward pass."""
+    source = f"""
+        import math, torch
+
+        torch.manual_seed(0)
+        net = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        for step in range(6):
+            out = net(torch.randn(8, 4)).squeeze(1)
+            loss = out.abs().mean()
+            extra = out[torch.full((8,), step % 2 == 0)].mean()
+            if {check}:
+                loss = loss + extra
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            print(step, loss.item())
+    """
+    done = box.watched(source)
+    assert (done.status, done.incidents) == (0, [])
+    assert done.out == box.plain(box.write(source)).out
+
+
+INITIALISED = """
+    import torch
+    from torch import nn
+
+    class Norm(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale, self.done = nn.Parameter(torch.zeros(1, 4)), False
+
+        def inverse(self, z):
+            if not self.done:
+                self.scale.data = torch.log(z.std(0, keepdim=True) + 1e-6).data
+                self.done = True
+            return z * torch.exp(-self.scale)
+
+    torch.manual_seed(0)
+    norm, net = Norm(), nn.Linear(4, 4)
+    optimizer = torch.optim.Adam([*norm.parameters(), *net.parameters()], lr=1e-3)
+    for step in range(4):
+        z = torch.randn(8 if step else 1, 4)
+        loss = net(norm.inverse(z)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        print(step, norm.scale.isfinite().all().item())
+"""
+
+
+def test_a_weight_that_a_method_sets_from_the_first_batch(box: Sandbox) -> None:
+    """Outside every module call: the line that made it is found, and the weight is put back with the step."""
+    done = box.watched(INITIALISED)
+    [incident] = done.incidents
+    assert (incident["step"], incident["cause"]["code"]) == (0, "WN403")
+    assert incident["origin"]["code"] == "self.scale.data = torch.log(z.std(0, keepdim=True) + 1e-6).data"
+    assert (done.status, done.out.split()) == (0, ["0", "True", "1", "True", "2", "True", "3", "True"])
+
+
+def test_a_replay_that_is_another_step_is_no_faulty_hardware(box: Sandbox) -> None:
+    """The gradient is bad only where code that the tape does not see says so: the loss of the replay differs, and no claim is made."""
+    done = box.watched("""
+        import ctypes, torch
+
+        weight = torch.nn.Parameter(torch.ones(3))
+        optimizer = torch.optim.SGD([weight], lr=0.01)
+        number = ctypes.c_float(0.0)
+        for step in range(4):
+            number.value = 0.0 if step == 2 else 1.0
+            data = torch.frombuffer(number, dtype=torch.float32)
+            loss = (weight * data).square().sum().sqrt() + 2 * (1 - data).sum()
+            optimizer.zero_grad()
+            loss.backward()
+            number.value = 5.0
+            optimizer.step()
+    """)
+    [incident] = done.incidents
+    assert incident["step"] == 2
+    assert incident["cause"]["code"] == "WN901"
+    assert any("is not the step that ran" in words for words in incident["cause"]["evidence"])

@@ -46,6 +46,7 @@ class Case:
     still: Still | None = None  # no symptom of damage: the training stands still
     jump: Jump | None = None  # no symptom of damage: a finite number is far outside what it was
     in_data: Line | None = None  # the line of the data set that made a bad sample, once it is known
+    loss: float | None = None  # the last one of the step, where the host knows it
 
 
 def diagnose(case: Case) -> Incident:
@@ -90,6 +91,7 @@ def _verdict(case: Case, targets: Targets, birth: Birth | None, trouble: str) ->
         still=case.still,
         jump=case.jump,
         in_data=case.in_data,
+        loss=case.loss,
     )
     origin, cause, remedies, experiments = judge(scene)
     case.in_data = scene.in_data

@@ -23,7 +23,7 @@ from whynan.capsule.compiled import eagerly
 from whynan.capsule.generators import put
 from whynan.capsule.recorder import Recorder
 from whynan.capsule.state import Stasis, put_rng
-from whynan.capsule.tape import Entry, Inner, Outside, Rebuild, Slot, is_leaf, node_of, overwrites, tensors_of
+from whynan.capsule.tape import Entry, Inner, Outside, Rebuild, Slot, first_backward, is_leaf, node_of, overwrites, read_weights, tensors_of
 from whynan.errors import let_through
 from whynan.resting import no_warnings
 
@@ -88,7 +88,8 @@ class Program:
         self.roots = list({id(e.fn): e.fn for e in entries if isinstance(e.fn, torch.nn.Module)}.values())
         self.roots += [r for r in recorder.roots() if all(r is not x for x in self.roots)]
         self.weights = {id(p) for root in self.roots for p in root.parameters()}
-        self._written = {id(t): t for e in entries if (t := overwrites(e)) is not None and t.saved is not None and id(t.tensor) in self.weights}
+        turn, read = first_backward(entries), self.weights.union(*map(read_weights, entries))
+        self._written = {id(t): t for e in entries if (t := overwrites(e, turn)) is not None and t.saved is not None and id(t.tensor) in read}
         if self.ends_with_update:
             self._written |= {id(t): t for e in entries for t in e.reads if isinstance(t, Outside) and t.tensor.requires_grad and is_leaf(t.tensor)}
         self._rewound = [s for root, s in recorder.states.values() if any(root is r for r in self.roots)]

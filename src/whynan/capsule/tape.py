@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -402,14 +402,15 @@ def needed_for(entries: dict[int, Entry], numbers: set[int], since: int = 0) -> 
     """Return the entries these entries depend on, and themselves, in order; `since` an entry is where the step began."""
     keep = set(numbers)
     backward = {n for n, e in entries.items() if e.kind in ("backward", "zero")}
-    weights: set[int] = set()  # of the modules that are called
-    overwritten = any(overwrites(e) for e in entries.values())
+    weights: set[int] = set()  # of the modules that are called, and those that calls read
+    turn = first_backward(entries.values())
+    overwritten = any(overwrites(e, turn) for e in entries.values())
     for number in reversed(entries):
         entry = entries[number]
-        if (target := overwrites(entry)) is not None and id(target.tensor) in weights:
+        if (target := overwrites(entry, turn)) is not None and id(target.tensor) in weights:
             keep.add(number)
-        if overwritten and number in keep and isinstance(entry.fn, torch.nn.Module):
-            weights.update(map(id, entry.fn.parameters()))
+        if overwritten and number in keep:
+            weights.update(map(id, entry.fn.parameters()) if isinstance(entry.fn, torch.nn.Module) else read_weights(entry))
         made_here = entry.kind == "write" and entry.args and isinstance(entry.args[0], Slot | Inner)
         if made_here and since < number < max(numbers, default=0):
             keep.add(number)  # a write to a tensor made on the tape may be seen through any of its views
@@ -420,13 +421,26 @@ def needed_for(entries: dict[int, Entry], numbers: set[int], since: int = 0) -> 
     return [e for n, e in entries.items() if n in keep]
 
 
-def overwrites(entry: Entry) -> Outside | None:
-    """Return the tensor from outside that an entry writes to, if it is one that the step does not train: a teacher's weight, read by its module."""
+def overwrites(entry: Entry, turn: int) -> Outside | None:
+    """Return the tensor from outside that an entry writes to, if that is no update of what the step trains.
+
+    A teacher's weight, read by its module, or one that is initialised from the first batch, before the way back begins at `turn`.
+    """
     target = entry.args[0] if entry.kind == "write" and entry.args else None
     if not isinstance(target, Outside):
         return None
     with torch._C.DisableTorchFunction():  # to ask for a gradient is a call that would be recorded
-        return target if is_leaf(target.tensor) and target.tensor.grad is None else None
+        return target if is_leaf(target.tensor) and (target.tensor.grad is None or entry.number < turn) else None
+
+
+def first_backward(entries: Iterable[Entry]) -> int:
+    """Return the number of the first backward pass; 0 where there is none."""
+    return min((e.number for e in entries if e.kind == "backward"), default=0)
+
+
+def read_weights(entry: Entry) -> list[int]:
+    """Return the numbers of the leaves from outside that a call reads and that gradients end in."""
+    return [id(leaf.tensor) for leaf in entry.reads if isinstance(leaf, Outside) and leaf.tensor.requires_grad]
 
 
 def node_of(tensor: torch.Tensor) -> Any:

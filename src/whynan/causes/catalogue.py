@@ -54,6 +54,7 @@ class Scene:
     still: Still | None = None  # nothing is bad, but nothing is learned either
     jump: Jump | None = None  # nothing is bad, but a number is far outside what it was
     in_data: Line | None = None  # the line of the data set that made a bad sample
+    loss: float | None = None  # of the run, where the host knows it
     terms: list[Named] = field(default_factory=list)  # of the loss, by their names in the source
     failed: list[str] = field(default_factory=list)  # codes of rules that raised when they were asked
 

@@ -6,6 +6,7 @@ import math
 
 from whynan.causes.catalogue import Finding, Scene, rule
 from whynan.causes.fixes import Fix
+from whynan.records import number
 
 
 @rule("WN803", "compiled-only", "only the compiled step is not finite", rank=14)
@@ -91,8 +92,9 @@ def not_reproducible(scene: Scene) -> Finding | None:
     here: there is nothing in the code that a change would repair.
 
     How sure
-    whynan replays the step twice, and this code is given only if both are finite. That the step
-    does not reproduce is proven. Which of the reasons it was is not.
+    whynan replays the step twice, and this code is given only if both are finite and the loss is
+    that of the run, where it was finite. That the step does not reproduce is proven. Which of the
+    reasons it was is not.
 
     Not this when
     The step is compiled (WN803), the replay was not exact or not possible (WN901), or the value
@@ -104,6 +106,9 @@ def not_reproducible(scene: Scene) -> Finding | None:
     if again.error or not again.finite or not math.isfinite(again.norm or 0.0):
         return None
     scene.tried("the same step once more", again.effect())
+    if scene.loss is not None and again.loss is not None and not math.isclose(scene.loss, again.loss, rel_tol=1e-3, abs_tol=1e-6) and math.isfinite(scene.loss):
+        scene.trouble = f"the replay is not the step that ran: its loss is {number(again.loss)}, that of the run was {number(scene.loss)}"
+        return None
     return Finding(
         "replayed twice from the same state, finite both times",
         ["two replays with the same weights, batch and random state were finite", f"the second gave {again.effect()}"],

@@ -16,7 +16,7 @@ from whynan.capsule.raised import entry_behind, passed_through
 from whynan.capsule.replay import Program
 from whynan.capsule.sites import take_site
 from whynan.capsule.snapshot import Snapshot
-from whynan.capsule.tape import Entry, Outside, Slot, Tape, dependencies, memory_of, needed_for
+from whynan.capsule.tape import Entry, Outside, Slot, Tape, dependencies, is_leaf, memory_of, needed_for
 from whynan.capsules import Shelf
 from whynan.diagnosis import Case, diagnose
 from whynan.engine.partial import TAKEN, without_bad_terms
@@ -110,7 +110,17 @@ class Acting:
         self.session.window.taken = "skipped"
         for state in self.session.recorder.current():
             state.rewind()
+        self._put_weights_back()
         self.recovering.hold_averages()
+
+    def _put_weights_back(self) -> None:
+        """Undo what the forward pass itself did to weights that are bad now: set from the first batch, outside every module call."""
+        session = self.session
+        for kept in session.recorder.tape.written(session.window_start):
+            tensor = kept.tensor
+            if kept.saved is not None and tensor.requires_grad and is_leaf(tensor) and damage_of(tensor.detach()) and not damage_of(kept.saved.detach()):
+                with torch.no_grad():
+                    tensor.copy_(kept.saved)
 
     def dropped(self, optimizer: Any) -> None:
         """An optimizer was kept from its step: its gradients, and no other's, are those of what was dropped."""
@@ -364,6 +374,7 @@ class Acting:
             site=take_site(2),
             made_at=session.made_at.get(id(optimizer)),
             rank=rank_here(),
+            loss=session.window.loss if step == session.step_count and scaler is None else None,
             healthy={kept.step: Program(session.recorder, kept.entries, program.leaves) for kept in session.earlier.before(step)},
         )
 

@@ -68,7 +68,9 @@ class Probes:
                 known.add(place)
         if bad <= 0 or bad in needed:
             return False
-        if any(e.number in ends for e in tape.needed_for({bad})):
+        behind = tape.needed_for({bad})
+        calls = {e.number for e in behind if e.kind == "module"}
+        if any(e.number in ends for e in behind) or (calls and calls <= needed):  # computed from the loss, or a term of it that was left out
             self.session.window.symptom, self.session.window.entry = None, 0
             return False
         return True
