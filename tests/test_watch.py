@@ -490,3 +490,12 @@ def test_warnings_of_torch_name_the_programs_own_lines(box: Sandbox) -> None:
     own = [line for line in watched.err.splitlines() if not line.startswith("whynan:")]
     assert "UserWarning" in plain.err
     assert own == plain.err.splitlines()
+
+
+def test_objects_of_every_step_have_fast_attributes() -> None:
+    """Python keeps up to 30 attributes of an object where it finds them at once; more cost a look-up each, a hundred times a step."""
+    model = torch.nn.Linear(2, 2)
+    with whynan.watch(model, torch.optim.SGD(model.parameters(), 0.1), files=False) as watch:
+        guard = watch._guard
+        hot = [guard, guard.recorder, guard.recorder.tape, guard.session, guard.steps, guard.acting, guard.foreseeing, guard.journal]
+        assert {type(o).__name__: len(vars(o)) for o in hot if len(vars(o)) > 30} == {}
