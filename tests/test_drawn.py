@@ -38,7 +38,7 @@ def draws() -> Iterator[Draws]:
     with whynan.watch(torch.nn.Linear(2, 1), files=False):
         guard = open_guard()
         assert guard is not None
-        yield guard.recorder.draws
+        yield guard.recorder.beside.draws
 
 
 def behind(draws: Draws, batch: Any) -> tuple[list[int], int]:
@@ -83,7 +83,7 @@ def test_watching_that_begins_in_the_middle_of_a_pass_names_no_wrong_sample(work
     with whynan.watch(torch.nn.Linear(2, 1), files=False):
         guard = open_guard()
         assert guard is not None
-        told = [(behind(guard.recorder.draws, batch), batch["id"].tolist()) for batch in source]
+        told = [(behind(guard.recorder.beside.draws, batch), batch["id"].tolist()) for batch in source]
     assert [number for (_, number), _ in told] == list(range(1, 12))
     assert all(indices in ([], ids) for (indices, _), ids in told)
     assert [indices for (indices, _), _ in told][-4:] == [ids for _, ids in told][-4:]  # those asked for since

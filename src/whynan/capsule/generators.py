@@ -34,7 +34,7 @@ class Generators:
     def find_around(self, root: torch.nn.Module) -> None:
         """Take note of those that a model holds, and that stand in the files its modules are written in."""
         modules = list(root.modules())
-        files = {type(m).__module__: type(m).forward for m in modules}
+        files = {type(m).__module__: getattr(type(m), "forward", None) for m in modules}
         self.find(value for m in modules for value in m.__dict__.values())
         self.find(value for name, forward in files.items() for value in _globals(name, forward))
 

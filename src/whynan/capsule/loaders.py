@@ -37,10 +37,10 @@ def watch_loaders(interception: Interception) -> None:
         if self in instead:
             return next(instead[self])
         batch = recorder.suspended(following, self)
-        indices = recorder.draws.answered(self)  # also where nothing is recorded: what is left would be taken for a later batch
+        indices = recorder.beside.draws.answered(self)  # also where nothing is recorded: what is left would be taken for a later batch
         if recorder.here:
             try:
-                recorder.suspended(recorder.draws.handed_out, self, indices, batch)
+                recorder.suspended(recorder.beside.draws.handed_out, self, indices, batch)
             except Exception as error:
                 recorder.faulty(error)
         return batch
@@ -51,7 +51,7 @@ def watch_loaders(interception: Interception) -> None:
     @functools.wraps(next_index)
     def _next_index(self: Any) -> Any:
         indices = next_index(self)
-        recorder.draws.asked(self, indices)
+        recorder.beside.draws.asked(self, indices)
         return indices
 
     interception.replace(cls, "_next_index", _next_index)

@@ -19,6 +19,7 @@ from whynan.capsule.blanks import Blanks
 from whynan.capsule.collectives import Received
 from whynan.capsule.drawn import Draws
 from whynan.capsule.generators import Generators
+from whynan.capsule.setup import Setup
 from whynan.capsule.sites import forget, passer_at, passers, take_site, take_sites
 from whynan.capsule.state import ModuleState, PythonDraws, take_rng
 from whynan.capsule.tape import CONTAINERS, LEAVES, Entry, Inner, Outside, Rebuild, Slot, Tape, Within, is_leaf, tensors_of
@@ -109,6 +110,13 @@ class Hearing(Protocol):
     def around(self, module: Any, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any: ...
 
 
+class Beside:
+    """What stands beside the steps: the batches that were drawn, the program's own generators, bad values of its setup."""
+
+    def __init__(self) -> None:
+        self.draws, self.generators, self.setup = Draws(), Generators(), Setup()
+
+
 class Recorder(TorchFunctionMode):
     """Writes the tape of the thread it is started in.
 
@@ -127,7 +135,7 @@ class Recorder(TorchFunctionMode):
         self.stepped: list[torch.optim.Optimizer] = []  # whose step a replayed step function has come to: their gradients are its result
         self.failed: Entry | None = None
         self.received = Received()
-        self.draws, self.generators = Draws(), Generators()
+        self.beside = Beside()
         self.playing: Entry | None = None  # of a replay
         self.within: Within | None = None  # the hook that runs, and the module call it was made in
         self.seen_probe: Callable[[torch.Tensor, object], None] = lambda tensor, result: None
@@ -311,7 +319,7 @@ class Recorder(TorchFunctionMode):
         if kind is dict:
             return {k: self._keep(v) for k, v in value.items()}
         if kind is torch.Generator:
-            self.generators.find([value])
+            self.beside.generators.find([value])
             return value
         return self._keep_object(value)
 
@@ -359,8 +367,8 @@ class Recorder(TorchFunctionMode):
             draws = self._begin_state(module)
             entry = self.note("module", module, args, kwargs, ours=4)
             entry.rng = take_rng(python=draws is not None)
-            if self.generators.known:
-                entry.generators = self.generators.take()
+            if self.beside.generators.known:
+                entry.generators = self.beside.generators.take()
         except Exception as error:
             self.faulty(error)
             return call(module, *args, **kwargs)
@@ -396,7 +404,7 @@ class Recorder(TorchFunctionMode):
         if known is None or known[0] is not root:
             self.seen_root(root)
             self.states[key] = known = (root, ModuleState(root))
-            self.generators.find_around(root)
+            self.beside.generators.find_around(root)
             self._begun.discard(key)
             self.has_buffers = self.has_buffers or any(m._buffers for m in root.modules())
         state = known[1]

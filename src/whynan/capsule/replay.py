@@ -140,7 +140,7 @@ class Program:
         held = [] if self.undo is not None else self.leaves
         undo = self.undo() if self.undo is not None else nullcontext()
         with (
-            Stasis(self.roots, held, self._hooks(), recorder.generators.take()),
+            Stasis(self.roots, held, self._hooks(), recorder.beside.generators.take()),
             self._weights_as_before(),
             undo,
             unreplicated(self.roots),

@@ -90,7 +90,7 @@ def line_in_data(program: Program, birth: Birth, samples: list[int]) -> Line | N
 
 
 def _drawn(program: Program) -> Drawn | None:
-    return program.recorder.draws.behind(tensor for _, _, tensor in given(program.entries, program.recorder.tape.alive))
+    return program.recorder.beside.draws.behind(tensor for _, _, tensor in given(program.entries, program.recorder.tape.alive))
 
 
 def given(entries: list[Entry], alive: Callable[[Slot], torch.Tensor | None]) -> Iterator[tuple[Entry, str, torch.Tensor]]:

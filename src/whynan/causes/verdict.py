@@ -19,6 +19,7 @@ from whynan.records import NOWHERE, Cause, Confidence, Experiment, Origin, Phase
 from whynan.trace.birth import Birth
 from whynan.trace.graph import Leaf
 from whynan.trace.hidden import hidden_birth
+from whynan.trace.locate import setup_birth
 from whynan.trace.mending import places_of, without
 from whynan.trace.slicing import HAND_ON, base
 from whynan.tripwire.values import bad_rows, stats
@@ -42,9 +43,29 @@ def judge(scene: Scene) -> tuple[Origin, Cause, list[Remedy], list[Experiment]]:
         finding.label,
     )
     origin = _origin(verdict.scene, chosen, finding, verdict.expression, verdict.samples)
+    if scene.birth is not None and (before := _in_setup(verdict.scene, scene.birth, origin, cause)) is not None:
+        return *before, scene.experiments
     if chosen.code in ("WN701", "WN702") and scene.birth is not None:
         origin, cause = _in_data(scene, scene.birth, origin, cause)
     return origin, cause, verdict.remedies, scene.experiments
+
+
+def _in_setup(scene: Scene, birth: Birth, origin: Origin, cause: Cause) -> tuple[Origin, Cause, list[Remedy]] | None:
+    """Go on to the line that made a bad value of finite ones before the first step, where it is known."""
+    found = setup_birth(scene.program, birth)
+    if found is None:
+        return None
+    made, program, targets = found
+    there = replace(scene, birth=made, program=program, targets=targets, lab=None, healthy={}, experiments=[])
+    chosen, finding = first_match(there)
+    if chosen.code in ("WN701", "WN702", "WN901", "WN802"):
+        return None
+    site = finding.site or made.site
+    first = _origin(there, chosen, finding, expression_at(site, resolve(site).file) if site is not None else None, [])
+    words = f"made before the first step, and handed in at {origin.span.place}"
+    told = replace(cause, code=chosen.code, slug=chosen.slug, title=finding.title or chosen.title, evidence=(*finding.evidence, words), label=finding.label)
+    span = replace(origin.span, label="handed in here")
+    return replace(first, phase=Phase.INPUT, from_=(*first.from_, span)), told, [Remedy(fix.title) for fix in finding.fixes if fix.title]
 
 
 def _in_data(scene: Scene, birth: Birth, origin: Origin, cause: Cause) -> tuple[Origin, Cause]:

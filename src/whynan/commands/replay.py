@@ -97,8 +97,18 @@ def _tell(made: Any, told: dict[str, Any], form: str) -> int:
     if before == after:
         click.echo("whynan: the same diagnosis as in the run", err=True)
         return 0
+    if after[1:] in _handed_in(told):
+        words = f"{before[1]}:{before[2]} ({before[0]})"
+        click.echo(f"whynan: the same step; that its bad value was made before it, at {words}, is known to the run alone", err=True)
+        return 0
     click.echo(f"whynan: not the diagnosis of the run, which was {before[0]} at {before[1]}:{before[2]}", err=True)
     return 1
+
+
+def _handed_in(told: dict[str, Any]) -> list[tuple[str, int]]:
+    """Return the places besides the origin that the run told."""
+    spans = told["origin"].get("from")
+    return [(str(s.get("file")), s["line"]) for s in spans if isinstance(s, dict) and isinstance(s.get("line"), int)] if isinstance(spans, list) else []
 
 
 def _verdict(told: dict[str, Any]) -> tuple[str, str, int]:

@@ -271,7 +271,7 @@ class Guard:
         self.session.made_at[id(optimizer)] = asked_for(optimizer)
         self.steps.met(optimizer)
         self.noticing.made_or_loaded(optimizer)
-        self.recorder.tape.clear()
+        self.recorder.suspended(self.recorder.beside.setup.end, self.recorder.tape)
         self.session.earlier.clear()
 
     def loading(self, owner: Any) -> object:
@@ -520,8 +520,8 @@ class Guard:
     def _note_function(self, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Entry:
         entry = self.recorder.note("function", function, args, kwargs)
         entry.rng = take_rng(python=True)
-        self.recorder.generators.find_in(function)
-        entry.generators = self.recorder.generators.take()
+        self.recorder.beside.generators.find_in(function)
+        entry.generators = self.recorder.beside.generators.take()
         return entry
 
     # -- the third way in ---------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from torch.nn.modules import module as module_hooks
 
 from whynan.capsule.raised import blamed, unsolved
 from whynan.capsule.replay import Program, Run, call_entry
+from whynan.capsule.tape import needed_for
 from whynan.records import Phase, TensorStats
 from whynan.trace.birth import Birth, ancestors
 from whynan.trace.graph import OUTSIDE, Colour, Graph, Leaf, Op
@@ -70,6 +71,42 @@ def locate(program: Program, targets: Targets, roles: dict[int, tuple[str, str]]
     reason = program.inexact() or first.tracer.broken
     birth.exact, birth.note = not reason, reason
     return observe(program, targets, roles or {}, birth)
+
+
+def setup_birth(program: Program, birth: Birth) -> tuple[Birth, Program, Targets] | None:
+    """Find the birth of a bad value behind another one, made before the first step; None where there is none, or it was made of nothing."""
+    setup = program.recorder.beside.setup
+    leaves = [birth.leaf] if birth.leaf is not None else _read_by(birth)
+    slot = next((slot for leaf in leaves if leaf.damage and (slot := setup.maker(leaf.tensor)) is not None), None)
+    if slot is None:
+        return None
+    made = Program(program.recorder, needed_for(setup.entries, {slot.entry}), [])
+
+    def targets(run: Run) -> list[torch.Tensor]:
+        return [run.made[slot]] if slot in run.made else []
+
+    first = locate(made, targets) if not made.inexact() else None
+    if first is None or first.op is None or first.op.colour is not Colour.DAMAGE or not first.op.sources or any(s.damage for s in first.op.sources):
+        return None
+    return first, made, targets
+
+
+def _read_by(birth: Birth) -> list[Leaf]:
+    """Return the tensors from outside whose infinities the operation of a birth reads: taken for meant, they went through others before."""
+    found: list[Leaf] = []
+    seen: set[int] = set()
+    todo = list(birth.forward.op.sources) if birth.forward is not None else []
+    while todo:
+        source = todo.pop()
+        if not source.damage or source.maker in seen:
+            continue
+        seen.add(source.maker)
+        made = birth.graph.maker(source)
+        if isinstance(made, Leaf):
+            found.append(made)
+        elif made.colour is Colour.DELIBERATE:
+            todo += made.sources
+    return found
 
 
 def _inner_loss(graph: Graph) -> list[int]:

@@ -21,7 +21,7 @@ class SensorWindows(Dataset):
     def __getitem__(self, i):
         start = 8 * i
         piece = self.log[start : start + self.window]
-        scaled = (piece - piece[0] - (piece - piece[0]).mean()) / piece.std()
+        scaled = (piece - piece[0] - (piece - piece[0]).mean()) / piece.std()  # <- WN701 input
         return scaled, np.float32(self.log[start + self.window] > self.log[start + self.window - 1])
 
 
@@ -47,7 +47,7 @@ class Experiment:
 
     def run(self):
         for n, (window, rises) in enumerate(self.loader):
-            guess = self.net(window)  # <- WN701 input
+            guess = self.net(window)
             loss = nn.functional.binary_cross_entropy_with_logits(guess, rises)
             self.opt.zero_grad()
             loss.backward()

@@ -1,0 +1,106 @@
+"""Values that the program made before its first step: told at the line that made them, once a step suffers from them."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import Sandbox
+
+HEAD = """
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+"""
+
+ADJACENCY = """
+    A = (torch.rand(12, 12) < 0.5).float()
+    A[7] = 0
+    d = A.sum(1).pow(-0.5)
+    S = d[:, None] * A * d
+    net = nn.Linear(5, 3)
+    optimizer = torch.optim.Adam(net.parameters())
+    x, y = torch.randn(12, 5), torch.randint(0, 3, (12,))
+    for step in range(6):
+        rows = torch.arange(2 * step + 1, 2 * step + 2)
+        loss = nn.functional.cross_entropy(S[rows] @ net(x), y[rows])
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+"""
+
+WEIGHTS = """
+    counts = torch.tensor([4.0, 5.0, 0.0])
+    criterion = nn.CrossEntropyLoss(weight=counts.sum() / counts)
+    net = nn.Linear(5, 3)
+    optimizer = torch.optim.Adam(net.parameters())
+    for step in range(4):
+        loss = criterion(net(torch.randn(6, 5)), torch.randint(0, 2 + step // 2, (6,)))
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+"""
+
+BUFFER = """
+    class Schedule(nn.Module):
+        def __init__(self):
+            super().__init__()
+            beta = torch.linspace(0, 0.5, 6)
+            self.register_buffer("snr", (1 - beta) / beta)
+            self.net = nn.Linear(4, 4)
+
+        def forward(self, x, t):
+            return (self.net(x) * self.snr[t][:, None]).square().mean()
+
+    model = Schedule()
+    optimizer = torch.optim.Adam(model.parameters())
+    for step in range(4):
+        loss = model(torch.randn(3, 4), torch.tensor([1, 2, 3]) - step // 2)
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+"""
+
+MADE = {
+    "adjacency": (ADJACENCY, None, "d = A.sum(1).pow(-0.5)", "WN106"),
+    "weights": (WEIGHTS, None, "criterion = nn.CrossEntropyLoss(weight=counts.sum() / counts)", "WN103"),
+    "buffer": (BUFFER, 2, 'self.register_buffer("snr", (1 - beta) / beta)', "WN103"),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_table_is_told_where_it_was_made(name: str, box: Sandbox) -> None:
+    source, step, line, code = MADE[name]
+    incident = box.watched(HEAD + source).incidents[0]
+    assert incident["origin"]["code"] == line
+    assert (incident["cause"]["code"], incident["origin"]["phase"]) == (code, "input")
+    assert step is None or incident["step"] == step
+    assert "loss" in incident["origin"]["from"][-1]["code"] or "snr" in incident["origin"]["from"][-1]["code"]
+    assert any("made before the first step" in words for words in incident["cause"]["evidence"])
+
+
+def test_a_missing_value_that_was_read_in_is_told_where_it_is_handed_in(box: Sandbox) -> None:
+    """No computation made it: its line in the setup says nothing of a cause."""
+    done = box.watched(
+        HEAD
+        + """
+    data = torch.tensor([[1.0, 2.0], [float("nan"), 1.0]])
+    scaled = data * 2
+    net = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for step in range(2):
+        loss = net(scaled[step:step + 1]).square().mean()
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+"""
+    )
+    [incident] = done.incidents
+    assert (incident["step"], incident["cause"]["code"]) == (1, "WN701")
+    assert incident["origin"]["code"].startswith("loss = net(")
+
+
+def test_meant_infinities_of_the_setup_are_silent(box: Sandbox) -> None:
+    done = box.watched(
+        HEAD
+        + """
+    mask = torch.log(torch.tril(torch.ones(4, 4)))
+    net = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for step in range(3):
+        loss = torch.softmax(net(torch.randn(4, 4)) + mask, -1).square().mean()
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+"""
+    )
+    assert (done.status, done.incidents) == (0, [])
