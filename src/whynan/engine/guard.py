@@ -270,6 +270,7 @@ class Guard:
     def _note_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         self.session.made_at[id(optimizer)] = asked_for(optimizer)
         self.steps.met(optimizer)
+        self.recorder.suspended(self.sharing.met, optimizer)
         self.noticing.made_or_loaded(optimizer)
         self.recorder.tape.clear()
         self.session.earlier.clear()
