@@ -366,6 +366,16 @@ def test_curves_that_take_turns_are_kept_apart() -> None:
     assert has_spike([notice])
 
 
+def test_curves_of_trainings_that_are_over_are_forgotten() -> None:
+    """A number as large as that of a training that is over is compared with those that go on alone."""
+    early = EarlyWarning()
+    for step in range(4):
+        assert not early.numbers(step, 1.0, 1.0, "optimizer 0") + early.numbers(step, 1e9, 1e9, "optimizer 1")
+    early.keep(["optimizer 1"])
+    assert early.ceilings() == (1e12, 1e12)
+    assert not early.numbers(4, 1e9, 1e9, "optimizer 0") and early.numbers(4, 1e15, 1e9, "optimizer 1")
+
+
 def test_numbers_carry_their_dtype() -> None:
     """A norm computed in float16 near its end is a notice, and no spike; without spikes there is only head-room."""
     early = EarlyWarning(spikes=False)

@@ -517,6 +517,29 @@ def test_a_dropped_step_leaves_what_another_optimizer_gathers() -> None:
     assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
 
 
+@pytest.mark.parametrize("together", [False, True], ids=["one optimizer", "two that step together"])
+def test_bad_gradients_of_a_finished_training_do_not_concern_the_next(together: bool) -> None:
+    """A training ends with an overflow that its scaler skips, and is kept: those that are made afterwards lose no update."""
+    kept = []
+    with whynan.watch(files=False) as guard:
+        for fold in range(3):
+            model, scaler = torch.nn.Linear(2, 1), torch.amp.GradScaler("cpu", init_scale=2.0, enabled=fold == 0)
+            groups = [[model.weight], [model.bias]] if together else [list(model.parameters())]
+            optimizers = [torch.optim.SGD(group, lr=0.1) for group in groups]
+            kept.append((model, optimizers))
+            for overflows in (False, False, fold == 0):
+                before = model.weight.detach().clone()
+                model.zero_grad()
+                if overflows:
+                    scaler.update(new_scale=3e38)
+                scaler.scale(model(torch.ones(3, 2)).add(10.0).square().mean()).backward()
+                for optimizer in optimizers:
+                    scaler.step(optimizer)
+                scaler.update()
+                assert torch.equal(model.weight, before) == overflows
+    assert not guard.incidents
+
+
 def test_a_bad_loss_with_finite_gradients_is_told_as_that(box: Sandbox) -> None:
     """The logarithm of a negative number is NaN and its slope is not: the step is left out, and the text says what is bad."""
     done = box.watched("""

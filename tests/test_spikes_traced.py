@@ -118,3 +118,39 @@ def test_watching_a_spike_changes_no_bit() -> None:
 def test_a_spike_is_gone_near_its_level(value: float, gone: bool) -> None:
     """A hundred times the level is the border; a NaN is not gone."""
     assert Jump("loss", 1e9, 1.0).beyond(value, None) is not gone
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["one after the other", "all kept"])
+def test_a_training_is_not_compared_with_another(kept: bool) -> None:
+    """Models trained one after the other in other units: nothing is a spike, no step is left out."""
+    held = []
+    with whynan.watch(files=False, spike="skip") as guard:
+        for unit in (1.0, 1.0, 1e5, 1.0):
+            model = nn.Linear(3, 1)
+            optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+            held += [(model, optimizer)] if kept else []
+            for _ in range(12):
+                before = model.weight.detach().clone()
+                x = torch.randn(16, 3)
+                loss = (model(x) - unit * x.sum(1, keepdim=True)).square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                assert not torch.equal(model.weight, before)
+    assert guard.incidents == []
+
+
+def test_a_later_training_keeps_its_name_and_its_absurd_step_is_traced_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """The first training is gone by then; what was usual in it does not hide the other's spike."""
+    with whynan.watch(files=False) as guard:
+        for unit in (1e12, 1.0):
+            model = nn.Linear(4, 1)
+            optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+            for step in range(20):
+                loss = divided(model, torch.randn(8, 4), 1e-9 if step in (6, 13) and unit == 1.0 else None) * unit
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+    assert [(i.cause.code, i.step) for i in guard.incidents] == [("WN205", 26), ("WN205", 33)]
+    warned = [line for line in capsys.readouterr().err.splitlines() if "warning: loss" in line]
+    assert warned and all("loss of optimizer 1 " in line for line in warned)

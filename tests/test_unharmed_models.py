@@ -110,7 +110,7 @@ class TextTraining(Training):
 
 
 class GanTraining(Training):
-    """Two networks with running statistics, two optimizers, two schedulers."""
+    """Two networks with running statistics, two optimizers, two schedulers, two moving averages."""
 
     def __init__(self) -> None:
         self.maker = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
@@ -119,6 +119,7 @@ class GanTraining(Training):
         self.of_maker = torch.optim.RMSprop(self.maker.parameters(), lr=0.01)
         self.schedule_judge = torch.optim.lr_scheduler.ExponentialLR(self.of_judge, 0.9)
         self.schedule_maker = torch.optim.lr_scheduler.StepLR(self.of_maker, 2)
+        self.average_judge, self.average_maker = (torch.optim.swa_utils.AveragedModel(net) for net in (self.judge, self.maker))
 
     def step(self, number: int, bad: str, left_out: str = "") -> None:
         """The judge learns, then the maker; either can be left out."""
@@ -130,6 +131,9 @@ class GanTraining(Training):
         if left_out != "maker":
             loss = F.softplus(-self.judge(self.maker(seeded(6, 3, seed=200 + number)))).mean()
             self.update(loss, self.of_maker, self.schedule_maker, bad == "maker")
+            self.average_maker.update_parameters(self.maker)
+        if left_out != "judge":
+            self.average_judge.update_parameters(self.judge)
 
     def update(self, loss: torch.Tensor, optimizer: torch.optim.Optimizer, schedule: Any, bad: bool) -> None:
         """Step one of the two."""
@@ -244,7 +248,7 @@ def test_rollback(make: Make, bad: str) -> None:
 @pytest.mark.parametrize("part", ["judge", "maker"])
 @pytest.mark.parametrize("at", [0, 2, 5])
 def test_gan(part: str, at: int) -> None:
-    """In a GAN the bad half of a step is left out and the other half made; running statistics of both networks fit."""
+    """In a GAN the bad half of a step is left out and the other half made; running statistics and averages of both networks fit."""
     state, incidents = run(GanTraining, "skip", {at: part}, list(range(STEPS)))
     torch.manual_seed(0)
     expected = GanTraining()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 
 import torch
@@ -42,7 +43,15 @@ class Foreseeing:
         self.follows = self._tracks or self.staging is not None or self.outputs is not None  # values of every step
         self.dtypes: tuple[torch.dtype | None, torch.dtype | None] = (None, None)  # of the loss and the gradient norm
         self._waiting: list[tuple[int, float | None, torch.Tensor | float | None, bool, torch.optim.Optimizer, torch.dtype | None]] = []
+        self._curves: weakref.WeakKeyDictionary[torch.optim.Optimizer, str] = weakref.WeakKeyDictionary()  # the name of each
+        self._named = 0  # how many got a name so far
+        self._young = TOGETHER - 1  # until this step every number is looked at at once
         self._ceilings = (0.0, 0.0)  # sizes of loss and gradient norm that are looked at at once: every one, to begin with
+
+    def met(self) -> None:
+        """An optimizer was made: what is large for others says nothing of its numbers."""
+        self._young = self.session.step_count + TOGETHER - 1
+        self._ceilings = (0.0, 0.0)
 
     def before_update(self, optimizer: torch.optim.Optimizer) -> str:
         """Look at the numbers of a finite step; return what is to be done, nothing as a rule."""
@@ -83,7 +92,7 @@ class Foreseeing:
                 self.trace(*self.early.absurd, taken, optimizer)
         if waiting:
             self.dtypes = (dtype, norm_dtype)
-            self._ceilings = self.early.ceilings() if self.session.step_count >= TOGETHER - 1 else (0.0, 0.0)
+            self._ceilings = self.early.ceilings() if self.session.step_count >= self._young else (0.0, 0.0)
         return taken
 
     def late(self, step: int, loss: float, norm: float | None, optimizer: torch.optim.Optimizer) -> str:
@@ -107,10 +116,22 @@ class Foreseeing:
             session.journal.warning(notice)
 
     def _curve(self, optimizer: torch.optim.Optimizer) -> str:
-        optimizers = self.session.optimizers
-        if len(optimizers) < 2:
-            return ""
-        return f"optimizer {next((n for n, o in enumerate(optimizers) if o is optimizer), 0)}"
+        """Return the name of an optimizer's curve: every optimizer has one of its own, under one name for as long as it lives."""
+        name = self._curves.get(optimizer)
+        if name is None:
+            self._name_curves(optimizer)
+            name = self._curves[optimizer]
+        return name
+
+    def _name_curves(self, optimizer: torch.optim.Optimizer) -> None:
+        """Number the optimizers that have no name yet; one that is the first and alone needs no number."""
+        known = self.session.optimizers
+        alone = not self._named and len(known) < 2
+        for new in [*known, optimizer]:
+            if new not in self._curves:
+                self._curves[new] = "" if alone else f"optimizer {self._named}"
+                self._named += 1
+        self.early.keep(self._curves.values())
 
     def _pass_on(self, notices: list[Notice], before_update: bool) -> str:
         for notice in notices:

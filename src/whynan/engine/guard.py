@@ -89,7 +89,7 @@ class Guard:
         self.journal = journal or Journal(None)
         self.session = Session(self.options.budget(), self.journal)
         self.recorder: Recorder = self.session.recorder
-        self.followers = Followers(self.options.wall_steps)
+        self.followers = Followers(self.options.wall_steps, lambda: self.session.optimizers)
         self.noticing = Noticing(self.session)
         self.recovering = Recovering(self.session, self.options, self.followers)
         self.regular = Regular(self.session, self.options, self.recovering.everything)
@@ -270,6 +270,7 @@ class Guard:
     def _note_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         self.session.made_at[id(optimizer)] = asked_for(optimizer)
         self.steps.met(optimizer)
+        self.recorder.suspended(self.sharing.met, optimizer)
         self.noticing.made_or_loaded(optimizer)
         self.recorder.suspended(self.recorder.beside.setup.end, self.recorder.tape)
         self.session.earlier.clear()
@@ -327,7 +328,8 @@ class Guard:
     def follow(self, call: Callable[..., Any], follower: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """A scheduler steps, a moving average moves: not after a step that was dropped."""
         self._know(follower)
-        if self.session.guarded(lambda: self.followers.may_move(follower)) is False:
+        model = args[0] if args else kwargs.get("model")  # of an average; else a number
+        if self.session.guarded(lambda: self.followers.may_move(follower, model)) is False:
             return None
         self.recovering.followed()
         if self.waiting.pending:

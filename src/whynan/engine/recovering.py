@@ -100,6 +100,7 @@ class Recovering:
         assert self.last is not None
         self._rewound = self.last.restore(self.options.rewind_data)
         self.session.applied = self.last.applied
+        self.followers.rolled_back()
         self.redoing = bool(self._rewound)
         self._lower_rates(self.options.lr_after_rollback)
         self.hold_averages()

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import torch
 
-from whynan.engine.session import Session, symptom_of
+from whynan.engine.session import Session, parameters_of, symptom_of
 from whynan.records import Symptom
-from whynan.tripwire.checks import nonfinite
+from whynan.tripwire.checks import gradients, nonfinite
+from whynan.tripwire.values import damaged
 
 
 class Sharing:
@@ -25,6 +26,18 @@ class Sharing:
         self._stepped: list[int] = []  # optimizers that stepped since the last backward pass
         self._apart: set[frozenset[int]] = set()
         self.fate = ""  # what was done about those that were kept from their step
+
+    def met(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer was made: bad gradients that others hold by now were left by a pass from before it, which it has no part in.
+
+        Cost: one look at the gradients of the others.
+        """
+        new = id(optimizer)
+        self._apart = {pair for pair in self._apart if new not in pair}  # known of another with this number
+        for other in self.session.optimizers:
+            made = hasattr(other, "param_groups")  # not while it makes this one inside it
+            if made and other is not optimizer and any(damaged(gradients(parameters_of(other)))):
+                self._apart.add(frozenset((new, id(other))))
 
     def went_back(self) -> None:
         """A backward pass begins: whoever has not stepped since the last one does not step along with those who have."""

@@ -73,6 +73,7 @@ class Stepping:
     def met(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer was made: what was known of its number was another's."""
         self._risky.pop(id(optimizer), None)
+        self.foreseeing.met()
 
     def step(self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> Any:
         """The last moment to stop an update."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import torch
 
@@ -38,6 +39,11 @@ class EarlyWarning:
         lowest = [min((w.ceiling for label, w in self._curves.items() if label.startswith(name)), default=float("inf")) for name in LEAST]
         return lowest[0], lowest[1]
 
+    def keep(self, curves: Iterable[str]) -> None:
+        """Forget all curves but these: the others are of trainings that are over."""
+        labels = {_label(name, curve) for curve in curves for name in LEAST}
+        self._curves = {label: watch for label, watch in self._curves.items() if label in labels}
+
     @property
     def readings(self) -> dict[str, list[tuple[int, float]]]:
         """The largest values of float16 weights, by step."""
@@ -60,7 +66,7 @@ class EarlyWarning:
         self.absurd = None
         for name, value, dtype in (("loss", loss, loss_dtype), ("gradient norm", norm, norm_dtype)):
             if value is not None:
-                label = f"{name} of {curve}" if curve else name
+                label = _label(name, curve)
                 self._see(step, name, label, value, notices)
                 low = self._headroom.see(step, label, value, dtype) if dtype is not None else None
                 notices += [low] if low is not None else []
@@ -84,6 +90,10 @@ class EarlyWarning:
         """Look at weights and tracked values; call it once a step, and once with `wait` at the end."""
         with torch.no_grad():
             return self._headroom.look(step, models, wait) + self._tracker.look(step, models, optimizers, wait)
+
+
+def _label(name: str, curve: str) -> str:
+    return f"{name} of {curve}" if curve else name
 
 
 def has_spike(notices: list[Notice]) -> bool:
