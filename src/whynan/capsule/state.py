@@ -160,6 +160,14 @@ class ModuleState:
         for item in self._held:
             item.restore()
 
+    def leave(self) -> list[tuple[torch.nn.Module, str]]:
+        """The program leaves a bad step: the next begins with the buffers that this one has damaged. Return whose they are, and their names."""
+        homes = [(m, n, b, m._buffers.get(n)) for m, n, b in self._homes]
+        bad = {id(now): now for *_, now in homes if now is not None and damage_of(now.detach())}
+        self._copies.update((key, (b, b.detach().clone(), b._version)) for key, b in bad.items() if not b.is_inference())
+        self._homes = [(m, n, now if now is not None and id(now) in bad else b) for m, n, b, now in homes]
+        return [(m, n) for m, n, b in self._homes if id(b) in bad]
+
     def _put_in_place(self) -> None:
         """Put back the tensors that forward passes replaced."""
         for module, name, buffer in self._homes:

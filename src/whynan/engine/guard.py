@@ -99,6 +99,7 @@ class Guard:
         self.sharing = Sharing(self.session)
         self.clipping = Clipping(self.session)
         standing = Standing(self.session, self.followers, self.acting.stands_still)
+        self.acting.noticing = self.noticing
         self.acting.drops_terms = self.options.bad_terms == "drop" and not self.options.drop_alone
         self.probes = Probes(self.session)
         self.acting.left_alone, self.probes.left = standing.turned_away, self.acting.turned_away
@@ -299,8 +300,7 @@ class Guard:
     def _note_zero(self, owner: Any) -> None:
         window = self.session.window
         if window.symptom is not None and not window.told and window.backwards:
-            self.acting.turned_away()
-            self.acting.zeroed_away = True
+            self.acting.turned_away(zeroed=True)
         self.acting.stale.clear()
         newest = next(reversed(self.recorder.tape.entries), 0)
         if newest > self.session.window_start:  # else the step has not begun: a replay starts without gradients anyway
@@ -426,7 +426,8 @@ class Guard:
         window = session.window
         if session.has_several or self.sharing.fate:
             self.sharing.went_back()
-        self.acting.zeroed_away = False
+        if self.acting.zeroed_away:
+            self.acting.leave_zeroed()
         if self.acting.stale:
             self.acting.free_stale()
         entry = self.recorder.note("backward", call, args, kwargs, ours=5)
