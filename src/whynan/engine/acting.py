@@ -119,7 +119,7 @@ class Acting:
     def drop(self) -> None:
         """Leave no trace of this step's forward passes."""
         self.session.window.taken = "skipped"
-        for state in self.session.recorder.current():
+        for state in self.session.recorder.latest_first():
             state.rewind()
         self.recovering.hold_averages()
 
@@ -144,7 +144,7 @@ class Acting:
         if taken != "skipped":
             window.decided = taken  # a rollback is made at the step
             return False
-        for state in session.recorder.current():
+        for state in session.recorder.latest_first(micro_batch=True):
             state.rewind(alone=True)
         session.recorder.tape.entries.pop(window.entry, None)
         window.symptom, window.entry, window.dropped = None, 0, True
