@@ -466,6 +466,56 @@ def test_a_buffer_that_became_finite_again_is_watched_again(box: Sandbox) -> Non
     assert [(i["step"], i["action"]["taken"]) for i in done.incidents] == [(3, "observed"), (6, "skipped")]
 
 
+@pytest.mark.parametrize("zero", ["optimizer.zero_grad()", "model.weight.grad = None"])
+def test_a_step_left_before_another_training_is_told_by_its_own_line(box: Sandbox, zero: str) -> None:
+    """A new optimizer does not take away what is needed to tell of the last step of the training before, nor has it a part in that."""
+    source = f"""
+        import torch
+
+        torch.manual_seed(0)
+        for fold in range(3):
+            model = torch.nn.Linear(3, 1)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for step in range(4):
+                x = torch.randn(4, 3) * (fold or step < 3)
+                loss = (model(x) / x.norm(dim=1, keepdim=True)).square().mean()
+                {zero}
+                loss.backward()
+                if model.weight.grad.isfinite().all():
+                    optimizer.step()
+                print(fold, step, loss.item())
+    """
+    done = box.watched(source)
+    assert (done.status, done.out) == (0, box.plain(box.folder / "train.py").out)
+    (incident,) = done.incidents
+    assert (incident["step"], incident["origin"]["line"], incident["cause"]["code"]) == (3, 10, "WN103")
+    assert incident["action"]["taken"] == "observed"
+
+
+def test_a_bad_value_looked_at_before_another_optimizer_is_made_is_told_by_its_own_line(box: Sandbox) -> None:
+    """What was recorded of it is still there when it is known what became of it: nothing, or the loss of the next step."""
+    source = """
+        import torch
+
+        weight = torch.nn.Parameter(torch.ones(3))
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        print(weight[:0].mean().item())
+        other = torch.nn.Parameter(torch.ones(3))
+        first = torch.optim.SGD([other], lr=0.1)
+        other.sum().backward()
+        first.step()
+        loss = torch.log(other - other).sum()
+        print(loss.item())
+        second = torch.optim.SGD([other], lr=0.1)
+        loss.backward()
+        second.step()
+        print(other.tolist())
+    """
+    done = box.watched(source)
+    told = [(i["origin"]["line"], i["cause"]["code"], i["action"]["taken"]) for i in done.incidents]
+    assert told == [(6, "WN402", "observed"), (11, "WN101", "skipped")]
+
+
 def test_nan_that_reaches_nothing_is_silent(box: Sandbox) -> None:
     """A non-finite value that never reaches loss, gradients or state is not reported."""
     source = """

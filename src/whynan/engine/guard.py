@@ -272,6 +272,9 @@ class Guard:
         self.session.made_at[id(optimizer)] = asked_for(optimizer)
         self.steps.met(optimizer)
         self.noticing.made_or_loaded(optimizer)
+        if self.session.window.symptom is not None and not self.session.window.told:
+            self.session.window.outlived = True  # what was recorded is still to be told of
+            return
         self.recorder.tape.clear()
         self.session.earlier.clear()
 
@@ -421,9 +424,11 @@ class Guard:
         session = self.session
         if session.by_hand and session.window.backwards:
             self._finish_by_hand()
-        if (self.probes.seen or session.window.entry < 0) and self.probes.goes_back(tensors):
-            self.acting.turned_away()
         window = session.window
+        left = (self.probes.seen or window.entry < 0) and self.probes.goes_back(tensors)
+        if left or (window.outlived and window.entry >= 0 and window.symptom is not None):
+            self.acting.turned_away()
+            window = session.window
         if session.has_several or self.sharing.fate:
             self.sharing.went_back()
         if self.acting.zeroed_away:
