@@ -385,6 +385,137 @@ def test_own_check_of_the_program_gets_a_diagnosis(box: Sandbox, check: str) -> 
     assert incident["cause"]["code"] == "WN103"
 
 
+GUARDED = """
+    import torch
+
+    class Scaled(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("scale", torch.ones(4))
+
+        def forward(self, x):
+            with torch.no_grad():
+                self.scale = 0.9 * self.scale + 0.1 * x.abs().mean(0)
+            return x / self.scale
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(FIRST, torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def forward(x):
+        return model(x / x.norm(dim=1, keepdim=True)).square().mean()
+
+    for step in range(7):
+        x = torch.randn(8, 4)
+        if step == 3:
+            x[0] = 0
+        LOOP
+        print(step, loss.item())
+    print(model[1].weight.tolist(), [b.tolist() for b in model.buffers()])
+"""
+OWN_SKIPS = {
+    "gradients, zeroed late": """loss = forward(x)
+        optimizer.zero_grad()
+        loss.backward()
+        if torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).isfinite():
+            optimizer.step()""",
+    "gradients, zeroed first": """optimizer.zero_grad()
+        loss = forward(x)
+        loss.backward()
+        if torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).isfinite():
+            optimizer.step()""",
+    "loss": """loss = forward(x)
+        if not loss.isfinite():
+            continue
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()""",
+}
+
+
+@pytest.mark.parametrize("skip", OWN_SKIPS)
+def test_steps_after_an_own_skip_are_left_alone_with_running_statistics_in_the_model(box: Sandbox, skip: str) -> None:
+    """A step that the program leaves damages running statistics: that is said once, and every later step is as without whynan."""
+    done = box.watched(GUARDED.replace("FIRST", "torch.nn.BatchNorm1d(4)").replace("LOOP", OWN_SKIPS[skip]))
+    assert (done.status, done.out) == (0, box.plain(box.folder / "train.py").out)
+    (incident,) = done.incidents
+    assert (incident["step"], incident["cause"]["code"], incident["action"]["taken"]) == (3, "WN104", "observed")
+    assert "the buffer `0.running_mean` and 1 more are nan from here on" in " ".join(done.err.split())
+
+
+@pytest.mark.parametrize("skip", OWN_SKIPS)
+def test_a_buffer_damaged_by_a_step_that_the_program_left_is_what_later_steps_fail_by(box: Sandbox, skip: str) -> None:
+    """Where the steps after it read the damaged buffer, they are told to fail because of it."""
+    done = box.watched(GUARDED.replace("FIRST", "Scaled()").replace("LOOP", OWN_SKIPS[skip]))
+    assert (done.status, done.out) == (0, box.plain(box.folder / "train.py").out)
+    assert [i["cause"]["code"] for i in done.incidents[:2]] == ["WN104", "WN602"]
+    assert {i["action"]["taken"] for i in done.incidents} == {"observed"}
+
+
+def test_a_buffer_that_became_finite_again_is_watched_again(box: Sandbox) -> None:
+    """A step that damages running statistics anew, with nothing else, is skipped although the program left one before."""
+    loop = (
+        OWN_SKIPS["gradients, zeroed first"]
+        + """
+        if step == 4:
+            model[0].reset_running_stats()
+        if step == 5:
+            model[0](torch.full((8, 4), float("nan")))"""
+    )
+    done = box.watched(GUARDED.replace("FIRST", "torch.nn.BatchNorm1d(4)").replace("LOOP", loop))
+    assert [(i["step"], i["action"]["taken"]) for i in done.incidents] == [(3, "observed"), (6, "skipped")]
+
+
+@pytest.mark.parametrize("zero", ["optimizer.zero_grad()", "model.weight.grad = None"])
+def test_a_step_left_before_another_training_is_told_by_its_own_line(box: Sandbox, zero: str) -> None:
+    """A new optimizer does not take away what is needed to tell of the last step of the training before, nor has it a part in that."""
+    source = f"""
+        import torch
+
+        torch.manual_seed(0)
+        for fold in range(3):
+            model = torch.nn.Linear(3, 1)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for step in range(4):
+                x = torch.randn(4, 3) * (fold or step < 3)
+                loss = (model(x) / x.norm(dim=1, keepdim=True)).square().mean()
+                {zero}
+                loss.backward()
+                if model.weight.grad.isfinite().all():
+                    optimizer.step()
+                print(fold, step, loss.item())
+    """
+    done = box.watched(source)
+    assert (done.status, done.out) == (0, box.plain(box.folder / "train.py").out)
+    (incident,) = done.incidents
+    assert (incident["step"], incident["origin"]["line"], incident["cause"]["code"]) == (3, 10, "WN103")
+    assert incident["action"]["taken"] == "observed"
+
+
+def test_a_bad_value_looked_at_before_another_optimizer_is_made_is_told_by_its_own_line(box: Sandbox) -> None:
+    """What was recorded of it is still there when it is known what became of it: nothing, or the loss of the next step."""
+    source = """
+        import torch
+
+        weight = torch.nn.Parameter(torch.ones(3))
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        print(weight[:0].mean().item())
+        other = torch.nn.Parameter(torch.ones(3))
+        first = torch.optim.SGD([other], lr=0.1)
+        other.sum().backward()
+        first.step()
+        loss = torch.log(other - other).sum()
+        print(loss.item())
+        second = torch.optim.SGD([other], lr=0.1)
+        loss.backward()
+        second.step()
+        print(other.tolist())
+    """
+    done = box.watched(source)
+    told = [(i["origin"]["line"], i["cause"]["code"], i["action"]["taken"]) for i in done.incidents]
+    assert told == [(6, "WN402", "observed"), (11, "WN101", "skipped")]
+
+
 def test_nan_that_reaches_nothing_is_silent(box: Sandbox) -> None:
     """A non-finite value that never reaches loss, gradients or state is not reported."""
     source = """

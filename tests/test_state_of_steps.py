@@ -55,6 +55,66 @@ def test_a_buffer_that_the_step_itself_spoils(update: str, box: Sandbox) -> None
     assert all(centre == "True" for centre, _ in (finite[3], finite[6], finite[7]))
 
 
+PART = """
+class Part(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.calls = nn.BatchNorm1d(4), 0
+        self.register_buffer("total", torch.zeros(()))
+        self.register_buffer("mean", torch.zeros(4))
+    def forward(self, x):
+        self.calls += 1
+        self.total += 1
+        y = self.norm(x)
+        UPDATE
+        return y * (1 + torch.sqrt(CAPACITY - self.total))
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.part, self.head = Part(), nn.Linear(4, 1)
+    def forward(self, x):
+        return self.head(self.part(x))
+net = Net()
+opt = torch.optim.Adam(net.parameters(), 1e-2)
+for s in range(9):
+    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(s))
+    if s in (5, 6):
+        if SKIPPED:
+            continue
+        x[2] = 0
+    x = x / x.norm(dim=1, keepdim=True)
+    if FIRST:
+        loss = net(x).square().mean() + net.part(x + 0.1).mean()
+    else:
+        loss = net.part(x + 0.1).mean() + net(x).square().mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+print(net.part.calls, [b.tolist() for b in net.buffers()], [p.tolist() for p in net.parameters()])
+"""
+
+
+@pytest.mark.parametrize("update", ["self.mean = 0.9 * self.mean + 0.1 * y.detach().mean(0)", "self.mean.lerp_(y.detach().mean(0), 0.1)"])
+@pytest.mark.parametrize("first", ["True", "False", "s % 2", "s % 2 == 0"])
+def test_a_model_and_a_part_of_it_called_in_one_step(first: str, update: str, box: Sandbox) -> None:
+    """Both have a state of their own, one from after the other's call: after a skip all is as before the first call of the step."""
+    source = HEAD + PART.replace("FIRST", first).replace("CAPACITY", "99.0").replace("UPDATE", update)
+    done = box.watched(source.replace("SKIPPED", "False"))
+    assert [(i["step"], i["cause"]["code"]) for i in done.incidents] == [(5, "WN104"), (6, "WN104")]
+    assert done.out == box.plain(box.write(source.replace("SKIPPED", "True"))).out
+
+
+@pytest.mark.parametrize(("first", "good", "bad"), [("True", "net(x).square().mean()", "net.part(x + 0.1).mean()"),
+                                                    ("False", "net.part(x + 0.1).mean()", "net(x).square().mean()")])  # fmt: skip
+def test_a_replay_begins_before_the_first_of_two_calls_of_one_part(first: str, good: str, bad: str, box: Sandbox) -> None:
+    """What only the second call makes of a counter is not told of the first."""
+    done = box.watched(HEAD + PART.replace("FIRST", first).replace("CAPACITY", "9.0").replace("UPDATE", "").replace("SKIPPED", "True"))
+    text = " ".join(done.err.split())
+    assert (done.incidents[0]["step"], done.incidents[0]["cause"]["code"]) == (4, "WN105")
+    assert f"born on the way to {bad}" in text
+    assert f"{good} nan" not in text
+
+
 def test_statistics_of_a_batch_norm_that_overflow_twice(box: Sandbox) -> None:
     """The forward pass of the step before is no part of the replay, although its loss is still held: not told as a buffer that was bad before."""
     done = box.watched(f"""{HEAD}

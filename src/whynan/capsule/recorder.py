@@ -149,9 +149,9 @@ class Recorder(TorchFunctionMode):
         self._sorts: dict[Any, Sort] = {}
         self._reads: list[Slot | Inner | Outside] = []
         self.blanks = Blanks()
-        self._begun: set[int] = set()  # roots whose state was taken
-        self._again: set[int] = set()  # and those that had an earlier micro-batch in this step
-        self._called: dict[int, int] = {}  # by root: the step of its last call
+        self._begun: dict[int, None] = {}  # roots whose state was taken, in this order
+        self._again: dict[int, None] = {}  # and those that had an earlier micro-batch in this step
+        self._called: dict[int, int] = {}  # by root: the step of its last call; in the order of the first calls in it
         self.has_buffers = False  # some root has had any
         self._rolls = 0
 
@@ -405,13 +405,16 @@ class Recorder(TorchFunctionMode):
             self.seen_root(root)
             self.states[key] = known = (root, ModuleState(root))
             self.beside.generators.find_around(root)
-            self._begun.discard(key)
+            self._begun.pop(key, None)
             self.has_buffers = self.has_buffers or any(m._buffers for m in root.modules())
         state = known[1]
         if key not in self._begun and (root.training or _is_grad_enabled() or not state.calls):  # a validation between two steps belongs to neither
-            self._begun.add(key)
-            state.begin(again=key in self._again)
-            self._called[key] = self._rolls
+            self._begun[key] = None
+            again = key in self._again
+            state.begin(again)
+            if not again:
+                self._called.pop(key, None)
+                self._called[key] = self._rolls
         draws = state.draws
         draws.calls += 1
         return draws if draws.drew or draws.calls % 64 < 4 else None
@@ -509,7 +512,7 @@ class Recorder(TorchFunctionMode):
     def roll(self) -> None:
         """Begin a new step."""
         self.tape.roll()
-        for key in self._begun | self._again if self._again else self._begun:
+        for key in self._again | self._begun if self._again else self._begun:
             if known := self.states.get(key):
                 known[1].begun = False
         self._begun.clear()
@@ -527,13 +530,26 @@ class Recorder(TorchFunctionMode):
             del self._called[key]
             self.states.pop(key, None)
 
+    def latest_first(self, micro_batch: bool = False) -> list[ModuleState]:
+        """Return the state of the roots called in this step, or only in its last micro-batch, in the order to put it back in.
+
+        A model and a part of it may both be called: the part's state is then from after the model's call, or the other way round.
+        """
+        keys = self._begun if micro_batch or not self._again else self._again | self._begun
+        return [self.states[key][1] for key in reversed(keys) if key in self.states]
+
+    def to_replay(self) -> list[tuple[torch.nn.Module, ModuleState]]:
+        """Return all roots with their states in the order to load them in: those of earlier steps before those of the last one."""
+        keys = [*reversed(self._called)]  # of one step the latest first
+        return [self.states[key] for key in sorted(keys, key=self._called.__getitem__) if key in self.states]
+
     def current(self) -> list[ModuleState]:
         """Return the state of the roots that were called in this step."""
-        return [self.states[key][1] for key in (self._begun | self._again if self._again else self._begun) if key in self.states]
+        return [self.states[key][1] for key in (self._again | self._begun if self._again else self._begun) if key in self.states]
 
     def current_roots(self) -> list[torch.nn.Module]:
         """Return the roots that were called in this step."""
-        return [self.states[key][0] for key in (self._begun | self._again if self._again else self._begun) if key in self.states]
+        return [self.states[key][0] for key in (self._again | self._begun if self._again else self._begun) if key in self.states]
 
     def next_micro_batch(self) -> None:
         """Take module state anew within the same step, so that a micro-batch can be dropped alone."""

@@ -92,7 +92,7 @@ class Program:
         self._written = {id(t): t for e in entries if (t := overwrites(e, turn)) is not None and t.saved is not None and id(t.tensor) in read}
         if self.ends_with_update:
             self._written |= {id(t): t for e in entries for t in e.reads if isinstance(t, Outside) and t.tensor.requires_grad and is_leaf(t.tensor)}
-        self._rewound = [s for root, s in recorder.states.values() if any(root is r for r in self.roots)]
+        self._rewound = [s for root, s in recorder.to_replay() if any(root is r for r in self.roots)]
 
     @property
     def ends_with_update(self) -> bool:

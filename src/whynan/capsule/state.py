@@ -43,6 +43,7 @@ class ModuleState:
         self.calls = 0
         self._still = False  # until the next look nothing of it has to be copied: it has no buffers, and its attributes do not change
         self.begun = False  # called in the step in progress, and not put back
+        self._outdated = False  # put back without a move of the version counters, perhaps to before its own beginning: the copies say nothing
         self._rewound = False  # whether attributes change cannot be learned from a step that was taken back
         self.draws = PythonDraws()
         self._silent: set[int] = set()  # buffers that a kernel writes without moving their version counter
@@ -72,12 +73,13 @@ class ModuleState:
             self._learn_silent()
         stale_buffers, stale_copies = [], []
         for key, (buffer, copy, version) in self._copies.items():
-            if buffer._version != version or key in self._silent:
+            if buffer._version != version or key in self._silent or self._outdated:
                 stale_buffers.append(buffer)
                 stale_copies.append(copy)
                 self._copies[key] = (buffer, copy, buffer._version)
         if stale_buffers:
-            self.changing = True
+            self.changing = self.changing or not self._outdated
+            self._outdated = False
             with torch.no_grad():
                 torch._foreach_copy_(stale_copies, stale_buffers)
         if any(m._buffers.get(name) is not buffer for m, name, buffer in self._homes):
@@ -145,7 +147,7 @@ class ModuleState:
         """Put buffers and attributes back to the beginning of the step (or only of the micro-batch), bit for bit."""
         if not self.begun:
             return  # not called in this step: nothing of it is this step's
-        self.begun, self._rewound = False, True
+        self.begun, self._rewound, self._outdated = False, True, True
         if self._first is not None and not alone:
             self._copies, self._homes, self._attributes, self._parameters = self._first
         with torch.no_grad():
@@ -159,6 +161,15 @@ class ModuleState:
             put_back(module, attributes, keep=("training", "forward"))  # Lightning puts another forward in place for a call
         for item in self._held:
             item.restore()
+
+    def leave(self) -> list[tuple[torch.nn.Module, str]]:
+        """The program leaves a bad step: the next begins with the buffers that this one has damaged. Return whose they are, and their names."""
+        homes = [(m, n, b, m._buffers.get(n)) for m, n, b in self._homes]
+        changed = {id(b) for _, b in self.changed_buffers()}
+        bad = {id(now): now for *_, now in homes if now is not None and id(now) in changed and damage_of(now.detach())}
+        self._copies.update((key, (b, b.detach().clone(), b._version)) for key, b in bad.items() if not b.is_inference())
+        self._homes = [(m, n, now if now is not None and id(now) in bad else b) for m, n, b, now in homes]
+        return [(m, n) for m, n, b in self._homes if id(b) in bad]
 
     def _put_in_place(self) -> None:
         """Put back the tensors that forward passes replaced."""

@@ -19,6 +19,7 @@ from whynan.capsule.snapshot import Snapshot
 from whynan.capsule.tape import Entry, Outside, Slot, Tape, dependencies, is_leaf, memory_of, needed_for
 from whynan.capsules import Shelf
 from whynan.diagnosis import Case, diagnose
+from whynan.engine.noticing import Noticing
 from whynan.engine.partial import TAKEN, without_bad_terms
 from whynan.engine.recovering import Recovering
 from whynan.engine.session import Session, Window, parameters_of, rate_of
@@ -30,7 +31,7 @@ from whynan.recovery.followers import Followers
 from whynan.recovery.place import rank_here
 from whynan.tripwire.checks import gradients
 from whynan.tripwire.stillness import Still
-from whynan.tripwire.values import damage_of, damaged
+from whynan.tripwire.values import Damage, damage_of, damaged
 
 ALIKE = 3  # diagnoses of one place that a program which skips by itself gets, until an update is made
 _ENDS = ("backward", "function", "derivative", "clip", "grad", "zero")  # what a step is replayed for
@@ -43,12 +44,22 @@ def _only_the_loss(symptom: Symptom, optimizer: Any) -> str:
     return f"only the loss is {symptom.kind}: the gradients of this step are finite" if finite else ""
 
 
+def _damaged_buffers(bad: list[tuple[str, torch.Tensor, Damage]]) -> str:
+    """Say what the forward pass of a step that the program leaves has damaged."""
+    if not bad:
+        return ""
+    more = f" and {len(bad) - 1} more are" if len(bad) > 1 else " is"
+    return f"the buffer `{bad[0][0]}`{more} {bad[0][2].kind} from here on: the program leaves the update out, not what the forward pass wrote"
+
+
 def _with_note(incident: Incident, text: str) -> Incident:
     return replace(incident, cause=replace(incident.cause, evidence=(*incident.cause.evidence, text)))
 
 
 class Acting:
     """Carries out what the policy says about a bad step."""
+
+    noticing: Noticing  # given by the guard
 
     def __init__(self, session: Session, followers: Followers, recovering: Recovering, together: Together, capsules: Shelf) -> None:
         self.session = session
@@ -108,7 +119,7 @@ class Acting:
     def drop(self) -> None:
         """Leave no trace of this step's forward passes."""
         self.session.window.taken = "skipped"
-        for state in self.session.recorder.current():
+        for state in self.session.recorder.latest_first():
             state.rewind()
         self._put_weights_back()
         self.recovering.hold_averages()
@@ -143,7 +154,7 @@ class Acting:
         if taken != "skipped":
             window.decided = taken  # a rollback is made at the step
             return False
-        for state in session.recorder.current():
+        for state in session.recorder.latest_first(micro_batch=True):
             state.rewind(alone=True)
         session.recorder.tape.entries.pop(window.entry, None)
         window.symptom, window.entry, window.dropped = None, 0, True
@@ -214,7 +225,7 @@ class Acting:
             self._said.add(text)
             self.session.journal.say(text)
 
-    def report(self, scaler: Any = None) -> None:
+    def report(self, scaler: Any = None, note: str = "") -> None:
         """Diagnose and tell without touching anything: the program has already turned away from this step."""
         session = self.session
         symptom = session.window.symptom
@@ -225,7 +236,7 @@ class Acting:
             session.journal.again()  # a program that leaves step after step for one reason is not slowed down by more diagnoses
             return
         incident = self.together.diagnose_alone(self.case(symptom, None, scaler))
-        session.journal.incident(incident, session.budget.action("observed"))
+        session.journal.incident(_with_note(incident, note) if note else incident, session.budget.action("observed"))
         last = session.journal.incidents[-2:]
         alike = len(last) == 2 and last[0].origin.span == last[1].origin.span and session.applied == self._applied
         self._alike, self._applied = self._alike + 1 if alike else 1, session.applied
@@ -252,15 +263,25 @@ class Acting:
         shared = still.kind != "average"  # running values are each rank's own
         session.journal.incident(incident, session.budget.action("observed"), tell=not (shared and rank_here()))
 
-    def turned_away(self) -> None:
-        """The program saw the bad value itself and left the step: tell it, and begin anew."""
-        self.report()
+    def turned_away(self, zeroed: bool = False) -> None:
+        """The program saw the bad value itself and left the step: tell it, and begin anew. One that zeroes the gradients may still step."""
+        self.leave_zeroed()
+        self.report(note=_damaged_buffers(self.noticing.bad_buffers()))
         self.left_alone()
+        self.zeroed_away = zeroed
+        if not zeroed:
+            self.noticing.markers.leave()
         session = self.session
         session.step_count += 1
         session.window = Window()
         session.recorder.tape.roll()
         session.window_start = session.recorder.tape.number()
+
+    def leave_zeroed(self) -> None:
+        """A program that zeroed bad gradients has not stepped on them."""
+        if self.zeroed_away:
+            self.zeroed_away = False
+            self.noticing.markers.leave()
 
     def steps_on(self) -> bool:
         """Whether the program steps on gradients that it zeroed because they were bad; whether that update is left out.

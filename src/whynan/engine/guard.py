@@ -99,6 +99,7 @@ class Guard:
         self.sharing = Sharing(self.session)
         self.clipping = Clipping(self.session)
         standing = Standing(self.session, self.followers, self.acting.stands_still)
+        self.acting.noticing = self.noticing
         self.acting.drops_terms = self.options.bad_terms == "drop" and not self.options.drop_alone
         self.probes = Probes(self.session)
         self.acting.left_alone, self.probes.left = standing.turned_away, self.acting.turned_away
@@ -272,6 +273,9 @@ class Guard:
         self.steps.met(optimizer)
         self.recorder.suspended(self.sharing.met, optimizer)
         self.noticing.made_or_loaded(optimizer)
+        if self.session.window.symptom is not None and not self.session.window.told:
+            self.session.window.outlived = True  # what was recorded is still to be told of
+            return
         self.recorder.suspended(self.recorder.beside.setup.end, self.recorder.tape)
         self.session.earlier.clear()
 
@@ -300,8 +304,7 @@ class Guard:
     def _note_zero(self, owner: Any) -> None:
         window = self.session.window
         if window.symptom is not None and not window.told and window.backwards:
-            self.acting.turned_away()
-            self.acting.zeroed_away = True
+            self.acting.turned_away(zeroed=True)
         self.acting.stale.clear()
         newest = next(reversed(self.recorder.tape.entries), 0)
         if newest > self.session.window_start:  # else the step has not begun: a replay starts without gradients anyway
@@ -423,12 +426,15 @@ class Guard:
         session = self.session
         if session.by_hand and session.window.backwards:
             self._finish_by_hand()
-        if (self.probes.seen or session.window.entry < 0) and self.probes.goes_back(tensors):
-            self.acting.turned_away()
         window = session.window
+        left = (self.probes.seen or window.entry < 0) and self.probes.goes_back(tensors)
+        if left or (window.outlived and window.entry >= 0 and window.symptom is not None):
+            self.acting.turned_away()
+            window = session.window
         if session.has_several or self.sharing.fate:
             self.sharing.went_back()
-        self.acting.zeroed_away = False
+        if self.acting.zeroed_away:
+            self.acting.leave_zeroed()
         if self.acting.stale:
             self.acting.free_stale()
         entry = self.recorder.note("backward", call, args, kwargs, ours=5)

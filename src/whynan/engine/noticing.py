@@ -104,11 +104,19 @@ class Noticing:
 
     def look_at_buffers(self) -> None:
         """Look at the buffers that the forward passes of this step wrote."""
+        if bad := self.bad_buffers():
+            self.session.see(symptom_of("buffer", bad))
+
+    def bad_buffers(self) -> list[tuple[str, torch.Tensor, Damage]]:
+        """Return the buffers of one model that the forward passes of this step have made bad."""
+        markers = self.markers
+        if markers.any_left:
+            markers.look_again()
         for state in self.session.recorder.current():
             changed = state.changed_buffers()
-            if changed and (bad := [found for found in nonfinite(changed) if not self.markers.is_one(found[1])]):
-                self.session.see(symptom_of("buffer", bad))
-                return
+            if changed and (bad := [found for found in nonfinite(changed) if not markers.is_left(found[1]) and not markers.is_one(found[1])]):
+                return bad
+        return []
 
     def busy_buffers(self) -> bool:
         """Whether forward passes change buffers: those must be put back before the next forward pass, so do not wait."""

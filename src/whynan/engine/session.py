@@ -51,6 +51,7 @@ class Window:
     late: bool = False  # its values are read when the next step comes
     looked_at: int = 0  # the entry of the last of several bad losses that the program looked at
     left: int = 0  # how many
+    outlived: bool = False  # an optimizer was made since it turned out bad: the next backward pass is not of this step
     unfinished: Snapshot | None = None  # what there was before an update that raised
 
     def __init__(self) -> None:  # all else is what the class says until it is set: one is made for every step
