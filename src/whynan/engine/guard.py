@@ -441,7 +441,7 @@ class Guard:
         self.noticing.check_loss(entry, wait=self.options.drop_alone and not self._several)
         window.several = self._several
         if window.several and window.symptom is None:  # before the gradients go out: they carry it to the other ranks
-            self.noticing.look_at_state()
+            self.noticing.look_at_state(judged=False)
             self.noticing.look_at_buffers()
         return entry
 
