@@ -10,9 +10,10 @@ import torch
 
 from whynan.capsule.tape import Entry, tensors_of
 from whynan.engine.markers import Markers
+from whynan.engine.meant import Meant
 from whynan.engine.session import Session, parameters_of, symptom_of
 from whynan.records import Symptom
-from whynan.tripwire.checks import flat_ones, nonfinite, norm_of_gradients, optimizer_state, scalar_damage
+from whynan.tripwire.checks import flat_ones, nonfinite, norm_of_gradients, scalar_damage
 from whynan.tripwire.values import Damage, damage_of
 
 _Tensor, _isfinite = torch.Tensor, math.isfinite  # looked up once: asked at every step
@@ -23,7 +24,7 @@ class Noticing:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.markers = Markers(session)
+        self.markers, self.meant = Markers(session), Meant(session)
         self._flat: dict[int, list[bool]] = {}  # by optimizer, see `flat_ones`
         self.unchecked: list[weakref.ref[Any]] = []  # state that was made or loaded and not looked at yet
 
@@ -135,7 +136,7 @@ class Noticing:
         if bad and not judged:
             self.unchecked = asked
         for owner in todo:
-            if isinstance(owner, torch.optim.Optimizer) and (bad := nonfinite(optimizer_state(owner))):
+            if isinstance(owner, torch.optim.Optimizer) and (bad := self.meant.bad_state(owner)):
                 self.session.see(symptom_of("optimizer state", bad))
                 return
 
