@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import whynan
 from whynan.records import Incident
@@ -195,3 +196,18 @@ def test_a_moment_that_overflows_is_found_beside_infinities_that_are_meant(sizes
     with whynan.watch(optimizer, files=False) as guard:
         steps_of(optimizer, weight, sizes)
     assert [(i.step, i.cause.code) for i in guard.incidents] == [(step, "WN604")]
+
+
+def test_a_backward_pass_under_fake_tensor_mode_belongs_to_no_step(capsys: Any) -> None:
+    """Memory is estimated between the backward pass and the update: nothing is read there, and a bad step is still found."""
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with whynan.watch(model, optimizer, files=False) as guard:
+        for step in range(4):
+            optimizer.zero_grad()
+            (model(torch.ones(4, 3)) / (step != 2)).mean().backward()
+            with FakeTensorMode():
+                torch.nn.Linear(3, 3)(torch.empty(2, 3)).sum().backward()
+            optimizer.step()
+    assert [i.step for i in guard.incidents] == [2]
+    assert "internal error" not in capsys.readouterr().err
