@@ -324,6 +324,51 @@ def test_state_that_is_bad_at_the_start(box: Sandbox, damage: str, code: str, na
     assert share in done.err
 
 
+MEANT = """
+    import torch
+
+    torch.manual_seed(0)
+
+    class Chain(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            moves = torch.randn(3, 3)
+            moves[0, 1] = -torch.inf  # cannot be
+            self.moves, self.emit = torch.nn.Parameter(moves), torch.nn.Linear(4, 3)
+            self.range = torch.nn.Parameter(torch.tensor([[-torch.inf, -9.0, -9.0], [9.0, 9.0, torch.inf]]), requires_grad=False)
+
+        def forward(self, x):
+            scores = self.emit(x).clamp(*self.range)
+            total = scores[0]
+            for score in scores[1:]:
+                total = torch.logsumexp(total[:, None] + self.moves, 0) + score
+            return -torch.logsumexp(total, 0)
+
+    model = Chain()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for step in range(4):
+        loss = model(torch.randn(5, 4))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        print(loss.item())
+"""
+
+
+def test_infinities_meant_in_a_weight_are_no_damage(box: Sandbox) -> None:
+    """Transitions that cannot be, and a frozen bound, are infinite for good: the run is as without whynan."""
+    path = box.write(MEANT)
+    done = box.watched(MEANT)
+    assert (done.status, done.out, done.incidents) == (0, box.plain(path).out, []), done.err
+
+
+def test_infinite_weight_that_breaks_the_gradients_is_told(box: Sandbox) -> None:
+    """A loss that is finite does not clear an infinite weight: its gradients are looked at as well."""
+    done = box.watched(MEANT.replace("-torch.logsumexp(total, 0)", "(-self.moves.square()).exp().sum() - torch.logsumexp(total, 0)"))
+    assert (done.status, done.out) == (3, "")
+    assert [(i["symptom"]["place"], i["cause"]["code"]) for i in done.incidents] == [("parameter", "WN601")]
+
+
 def test_loaded_optimizer_state_that_is_bad(box: Sandbox) -> None:
     """Optimizer state loaded with a NaN in it is found before it gets into the weights."""
     source = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -124,3 +125,37 @@ def test_healthy_updates_are_as_without_whynan() -> None:
         watched = final(True)
     assert not guard.incidents
     assert all(torch.equal(a, b) for a, b in zip(watched, final(False), strict=True))
+
+
+def add_gradient(p: torch.Tensor, moment: torch.Tensor) -> None:
+    moment.mul_(0.9).add_(p.grad)  # type: ignore[arg-type]
+    p.data.add_(moment, alpha=-0.01)
+
+
+def add_square(p: torch.Tensor, moment: torch.Tensor) -> None:
+    moment.mul_(0.9)
+    moment.add_(0.1 * p.grad**2)  # type: ignore[operator]
+    p.data.sub_(0.01 * p.grad / (1 + moment))
+
+
+@pytest.mark.parametrize("update", [add_gradient, add_square])
+def test_moments_updated_with_autograd_on_do_not_take_in_a_bad_step(update: Update) -> None:
+    """Weights and moments end as in the run that never drew the bad batch; what the loop sums up beside them is its own."""
+    ends = []
+    for watch in (False, True):
+        torch.manual_seed(0)
+        net, seen = torch.nn.Linear(3, 2), torch.zeros(())
+        moments = [torch.zeros_like(p) for p in net.parameters()]
+        batches = [torch.randn(8, 3) for _ in range(STEPS)]
+        with whynan.watch(files=False) if watch else contextlib.nullcontext() as guard:
+            for step, x in enumerate(batches):
+                if step == BAD and not watch:
+                    continue
+                net.zero_grad()
+                (net(x) / (step != BAD)).square().mean().backward()
+                for p, moment in zip(net.parameters(), moments, strict=True):
+                    update(p, moment)
+                seen.add_(1)
+        ends.append([t.tolist() for t in (*net.parameters(), *moments)])
+        assert guard is None or ([i.step for i in guard.incidents] == [BAD] and seen == STEPS)
+    assert ends[0] == ends[1]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import whynan
 from whynan.records import Incident
@@ -119,3 +121,93 @@ def test_a_learning_rate_that_is_infinite_is_told_before_it_reaches_the_weights(
     (incident,) = guard.incidents
     assert (incident.cause.code, incident.cause.label, incident.cause.confidence.value) == ("WN604", "the learning rate is inf", "proven")
     assert "the last learning rate that was finite is 0.01" in incident.cause.evidence
+
+
+class Bounded(torch.optim.Optimizer):
+    """Keeps the least value of each weight, a bound, and the least loss; at first all are infinite. Moments are kept in a type of one's own choice."""
+
+    def __init__(self, params: Any, moments: torch.dtype = torch.float32) -> None:
+        super().__init__(params, {"lr": 0.1})
+        self.moments = moments
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = None if closure is None else torch.enable_grad()(closure)()
+        for p in self.param_groups[0]["params"]:
+            held = self.state[p]
+            if not held:
+                held["least"], held["best"] = torch.full_like(p, torch.inf), torch.tensor(torch.inf)
+                held["cap"] = torch.zeros_like(p).fill_(-torch.inf)
+                held["square"] = torch.zeros_like(p, dtype=self.moments)
+            held["least"][p > 0] = p[p > 0]
+            held["square"].add_(p.grad.square())
+            p.sub_(p.grad / (1 + held["square"]), alpha=0.1)
+        return loss
+
+
+def steps_of(optimizer: torch.optim.Optimizer, weight: torch.Tensor, sizes: list[float], closure: bool = False) -> None:
+    """Make steps with gradients of these sizes."""
+    for size in sizes:
+
+        def back(size: float = size) -> torch.Tensor:
+            weight.grad = None
+            loss = (weight * size).sum()
+            loss.backward()
+            return loss
+
+        if closure:
+            optimizer.step(back)  # type: ignore[arg-type]
+        else:
+            back()
+            optimizer.step()
+
+
+@pytest.mark.parametrize("closure", [False, True])
+def test_infinities_that_an_optimizer_keeps_on_purpose_are_no_damage(closure: bool) -> None:
+    """State that is made infinite stays as it is meant, also in part, and after it is loaded: all updates are as without whynan."""
+    ends = []
+    for watch in (False, True):
+        weight = torch.nn.Parameter(torch.tensor([[1.0, -1.0, 0.5]]))
+        optimizer = Bounded([weight])
+        with whynan.watch(optimizer, files=False) if watch else contextlib.nullcontext() as guard:
+            steps_of(optimizer, weight, [1.0, -2.0], closure)
+            optimizer.load_state_dict(optimizer.state_dict())
+            steps_of(optimizer, weight, [3.0], closure)
+        ends.append(weight.tolist())
+        assert guard is None or guard.incidents == []
+    assert ends[0] == ends[1]
+
+
+def test_a_weight_that_is_infinite_before_an_update_is_not_broken_by_it() -> None:
+    """A foreign optimizer that leaves an infinite weight infinite has made nothing worse."""
+    weight = torch.nn.Parameter(torch.tensor([0.5, -torch.inf]))
+    optimizer = Bounded([weight])
+    with whynan.watch(optimizer, files=False) as guard:
+        weight[:1].sum().backward()
+        optimizer.step()
+    assert guard.incidents == [] and weight[0] < 0.5
+
+
+@pytest.mark.parametrize(("sizes", "step"), [([300.0, 1.0], 0), ([1.0, 300.0], 1)])
+def test_a_moment_that_overflows_is_found_beside_infinities_that_are_meant(sizes: list[float], step: int) -> None:
+    """A sum of squares that does not fit in float16 is no constant, be it infinite throughout and in the update that makes it."""
+    weight = torch.nn.Parameter(torch.tensor([[1.0, 2.0, 0.5]]))
+    optimizer = Bounded([weight], torch.float16)
+    with whynan.watch(optimizer, files=False) as guard:
+        steps_of(optimizer, weight, sizes)
+    assert [(i.step, i.cause.code) for i in guard.incidents] == [(step, "WN604")]
+
+
+def test_a_backward_pass_under_fake_tensor_mode_belongs_to_no_step(capsys: Any) -> None:
+    """Memory is estimated between the backward pass and the update: nothing is read there, and a bad step is still found."""
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with whynan.watch(model, optimizer, files=False) as guard:
+        for step in range(4):
+            optimizer.zero_grad()
+            (model(torch.ones(4, 3)) / (step != 2)).mean().backward()
+            with FakeTensorMode():
+                torch.nn.Linear(3, 3)(torch.empty(2, 3)).sum().backward()
+            optimizer.step()
+    assert [i.step for i in guard.incidents] == [2]
+    assert "internal error" not in capsys.readouterr().err

@@ -139,7 +139,7 @@ class Recorder(TorchFunctionMode):
         self.playing: Entry | None = None  # of a replay
         self.within: Within | None = None  # the hook that runs, and the module call it was made in
         self.seen_probe: Callable[[torch.Tensor, object], None] = lambda tensor, result: None
-        self.seen_write: Callable[[torch.Tensor], bool] = lambda tensor: True
+        self.seen_write: Callable[[torch.Tensor, Any], bool] = lambda tensor, sources: True
         self.seen_written: Callable[[torch.Tensor, Entry], None] | None = None  # where nobody else looks at weights after an update
         self.seen_root: Callable[[torch.nn.Module], None] = lambda root: None
         self.faulty: Callable[[BaseException], None] = lambda error: None
@@ -227,7 +227,7 @@ class Recorder(TorchFunctionMode):
         entry: Entry | None = None
         try:
             target = _target(args, kwargs) if sort is _WRITE else None
-            if target is not None and not self.seen_write(target):
+            if target is not None and not self.seen_write(target, args):
                 return target
             entry = self.note("call", func, args, kwargs)
             if target is not None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from whynan.capsule.tape import Entry, is_leaf, memory_of, tensors_of
+from whynan.capsule.tape import Entry, Slot, is_leaf, memory_of, tensors_of
 from whynan.engine.acting import Acting
 from whynan.engine.noticing import Noticing
 from whynan.engine.session import Session, parameters_of, shape_of
@@ -23,7 +23,7 @@ class ByHand:
         self._weights: tuple[int, frozenset[int]] = (-1, frozenset())  # as known at a step: the memory of what optimizers train
         self._looked = (-1, 0)  # the step, and its backward passes, whose gradients were looked at for the sake of a write
 
-    def may_write(self, target: torch.Tensor) -> bool:
+    def may_write(self, target: torch.Tensor, sources: Any) -> bool:
         """A loose in-place write. After a bad backward pass one to a weight is left out: it is the update, or would hide the cause."""
         session = self.session
         if session.budget.observes:
@@ -33,8 +33,38 @@ class ByHand:
         if not session.window.told:
             session.in_place = session.in_place or (session.window.backwards > 0 and self._weight_in(target) is not None)
             return True
-        trained = self._weight_in(target) is not None  # whoever made it: `(0.1 * torch.randn(4)).requires_grad_()` is on the tape
-        return not trained and (torch.is_grad_enabled() or session.recorder.tape.slot_of(target) is not None)
+        if self._weight_in(target) is not None:  # whoever made it: `(0.1 * torch.randn(4)).requires_grad_()` is on the tape
+            return False
+        return not self._held_back(target, sources) if torch.is_grad_enabled() else session.recorder.tape.slot_of(target) is not None
+
+    def _held_back(self, target: torch.Tensor, sources: Any) -> bool:
+        """Keep the gradients of a bad step out of a moment that is updated with autograd on; what was done to it for their sake before is undone."""
+        gradients = {memory_of(p.grad): p.grad.shape for p in self.session.leaves() if p.grad is not None}
+        if memory_of(target) in gradients or target.shape not in gradients.values():
+            return False
+        tape, since = self.session.recorder.tape, self._last_backward()
+        written = [o for o in tape.written(since) if o.tensor is target]
+        if tape.slot_of(target) is not None and not written:
+            return False  # made in this step
+        if not any(memory_of(t) in gradients or self._is_made_of_gradients(t, since) for t in tensors_of(sources) if t is not target):
+            return False
+        _put([(o.tensor, o.value()) for o in written if o.saved is not None])
+        return True
+
+    def _is_made_of_gradients(self, tensor: torch.Tensor, since: int) -> bool:
+        """Whether a tensor is a gradient, or was computed from one since an entry."""
+        tape, seen = self.session.recorder.tape, set[int]()
+        todo: list[object] = [tape.slot_of(tensor)]
+        while todo:
+            slot = todo.pop()
+            entry = tape.entries.get(slot.entry) if isinstance(slot, Slot) and slot.entry > since else None
+            if entry is None or entry.number in seen:
+                continue
+            if entry.kind == "grad":
+                return True
+            seen.add(entry.number)
+            todo += entry.reads
+        return False
 
     def written(self, target: torch.Tensor, entry: Entry) -> None:
         """A loose in-place write was made: if it is an update that broke a weight, take the update back, explain it, decide."""

@@ -49,6 +49,7 @@ from whynan.recovery.ranks import several
 from whynan.report.journal import Journal
 from whynan.resting import Collections
 from whynan.tripwire.checks import nonfinite
+from whynan.tripwire.values import has_values
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -359,6 +360,9 @@ class Guard:
 
     def backward(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         """The user goes back from a loss."""
+        loss = args[0] if args else None
+        if type(loss) is not torch.Tensor and isinstance(loss, torch.Tensor) and not has_values(loss):
+            return call(*args, **kwargs)  # an estimate of memory: no step has it
         entry: Entry | None = None
         try:
             entry = self._note_backward(call, args, kwargs)
@@ -449,7 +453,7 @@ class Guard:
         self.noticing.check_loss(entry, wait=self.options.drop_alone and not self._several)
         window.several = self._several
         if window.several and window.symptom is None:  # before the gradients go out: they carry it to the other ranks
-            self.noticing.look_at_state()
+            self.noticing.look_at_state(judged=False)
             self.noticing.look_at_buffers()
         return entry
 

@@ -10,9 +10,10 @@ import torch
 
 from whynan.capsule.tape import Entry, tensors_of
 from whynan.engine.markers import Markers
+from whynan.engine.meant import Meant
 from whynan.engine.session import Session, parameters_of, symptom_of
 from whynan.records import Symptom
-from whynan.tripwire.checks import flat_ones, nonfinite, norm_of_gradients, optimizer_state, scalar_damage
+from whynan.tripwire.checks import flat_ones, nonfinite, norm_of_gradients, scalar_damage
 from whynan.tripwire.values import Damage, damage_of
 
 _Tensor, _isfinite = torch.Tensor, math.isfinite  # looked up once: asked at every step
@@ -23,7 +24,7 @@ class Noticing:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.markers = Markers(session)
+        self.markers, self.meant = Markers(session), Meant(session)
         self._flat: dict[int, list[bool]] = {}  # by optimizer, see `flat_ones`
         self.unchecked: list[weakref.ref[Any]] = []  # state that was made or loaded and not looked at yet
 
@@ -60,14 +61,14 @@ class Noticing:
 
     def look(self, optimizer: torch.optim.Optimizer) -> None:
         """Look at everything an update would build on. Reads the device where values are there."""
-        if self.unchecked:
-            self.look_at_state()
         session = self.session
         window = session.window
         if window.symptom is None and window.loss is None:
             self.look_at_losses()
         if window.symptom is None:
             self.look_at_gradients(optimizer)
+        if self.unchecked:
+            self.look_at_state()
         if session.recorder.has_buffers and window.symptom is None:
             self.look_at_buffers()
 
@@ -126,24 +127,37 @@ class Noticing:
                 state.changed_buffers()
         return any(state.changing for state in states)
 
-    def look_at_state(self) -> None:
-        """Look at weights and optimizer state that were made or loaded since the last look."""
-        session = self.session
-        todo, self.unchecked = [owner for ref in self.unchecked if (owner := ref()) is not None], []
-        if not todo or (session.window.symptom is not None and session.window.symptom.place != "loss"):
+    def look_at_state(self, judged: bool = True) -> None:
+        """Look at weights and optimizer state that were made or loaded since the last look.
+
+        Infinities in a weight may be meant (a transition that cannot be, a bound): those are damage only in a step that is bad.
+        Where that is not `judged` yet, the weights are looked at once more.
+        """
+        window, asked = self.session.window, self.unchecked
+        todo, self.unchecked = [owner for ref in asked if (owner := ref()) is not None], []
+        if not todo or (window.symptom is not None and window.symptom.place not in ("loss", "gradient")):
             return
-        trained = {id(p) for o in session.optimizers for p in parameters_of(o)}
-        for root in session.recorder.current_roots():
-            bad = nonfinite((n, p) for n, p in root.named_parameters() if id(p) in trained)
-            if bad:
-                session.see(symptom_of("parameter", bad))
-                return
+        bad = self._bad_weights()
+        if told := bad if window.symptom is not None else [found for found in bad if not _may_be_meant(*found[1:])]:
+            self.session.see(symptom_of("parameter", told))
+            return
+        if bad and not judged:
+            self.unchecked = asked
         for owner in todo:
-            if isinstance(owner, torch.optim.Optimizer):
-                bad = nonfinite(optimizer_state(owner))
-                if bad:
-                    session.see(symptom_of("optimizer state", bad))
-                    return
+            if isinstance(owner, torch.optim.Optimizer) and (bad := self.meant.bad_state(owner)):
+                self.session.see(symptom_of("optimizer state", bad))
+                return
+
+    def _bad_weights(self) -> list[tuple[str, torch.Tensor, Damage]]:
+        """Return the trained weights that are not finite, of the first model of the step that has some."""
+        trained = {id(p) for o in self.session.optimizers for p in parameters_of(o)}
+        models = (nonfinite((n, p) for n, p in root.named_parameters() if id(p) in trained) for root in self.session.recorder.current_roots())
+        return next(filter(None, models), [])
+
+
+def _may_be_meant(weight: torch.Tensor, damage: Damage) -> bool:
+    """Whether a weight may hold its infinities on purpose. Those of both signs in one that learns come from a type that was too small."""
+    return not damage.nan and not (damage.posinf and damage.neginf and weight.requires_grad)
 
 
 def _worst(tensors: list[torch.Tensor]) -> Damage:

@@ -22,7 +22,7 @@ from whynan.engine.partial import TAKEN
 from whynan.engine.recovering import Recovering
 from whynan.engine.regular import Regular
 from whynan.engine.scaling import Scaling
-from whynan.engine.session import Session, parameters_of, rate_of, symptom_of
+from whynan.engine.session import Session, rate_of, symptom_of
 from whynan.engine.sharing import Sharing
 from whynan.engine.together import Together
 from whynan.engine.waiting import Waiting
@@ -30,7 +30,7 @@ from whynan.errors import TrainingStopped
 from whynan.recovery.followers import Followers
 from whynan.recovery.place import rank_here
 from whynan.recovery.ranks import several
-from whynan.tripwire.checks import fits_beside, may_break, nonfinite, optimizer_state
+from whynan.tripwire.checks import fits_beside, may_break
 from whynan.tripwire.headroom import EVERY
 
 
@@ -198,7 +198,7 @@ class Stepping:
     def _check_update(self, optimizer: torch.optim.Optimizer, before: Snapshot) -> str:
         if self.session.window.told:
             return ""  # observed: that this step is bad was said, and its update is the program's wish
-        bad = nonfinite(self.session.names_of(parameters_of(optimizer))) or nonfinite(optimizer_state(optimizer))
+        bad = self.noticing.meant.broken(optimizer, before)
         if bad:
             self.session.see(symptom_of("parameter", bad))
         if not (self.together.any(bool(bad), "parameter") if self.together.differ() else bad):
@@ -248,7 +248,7 @@ class Stepping:
 
     def _state_allows(self, optimizer: torch.optim.Optimizer) -> bool:
         """Look at state that is copied anyway: in the midst of several evaluations its damage looks like that of a weight."""
-        bad = self.session.guarded(lambda: nonfinite(optimizer_state(optimizer)))
+        bad = self.session.guarded(lambda: self.noticing.meant.bad_state(optimizer))
         if not bad:
             return True
         self.session.see(symptom_of("optimizer state", bad))

@@ -48,8 +48,8 @@ class Waiting:
         if self.session.window.symptom is not None or not can_wait(optimizer) or self.session.window.several:
             return False
         if self.noticing.unchecked:
-            self.session.guarded(self.noticing.look_at_state)
-        return self.session.window.symptom is None and self.nobody_else(optimizer)
+            self.session.guarded(lambda: self.noticing.look_at_state(judged=False))
+        return self.session.window.symptom is None and not self.noticing.unchecked and self.nobody_else(optimizer)
 
     def nobody_else(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether nothing else must be kept from moving before the next backward pass."""

@@ -54,6 +54,11 @@ def parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     return [tensor.as_subclass(torch.Tensor)]
 
 
+def has_values(tensor: torch.Tensor) -> bool:
+    """Whether there is something to read: not on the meta device, nor under `FakeTensorMode`, where only shapes are followed."""
+    return not tensor.is_meta and not hasattr(tensor, "fake_mode")
+
+
 def plain(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return a tensor as a plain dense one: itself, the local part of a DTensor, the values of a sparse one; None where there is none."""
     if type(tensor) in _PLAIN and tensor.layout is torch.strided and not (tensor.is_quantized or tensor.is_nested or tensor._is_zerotensor()):
