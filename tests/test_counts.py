@@ -317,3 +317,28 @@ def test_a_batch_without_anything_for_a_head_may_leave_it_without_gradient() -> 
     incident = first_incident(loss_of, Heads)
     assert incident.cause.code == "WN402"
     assert incident.remedies[0].result == "proven" and "gradient alive" in incident.remedies[0].effect
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_mean_over_a_dimension_without_elements(keep: bool) -> None:
+    """The change sums over the same dimension, and leaves the shape as it was."""
+
+    def loss_of(out: Tensor, bad: bool) -> Tensor:
+        context = out[:, None].expand(6, 0 if bad else 2, 4)
+        pooled = context.mean(1, keepdim=keep)
+        return (pooled.reshape(6, 4) + out).square().mean()
+
+    incident = first_incident(loss_of)
+    assert incident.cause.code == "WN402"
+    remedy = incident.remedies[0]
+    assert f"torch.sum(context, 1, keepdim={'keep'}) / max(context.shape[1], 1)" in remedy.diff
+    assert remedy.result == "proven"
+
+
+def test_an_empty_batch_is_not_called_ignored() -> None:
+    def loss_of(out: Tensor, bad: bool) -> Tensor:
+        count = 0 if bad else 6
+        return out.square().mean() + F.cross_entropy(out[:count], torch.ones(count, dtype=torch.long))
+
+    incident = first_incident(loss_of)
+    assert (incident.cause.code, incident.cause.label) == ("WN402", "there are no targets here: the mean is 0/0")

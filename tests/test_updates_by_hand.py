@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import Sandbox
 from torch.nn import functional
 
 import whynan
@@ -159,3 +160,32 @@ def test_moments_updated_with_autograd_on_do_not_take_in_a_bad_step(update: Upda
         ends.append([t.tolist() for t in (*net.parameters(), *moments)])
         assert guard is None or ([i.step for i in guard.incidents] == [BAD] and seen == STEPS)
     assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize("gradients", ["net.zero_grad(); loss.backward(); made = [p.grad for p in weights]", "made = torch.autograd.grad(loss, weights)"])
+@pytest.mark.parametrize("first", [0, 2])
+def test_running_statistics_of_a_step_without_optimizers(box: Sandbox, gradients: str, first: int) -> None:
+    """A skipped step leaves buffers as before it, also where nobody knows when a step ends; the later ones are those of a run without the batch."""
+    source = f"""
+        import sys, torch
+        from torch import nn
+
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+        weights = list(net.parameters())
+        for step in range(5):
+            x = torch.randn(8, 4)
+            if step == {first}:
+                if "plain" in sys.argv[0]:
+                    continue
+                x[0] = float("nan")
+            loss = net(x).square().mean()
+            {gradients}
+            with torch.no_grad():
+                for weight, gradient in zip(weights, made):
+                    weight -= 0.01 * gradient
+            if step != {first}:
+                print(step, loss.item(), [b.sum().item() for b in net.buffers()])
+        print([p.sum().item() for p in weights])
+    """
+    assert box.watched(source).out == box.plain(box.write(source, "plain.py")).out

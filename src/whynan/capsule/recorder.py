@@ -154,6 +154,7 @@ class Recorder(TorchFunctionMode):
         self._called: dict[int, int] = {}  # by root: the step of its last call; in the order of the first calls in it
         self.has_buffers = False  # some root has had any
         self._rolls = 0
+        self.between = False  # a program without optimizers has gone back: what it calls next begins a step
 
     def start(self) -> None:
         """Begin to record in this thread."""
@@ -400,6 +401,9 @@ class Recorder(TorchFunctionMode):
     def _begin_state(self, root: torch.nn.Module) -> PythonDraws | None:
         """Take a module's state before its first call in a step; return what is known of its draws from Python's generator, if this call is to be watched."""
         key = id(root)
+        if self.between:
+            self.between = False
+            self._end_states()
         known = self.states.get(key)
         if known is None or known[0] is not root:
             self.seen_root(root)
@@ -509,20 +513,25 @@ class Recorder(TorchFunctionMode):
         entry = self.playing if self.replaying else self.failed
         return 0 if entry is None or entry.kind == "backward" else entry.number
 
-    def roll(self) -> None:
-        """Begin a new step."""
+    def roll(self, under_way: bool = False) -> None:
+        """Begin a new step; one without optimizers may be under way already: its forward pass comes before anybody knows that the last one is over."""
         self.tape.roll()
-        for key in self._again | self._begun if self._again else self._begun:
-            if known := self.states.get(key):
-                known[1].begun = False
-        self._begun.clear()
-        self._again.clear()
+        if not under_way:
+            self._end_states()
         self._rolls += 1
         if self._rolls % FORGET == 0:
             self._forget_unused()
         if self.received.kept:
             self.received.clear()
         self.failed = None
+
+    def _end_states(self) -> None:
+        """What the models of a step began with is not needed any more."""
+        for key in self._again | self._begun if self._again else self._begun:
+            if known := self.states.get(key):
+                known[1].begun = False
+        self._begun.clear()
+        self._again.clear()
 
     def _forget_unused(self) -> None:
         """Let go of modules that were not called for long: a criterion made anew in every step, the model of an earlier trial."""

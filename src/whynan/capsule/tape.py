@@ -424,13 +424,14 @@ def needed_for(entries: dict[int, Entry], numbers: set[int], since: int = 0) -> 
 def overwrites(entry: Entry, turn: int) -> Outside | None:
     """Return the tensor from outside that an entry writes to, if that is no update of what the step trains.
 
-    A teacher's weight, read by its module, or one that is initialised from the first batch, before the way back begins at `turn`.
+    A teacher's weight, read by its module, or one that is initialised from what the step computes, before the way back begins at `turn`.
     """
     target = entry.args[0] if entry.kind == "write" and entry.args else None
     if not isinstance(target, Outside):
         return None
     with torch._C.DisableTorchFunction():  # to ask for a gradient is a call that would be recorded
-        return target if is_leaf(target.tensor) and (target.tensor.grad is None or entry.number < turn) else None
+        computed = entry.number < turn and any(isinstance(leaf, Slot | Inner) for leaf in entry.reads)
+        return target if is_leaf(target.tensor) and (target.tensor.grad is None or computed) else None
 
 
 def first_backward(entries: Iterable[Entry]) -> int:

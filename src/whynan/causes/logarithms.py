@@ -84,7 +84,7 @@ def log_of_zero(scene: Scene) -> Finding | None:
     if not count:
         return None
     origin = rounded_from(view)
-    name = view.name.removeprefix("special_")
+    name = "log" if view.name == "xlogy" else view.name.removeprefix("special_")
     place = rows(hit)
     evidence = [share(count, argument, f"values are {number(edge)}") + (f" ({place})" if place else "")]
     if origin:

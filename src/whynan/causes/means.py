@@ -84,6 +84,8 @@ def _empty_mean(view: View) -> Finding | None:
         if target is None:
             return None
         used = target != ignore
+        if not target.numel():
+            return Finding("there are no targets here: the mean is 0/0", ["the batch is empty"], [_sum_over_count(view, ignore)], empty=True)
         if int(used.sum()) == 0:
             fix = Fix("let a batch without targets count as 0", "'sum'", keyword="reduction")
             return Finding(
@@ -102,7 +104,11 @@ def _empty_mean(view: View) -> Finding | None:
     if values is None or values.numel():
         return None
     if "mean" in view.name:
-        fix = Fix("sum and divide by the count, at least 1", "{0}.sum() / max({0}.numel(), 1)")
+        dims = view.scalar("dim")
+        over = dims if isinstance(dims, list | tuple) else [dims] if isinstance(dims, int) else []
+        count = " * ".join(f"{{0}}.shape[{d}]" for d in over)
+        template = f"torch.sum({{0}}{{rest}}) / max({count}, 1)" if over else "{0}.sum() / max({0}.numel(), 1)"
+        fix = Fix("sum and divide by the count, at least 1", template)
     else:
         fix = Fix("sum and divide by the count, at least 1", f"torch.nn.functional.{view.name}({{0}}{{rest}}, reduction='sum') / max({{0}}.numel(), 1)")
     return Finding("there is nothing here to average: 0/0", [f"the tensor has shape {list(values.shape)}: no elements"], [fix], empty=True)

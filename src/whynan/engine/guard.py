@@ -387,6 +387,7 @@ class Guard:
             self._in_backward = False
         if self.session.by_hand:
             self._meet_foreign_optimizers()
+            self.recorder.between = True
             self.session.guarded(self.by_hand.check_gradients)
         elif self._stepped_inside:
             self.session.guarded(self._after_hooks)
@@ -473,6 +474,7 @@ class Guard:
         if self.session.window.backwards:
             self._finish_by_hand()
         result = self.recorder.opaque("derivative", call, call, args, kwargs)
+        self.recorder.between = True
         self.session.guarded(lambda: self.by_hand.check_derivative(outputs, result))
         return result
 

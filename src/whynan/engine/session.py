@@ -100,13 +100,13 @@ class Session:
         self.window.symptom = symptom
         self.window.entry = entry.number if entry is not None else 0
 
-    def next_step(self) -> None:
-        """Begin a new optimizer step."""
+    def next_step(self, under_way: bool = False) -> None:
+        """Begin a new optimizer step; its forward pass may have run already."""
         if self.step_count >= self.earlier.due and self.window.symptom is None:
             self.earlier.keep(self.step_count, self.recorder.tape, self.function)
         self.step_count += 1
         self.window = Window()
-        self.recorder.roll()
+        self.recorder.roll(under_way)
         self.window_start = self.recorder.tape.number()
 
     def stop(self, reason: str) -> None:
