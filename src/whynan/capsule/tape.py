@@ -430,8 +430,8 @@ def overwrites(entry: Entry, turn: int) -> Outside | None:
     if not isinstance(target, Outside):
         return None
     with torch._C.DisableTorchFunction():  # to ask for a gradient is a call that would be recorded
-        computed = entry.number < turn and any(isinstance(leaf, Slot | Inner) for leaf in entry.reads)
-        return target if is_leaf(target.tensor) and (target.tensor.grad is None or computed) else None
+        replaced = entry.number < turn and getattr(entry.fn, "__name__", "") == "__set__"  # `weight.data = …`: nothing of what it was is left
+        return target if is_leaf(target.tensor) and (target.tensor.grad is None or replaced) else None
 
 
 def first_backward(entries: Iterable[Entry]) -> int:
