@@ -286,6 +286,7 @@ class Drawing(torch.nn.Module):
         self.numbers = np.random.default_rng(4)
         self.python = random.Random(5)
         self.older = np.random.RandomState(6)
+        self.system = random.SystemRandom()  # has no state: nothing to put back
 
     def forward(self, x: torch.Tensor, given: torch.Generator) -> torch.Tensor:
         """Add noise."""

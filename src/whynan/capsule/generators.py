@@ -28,7 +28,7 @@ class Generators:
         """Take note of the generators among some values; torch's, numpy's and Python's common ones are looked after elsewhere."""
         kinds = _kinds()
         for value in values:
-            if isinstance(value, kinds) and value is not torch.default_generator:
+            if isinstance(value, kinds) and value is not torch.default_generator and _has_state(value):
                 self.known[id(value)] = value
 
     def find_around(self, root: torch.nn.Module) -> None:
@@ -63,6 +63,15 @@ def _state_of(held: Any) -> Any:
     if isinstance(held, random.Random):
         return held.getstate()
     return held.bit_generator.state if hasattr(held, "bit_generator") else held.get_state()
+
+
+def _has_state(held: Any) -> bool:
+    """Whether a generator can be put back: one that draws from the system cannot."""
+    try:
+        _state_of(held)
+    except (NotImplementedError, RuntimeError):
+        return False
+    return True
 
 
 def _kinds() -> tuple[type, ...]:

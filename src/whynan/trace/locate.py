@@ -85,7 +85,10 @@ def setup_birth(program: Program, birth: Birth) -> tuple[Birth, Program, Targets
     def targets(run: Run) -> list[torch.Tensor]:
         return [run.made[slot]] if slot in run.made else []
 
-    first = locate(made, targets) if not made.inexact() else None
+    try:
+        first = locate(made, targets) if not made.inexact() else None
+    except MemoryError:
+        return None
     if first is None or first.op is None or first.op.colour is not Colour.DAMAGE or not first.op.sources or any(s.damage for s in first.op.sources):
         return None
     return first, made, targets
