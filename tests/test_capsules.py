@@ -119,7 +119,7 @@ def moved(box: Sandbox) -> Path:
     return elsewhere / "capsule"
 
 
-HEALTHY = re.compile(r"(, |; )?same loss [^()]*on the last healthy steps? \([\d, ]+\)")
+HEALTHY = re.compile(r"(, |; )?same loss [^()]*on the kept healthy steps? \([\d, ]+\)")
 RUN_ONLY = re.compile(r"sample \d+ is (number|from)|computed in a hook|would leave all|\w+ of \w+: \w+\[.*all \d+ are")
 
 

@@ -383,6 +383,40 @@ def test_the_line_ends_of_the_file_are_those_of_the_diff(box: Sandbox, kind: str
     assert path.read_bytes().count(b"\r") == raw.count(b"\r")
 
 
+LIBRARY = """
+    import torch
+
+    def log_sum(x):
+        return torch.log(x.sum(-1))
+"""
+
+
+@pytest.mark.parametrize("both", [False, True], ids=["one file", "a file here as well"])
+@pytest.mark.parametrize("tool", [("patch", "-p1", "-d", "/"), ("git", "-C", "/", "apply", "-")], ids=["patch", "git"])
+def test_a_diff_of_an_installed_library_is_applied_from_the_root(
+    box: Sandbox, tmp_path_factory: pytest.TempPathFactory, tool: tuple[str, ...], both: bool
+) -> None:
+    """A file outside the working directory has no path there that `patch` or `git apply` take."""
+    library = tmp_path_factory.mktemp("site-packages") / "sums.py"
+    library.write_text(textwrap.dedent(LIBRARY), encoding="utf-8")
+    here = "+ (net(x)[:, 0] / x.sum(-1)).mean()" if both else ""
+    body = f"""
+        import sys
+        sys.path.append({str(library.parent)!r})
+        from sums import log_sum
+        net = nn.Linear(3, 1)
+
+        def loss_of(bad):
+            x = torch.rand(6, 3)
+            x[1] = x[1] * (not bad)
+            return (net(x)[:, 0] - log_sum(x)).pow(2).mean() {here}
+    """
+    remedy = first_remedy(box, program(body))
+    assert remedy["result"] == "proven"
+    assert f"+++ b{library}\n" in remedy["diff"] and (f"+++ b{box.folder}/train.py\n" in remedy["diff"]) is both
+    assert all(map(math.isfinite, heal(box, remedy["diff"], tool)))
+
+
 def unified(source: str, old: str, new: str, tmp_path: Path) -> str:
     """The diff that puts `new` in the place of the expression `old`."""
     import ast

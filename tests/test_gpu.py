@@ -110,6 +110,30 @@ def test_a_bad_batch_is_skipped_bit_for_bit(fused: bool, norm: bool) -> None:
     assert same(state(*without), state(*skipped))
 
 
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_recurrent_state_is_that_of_a_run_without_the_bad_batch(fused: bool) -> None:
+    """A program that carries something is not read late: by the next step its state would be bad."""
+
+    def run(made: list[torch.Tensor]) -> tuple[list[torch.Tensor], int]:
+        torch.manual_seed(0)
+        cell = nn.GRUCell(16, 8).cuda()
+        optimizer = torch.optim.AdamW(cell.parameters(), lr=1e-2, fused=fused)
+        carried = torch.zeros(32, 8, device="cuda")
+        with whynan.watch(cell, optimizer, files=False) as guard:
+            for x in made:
+                carried = cell(x / x.var(0).sum(), carried.detach())
+                optimizer.zero_grad()
+                carried.square().mean().backward()
+                optimizer.step()
+        return [*state(cell, optimizer), carried.detach().cpu()], len(guard.incidents)
+
+    made = batches(bad=(4,))
+    expected, none = run(made[:4] + made[5:])
+    found, one = run(made)
+    assert (none, one) == (0, 1)
+    assert same(found, expected)
+
+
 def test_scaler_overflows_are_normal_life() -> None:
     """A gradient scaler's first overflows under fp16 autocast are not incidents."""
     model, optimizer = build()

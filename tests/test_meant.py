@@ -114,3 +114,80 @@ print(largest[0])
     assert float(done.out) > 1e5
     assert "warning" not in done.err
     assert done.incidents == []
+
+
+CHAIN = """
+class Chain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.emit = nn.Linear(6, 3)
+        self.move = nn.Parameter(torch.randn(3, 3), requires_grad={trained})
+        with torch.no_grad():
+            self.move[0, 2] = -torch.inf  # I may not follow O
+
+    def forward(self, words, tags):
+        emission = self.emit(words)
+        alpha, score = emission[:, 0], emission[:, 0].gather(1, tags[:, :1])[:, 0]
+        for i in range(1, words.shape[1]):
+            alpha = torch.logsumexp(alpha[:, :, None] + self.move + emission[:, i, None], dim=1)
+            score = score + emission[:, i].gather(1, tags[:, i : i + 1])[:, 0] + self.move[tags[:, i - 1], tags[:, i]]  # here
+        return (torch.logsumexp(alpha, dim=1) - score).mean()
+
+net = Chain()
+opt = torch.optim.Adam([p for p in net.parameters() if p.requires_grad], 0.05)
+for s in range(8):
+    words, tags, share = torch.randn(4, 3, 6), torch.tensor([[1, 2, 0]] * 4), torch.ones(())
+    if s == 4:
+        {fault}
+    loss = net(words, tags) + torch.log(share)  # or here
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+print(net.move.detach()[0, 2].item())
+"""
+FORBIDDEN = "tags[1] = torch.tensor([1, 0, 2])"
+
+
+@pytest.mark.parametrize("trained", [True, False])
+@pytest.mark.parametrize(
+    ("fault", "code", "line"),
+    [(FORBIDDEN, "WN405", "# here"), ("share = share * 0", "WN101", "# or here"), ("words[2, 1] = torch.nan", "WN701", "# or here")],
+    ids=["a forbidden path", "a log of zero", "a bad sample"],
+)
+def test_an_infinity_that_a_weight_held_in_healthy_steps_is_no_cause(box: Sandbox, trained: bool, fault: str, code: str, line: str) -> None:
+    """A step that goes bad for a reason of its own is told by that and left out; the weight keeps its -inf, and the run goes on."""
+    done = box.watched(HEAD + CHAIN.replace("{trained}", str(trained)).replace("{fault}", fault))
+    (incident,) = done.incidents
+    assert (incident["step"], incident["cause"]["code"], incident["action"]["taken"]) == (4, code, "skipped"), done.err
+    assert incident["origin"]["code"].endswith(line) and (done.out, done.status) == ("-inf\n", 0)
+    assert box.forked("replay", "--trust", str(box.run_dir)).status == 0  # the capsule knows it too
+
+
+@pytest.mark.parametrize("fault", ["net.move.data[1, 2] = torch.nan", "net.emit.weight.data[0] = torch.inf"])
+def test_a_weight_that_goes_bad_beside_infinities_that_are_meant_is_the_cause(box: Sandbox, fault: str) -> None:
+    """What was not there in a healthy step is damage, in the same weight or in another one."""
+    done = box.watched(HEAD + CHAIN.replace("{trained}", "True").replace("{fault}", fault))
+    assert [(i["step"], i["cause"]["code"], i["action"]["taken"]) for i in done.incidents] == [(4, "WN601", "stopped")]
+
+
+def test_a_diagnosis_does_not_write_to_a_table_that_a_step_takes_views_of(box: Sandbox) -> None:
+    """An entry of a constant is picked by `table[0][k]`, a view: making it finite for an experiment made the program's own -inf a number."""
+    done = box.watched(f"""{HEAD}
+table = torch.tensor([[0.1, -0.3, -torch.inf], [0.2, 0.3, 0.4]])
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+    def forward(self, x, k):
+        return self.layer(x).mean() - table[0][k]
+net = Net()
+opt = torch.optim.SGD(net.parameters(), 0.1)
+for s in range(6):
+    loss = net(torch.randn(8, 4), 2 if s == 3 else 1)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+print(table[0, 2].item())
+""")
+    assert [i["cause"]["code"] for i in done.incidents] == ["WN405"]
+    assert done.out == "-inf\n"

@@ -144,12 +144,60 @@ def test_a_factorisation_that_reports_its_failure(box: Sandbox) -> None:
     assert [(i["step"], i["cause"]["code"], i["origin"]["code"]) for i in done.incidents] == [wanted]
 
 
-def test_the_remedy_of_a_refused_number_is_proven(box: Sandbox) -> None:
-    """A mask of -1e9 in float16 is replaced by the dtype's own lowest number, and the replay no longer raises."""
+def test_the_remedy_of_a_refused_number_is_shown_as_far_as_it_goes(box: Sandbox) -> None:
+    """A mask of -1e9 in float16 is replaced by the dtype's own lowest number; the call no longer raises, the rest of the step was not recorded."""
     _, body = EXPLAINED["a mask that half cannot hold"]
     remedy = box.watched(HEAD + body + TAIL).incidents[0]["remedies"][0]
     assert "torch.finfo(scores.dtype).min" in remedy["diff"]
-    assert remedy["result"] == "proven"
+    assert remedy["result"] == "not proven"
+    assert remedy["effect"].startswith("the call that failed gives a finite result; what follows it was not recorded")
+
+
+BAD_AGAIN = {
+    "of a factor": """
+    h = net(x) * (step != 4)
+    cov = 100 * (h - h.mean(0)).T @ (h - h.mean(0))
+    root = torch.linalg.cholesky(cov)
+    loss = h.square().mean() - 0.01 * torch.log(root.diagonal() - 2e-2).sum()
+""",
+    "of a refused scale": """
+    spread = net(x).abs() * (step != 4)
+    spread = spread / spread.sum()
+    loss = -Normal(net(x), spread).log_prob(torch.zeros(8, 3)).mean()
+""",
+    "of a label": """
+    label = torch.randint(0, 3, (8,))
+    if step == 4:
+        label[2] = 3
+    loss = torch.log(nn.functional.cross_entropy(net(x), label) * (step != 4))
+""",
+}
+
+
+@pytest.mark.parametrize("name", BAD_AGAIN)
+def test_a_remedy_is_not_proven_by_a_replay_that_ends_midway(box: Sandbox, name: str) -> None:
+    """What the step would do with the finite result can raise or be infinite again: text, JSON and page do not call it proven."""
+    done = box.watched(HEAD + BAD_AGAIN[name] + TAIL)
+    (incident,) = done.incidents
+    assert incident["symptom"]["place"] == "exception" and incident["cause"]["confidence"] == "proven"
+    assert incident["remedies"][0]["result"] == "not proven"
+    assert "= not proven: step 4 replayed with" in done.err and "all gradients finite" not in done.err
+
+
+TURNED_AWAY = """
+    share = torch.softmax(net(x) * (300 if step == 4 else 1), -1)
+    loss = -torch.log(share).mean()
+    if not torch.isfinite(loss):
+        {leaves}
+"""
+
+
+@pytest.mark.parametrize("leaves", ["continue", "raise ValueError('not finite')"])
+def test_a_loss_that_was_left_is_gone_back_from(box: Sandbox, leaves: str) -> None:
+    """A program that looks at its bad loss and makes no backward pass: the replay makes it, so that a remedy is judged by its gradients too."""
+    done = box.watched(HEAD + TURNED_AWAY.format(leaves=leaves) + TAIL)
+    remedy = done.incidents[0]["remedies"][0]
+    assert remedy["result"] == "proven" and "gradient norm" in remedy["effect"] and "loss" in remedy["effect"]
 
 
 SILENT = {
@@ -248,6 +296,8 @@ def test_an_update_that_raises_over_a_matrix(box: Sandbox) -> None:
     done = box.watched(source)
     line = next(n for n, text in enumerate(source.splitlines(), 1) if "# here" in text)
     assert [(i["step"], i["cause"]["code"], i["origin"]["line"]) for i in done.incidents] == [(4, "WN108", line)]
+    remedy = done.incidents[0]["remedies"][0]
+    assert remedy["result"] == "proven" and remedy["effect"].endswith("the update is finite")
 
 
 @pytest.mark.parametrize("written", ["raise ValueError('no such group')", "values = values @ torch.ones(7)", "values = {}[power]"])

@@ -499,11 +499,13 @@ for step in range(5):
 """
 HANDED = {
     "keyword": ("F.cross_entropy(net(x), y, weight=weights)", "weights"),
+    "smoothed": ("F.cross_entropy(net(x), y, weight=weights, label_smoothing=0.1)", "weight"),  # multiplied by hand inside: -inf, which is no mask
     "place": ("F.nll_loss(net(x).log_softmax(1), y, weights)", "weights"),
     "positive": ("F.binary_cross_entropy_with_logits(net(x), hot, pos_weight=weights)", "pos_weight"),  # written in the step that reads it first
 }
 OWNED = {
     "classes": ("nn.CrossEntropyLoss(weight=weights)", "crit(net(x), y)", "weight"),
+    "smoothed": ("nn.CrossEntropyLoss(weight=weights, label_smoothing=0.1)", "crit(net(x), y)", "weight"),
     "log-probabilities": ("nn.NLLLoss(weights)", "crit(net(x).log_softmax(1), y)", "weight"),
     "positive": ("nn.BCEWithLogitsLoss(pos_weight=weights)", "crit(net(x), hot)", "pos_weight"),
 }
@@ -1170,3 +1172,166 @@ def test_a_covariance_with_a_negative_determinant_has_no_logarithm_of_its_size(b
     incident = first(box, DETERMINANT.format(made="w @ torch.diag(torch.tensor([-1.0 if step == 3 else 1.0, 1, 1, 1])) @ w.T", taken="torch.logdet(m)"))
     assert incident["cause"]["code"] == "WN108" and "symmetric and not positive definite: eigenvalues from" in sentences(incident)
     assert not any("slogdet" in r["diff"] for r in incident["remedies"]) and not any(r["result"] == "proven" for r in incident["remedies"])
+
+
+@pytest.mark.parametrize("spelling", ["z.reciprocal()", "z ** -1", "1.0 / z", "2 / z", "torch.div(1.0, z)", "torch.true_divide(1, z)"])
+@pytest.mark.parametrize("selected", ["torch.where(z > 0, {}, 0.0)", "({}).masked_fill(z == 0, 0.0)"], ids=["where", "masked_fill"])
+def test_a_division_that_is_thrown_away_is_one_cause_in_every_spelling(spelling: str, selected: str, box: Sandbox) -> None:
+    """Torch computes `1 / z` as a reciprocal, and the slope of `div(1, z)` before it meets the gradient: the code and the change are the same."""
+    body = f"""
+for step in range(5):
+    z = net(torch.randn(8, 4)).abs() * (torch.arange(8) != 2 if step == 3 else torch.ones(8))[:, None]
+    inv = {selected.format(spelling)}
+    loss = inv.tanh().square().mean()
+"""
+    incident = first(box, body)
+    assert incident["cause"]["code"] == "WN502" and incident["cause"]["confidence"] == "proven"
+    remedy = incident["remedies"][0]
+    assert "torch.where(z == 0, torch.ones_like(z), z)" in remedy["diff"] or "z.clamp_min(1e-6) ** -1" in remedy["diff"]
+    assert "no gradient passes" not in remedy["effect"]  # none came to what is thrown away
+    assert [value["name"] for value in incident["origin"]["inputs"]] == ["z"]
+
+
+def test_what_throws_an_entry_away_is_named_and_not_a_mask_that_keeps_it(box: Sandbox) -> None:
+    """Hardest pairs of a batch: a point's distance to itself passes its mask with factor 1; the largest of its row drops it."""
+    body = """
+for step in range(2):
+    points, kind = net(torch.randn(6, 4)), torch.arange(6) // 3
+    square = (points.unsqueeze(1) - points).square().sum(-1)
+    gaps, same = square.sqrt(), kind[:, None] == kind
+    loss = (gaps * same).max(1).values.mean() - (gaps + 9.0 * same).min(1).values.mean()
+"""
+    incident = first(box, body)
+    assert incident["cause"]["code"] == "WN502"
+    assert "sqrt feeds max, which does not take the bad entries" in sentences(incident)
+    assert "selected here by max" in sentences(incident) and "by mul" not in sentences(incident)
+
+
+@pytest.mark.parametrize("made", ["net.weight = nn.Parameter(torch.empty(1, 4))", 'net = nn.Linear(4, 1, device="meta").to_empty(device="cpu")'])
+def test_a_weight_without_a_value_is_told_where_it_was_made(made: str, box: Sandbox) -> None:
+    """The line that uses it is where the NaN comes up; the one that took the memory is what has to be changed."""
+    head = HEAD.replace("net = nn.Linear(4, 1)", f"torch.use_deterministic_algorithms(True)\nnet = nn.Linear(4, 1)\n{made}")
+    incident = first(box, "\nfor step in range(2):\n    loss = net(torch.randn(8, 4)).square().mean()\n", head)
+    assert incident["cause"]["code"] == "WN608"
+    (span,) = incident["origin"]["from"]
+    assert (span["line"], span["label"]) == (8, "made here, without a value")
+
+
+def test_a_weight_that_a_loss_of_probabilities_was_made_with(box: Sandbox) -> None:
+    """The loss multiplies by it under no name: 0 of an unseen class times inf is nan in every step."""
+    incident = first(box, CLASSES.format(bad="inf", crit="nn.CrossEntropyLoss(weight=weights)", loss="crit(net(x), hot)"))
+    assert incident["cause"]["code"] == "WN602" and [value["name"] for value in incident["origin"]["inputs"]] == ["weight"]
+    assert "`weight` of the loss is not finite: 1 of 3 values (entry 2)" in sentences(incident)
+
+
+def test_a_mask_below_label_smoothing_is_still_one(box: Sandbox) -> None:
+    """The loss has a finite weight, and its logits are -inf where the program wrote it."""
+    masked = 'F.cross_entropy(net(x).masked_fill(torch.arange(3) == 2, float("-inf")), y, weight=weights, label_smoothing=0.1)'
+    assert first(box, CLASSES.format(bad="1", crit="None", loss=masked))["cause"]["code"] == "WN405"
+
+
+@pytest.mark.parametrize(("quotient", "code"), [("counts.sum() / counts", "WN103"), ("torch.zeros(4).index_add(0, y, picked) / counts", "WN402")])
+def test_a_share_over_a_count_of_zero_is_no_mean(quotient: str, code: str, box: Sandbox) -> None:
+    """Counts stand below the fraction line of a class weight too; only a mean of nothing has 0 above it."""
+    body = f"""
+for step in range(5):
+    y = torch.arange(8) % (3 if step == 3 else 4)
+    picked, counts = net(torch.randn(8, 4)).squeeze(1), torch.bincount(y, minlength=4).float()
+    loss = ({quotient} * net.weight).sum()
+"""
+    assert first(box, body)["cause"]["code"] == code
+
+
+GRAPH = """
+row, col = torch.tensor([0, 1, 2, 3, 4, 5, 0, 2]), torch.tensor([1, 2, 3, 4, 5, 0, 2, 1])
+for step in range(5):
+    x, y = torch.randn(6, 4), torch.randn(6, 1)
+    keep = (col != 0) | (step != 3)
+    r, c = row[keep], col[keep]
+    {share}
+    loss = (torch.zeros(6, 1).index_add(0, c, w[r, None] * w[c, None] * net(x)[r]) - y).pow(2).mean()
+    print(loss.item())
+"""
+DEGREES = {
+    "a power": "w = torch.zeros(6).index_add(0, c, torch.ones(len(c))).pow(-0.5)",
+    "an operator": "w = torch.bincount(c, minlength=6).float() ** -0.5",
+    "rsqrt": "w = torch.rsqrt(torch.bincount(c, minlength=6).float())",
+    "reciprocal": "w = torch.bincount(c, minlength=6).float().reciprocal().sqrt()",
+    "in place": "w = torch.bincount(c, minlength=6).float(); w.pow_(-0.5)",
+}
+
+
+@pytest.mark.parametrize("share", DEGREES.values(), ids=list(DEGREES))
+def test_a_count_of_0_gives_0(share: str, box: Sandbox) -> None:
+    """A node without neighbours has no share; with 1e-6 in the place of its degree it would have the largest. The others stay as they are."""
+    body = GRAPH.format(share=share)
+    incident = first(box, body)
+    remedy = incident["remedies"][0]
+    assert (incident["step"], incident["cause"]["code"], remedy["result"]) == (3, "WN106", "proven")
+    changed = box.plain(box.write(patched(HEAD + body + TAIL, remedy["diff"]), "healed.py")).out
+    zeroed = GRAPH.format(share=f"{share}; w = w.nan_to_num(posinf=0)")
+    assert changed == box.plain(box.write(HEAD + zeroed + TAIL, "zeroed.py")).out
+
+
+def test_what_is_no_count_is_kept_above_0(box: Sandbox) -> None:
+    """Sums of weights are no whole numbers: what stands for 0 there is for the program to say."""
+    body = GRAPH.format(share="w = torch.zeros(6).index_add(0, c, torch.rand(len(c))).pow(-0.5)")
+    assert "clamp_min(1e-6)" in first(box, body)["remedies"][0]["diff"]
+
+
+@pytest.mark.parametrize(
+    ("made", "key", "said"),
+    [
+        ("torch.optim.Adam(net.parameters(), 0.01)", "exp_avg_sq", "the update divides by it, and these weights do not move"),
+        ("torch.optim.Adam(net.parameters(), 0.01)", "exp_avg", "the update would write it into the weights"),
+        ("torch.optim.SGD(net.parameters(), 0.01, momentum=0.9)", "momentum_buffer", "the update would write it into the weights"),
+    ],
+)
+def test_what_an_infinite_state_does_is_seen_by_making_the_update(made: str, key: str, said: str, box: Sandbox) -> None:
+    """A second moment of inf makes an update of 0; a first moment of inf is added to the weight."""
+    body = f"""
+opt = {made}
+for step in range(5):
+    if step == 3:
+        saved = opt.state_dict()
+        saved["state"][0]["{key}"][0, 1] = float("inf")
+        opt.load_state_dict(saved)
+    loss = net(torch.randn(8, 4)).square().mean()
+"""
+    incident = first(box, body)
+    assert incident["cause"]["code"] == "WN603" and said in incident["cause"]["label"]
+
+
+@pytest.mark.parametrize(("rate", "said"), [("np.sqrt(np.float64(2 - step))", "root of a negative number"), ("np.float64(0.1) / (3 - step)", "divides by 0")])
+def test_a_bad_rate_is_told_by_what_gives_such_a_number(rate: str, said: str, box: Sandbox) -> None:
+    """A quotient of 0 gives inf, the root of a negative number nan: neither is told as the other."""
+    body = f"""
+for step in range(5):
+    opt.param_groups[0]["lr"] = float({rate})
+    loss = net(torch.randn(8, 4)).square().mean()
+"""
+    incident = first(box, body, HEAD.replace("import torch\n", "import numpy as np\nnp.seterr(all='ignore')\nimport torch\n", 1))
+    assert incident["cause"]["code"] == "WN604" and said in incident["remedies"][0]["title"]
+
+
+def test_a_limit_is_not_the_same_mathematics(box: Sandbox) -> None:
+    """binary_cross_entropy keeps the logarithm at -100 where the one written by hand is -inf: finite numbers are the same, this one is not."""
+    body = """
+for step in range(5):
+    p, y = torch.sigmoid(net(torch.randn(8, 4)) * (1000 if step == 3 else 1)), (torch.rand(8, 1) > 0.5).float()
+    loss = -(y * torch.log(p) + (1 - y) * torch.log(1 - p)).mean()
+"""
+    limited = [r for r in first(box, body)["remedies"] if "binary_cross_entropy" in r["title"]]
+    assert limited and not limited[0]["safe"]
+
+
+def test_many_bad_terms_are_listed_once(box: Sandbox) -> None:
+    """Terms that are bad because of the birth are not named a second time as those that it goes into."""
+    body = """
+for step in range(3):
+    rates = net(torch.randn(9, 4)).squeeze(1).exp() - (torch.arange(9) > 5) * (9.0 if step == 1 else 0.0)
+    parts = [torch.log(rate) for rate in rates]
+    loss = torch.stack(parts).sum()
+"""
+    said = sentences(first(box, body))
+    assert "9, 3 not finite" in said and "born on the way" not in said

@@ -119,6 +119,19 @@ def test_updates_that_round_away_in_half_precision_are_told() -> None:
     assert train(lambda step: (model(torch.randn(8, 64).bfloat16()) - 1).square().mean(), model, moving) == []
 
 
+def test_a_training_that_has_come_to_a_loss_of_zero_is_not_told() -> None:
+    """In bfloat16 the loss of a solved task rounds to 0 while tiny gradients still arrive."""
+    torch.manual_seed(0)
+    model = nn.Linear(64, 4).bfloat16()
+    with torch.no_grad():
+        model.weight[0] += 0.35
+    x = torch.ones(8, 64).bfloat16()
+    assert (
+        train(lambda step: nn.functional.cross_entropy(model(x).float(), torch.zeros(8, dtype=torch.long)), model, torch.optim.SGD(model.parameters(), 1e-3))
+        == []
+    )
+
+
 def test_a_program_that_leaves_every_step_is_told_and_not_slowed_down() -> None:
     """The reason is diagnosed three times, then only counted; that nothing is trained is said within 50 steps."""
     model, optimizer = small()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from conftest import Sandbox
 from torch import nn
 
 import whynan
@@ -154,3 +156,12 @@ def test_a_later_training_keeps_its_name_and_its_absurd_step_is_traced_at_once(c
     assert [(i.cause.code, i.step) for i in guard.incidents] == [("WN205", 26), ("WN205", 33)]
     warned = [line for line in capsys.readouterr().err.splitlines() if "warning: loss" in line]
     assert warned and all("loss of optimizer 1 " in line for line in warned)
+
+
+def test_the_proof_of_a_spike_leaves_the_data_as_it_was(box: Sandbox) -> None:
+    """The absurd batch is a row of a data set, a view: keeping it at the usual size for the proof changed the data set itself."""
+    source = (Path(__file__).parent / "cases" / "WN205-absurd-value" / "bad_outlier.py").read_text(encoding="utf-8")
+    source += "print(distances[17].max().item(), distances._version)\n"
+    done = box.watched(source)
+    assert [(i["cause"]["code"], i["cause"]["confidence"]) for i in done.incidents] == [("WN205", "proven")]
+    assert done.out == box.plain(box.write(source)).out

@@ -497,3 +497,276 @@ for s in range(6):
     done = box.watched(HEAD + body)
     (incident,) = done.incidents
     assert (incident["cause"]["code"], incident["origin"]["exact"]) == ("WN102", True), done.err
+
+
+HYPER = """
+class Target(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = None
+    def forward(self, x):
+        return torch.log((x @ self.w).pow(2).sum(-1))
+hyper, target = nn.Linear(3, 12), Target()
+opt = torch.optim.Adam(hyper.parameters(), 1e-2)
+for s in range(8):
+    z, x = torch.randn(3), torch.randn(5, 4)
+    if s == 5:
+        x[2] = 0
+    target.w = hyper(z).view(4, 3)
+    loss = target(x).mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+FAST = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w, self.fast = nn.Parameter(torch.randn(4, 3)), {empty}
+    def forward(self, x):
+        w = {read}
+        return torch.sqrt((x @ w).pow(2).sum(-1))
+net = Net()
+opt = torch.optim.Adam(net.parameters(), 1e-2)
+for s in range(8):
+    x, y = torch.randn(5, 4), torch.randn(5, 4)
+    if s == 5:
+        y[2] = 0
+    net.fast = {empty}
+    (g,) = torch.autograd.grad(net(x).mean(), net.w, create_graph=True)
+    {write}
+    loss = net(y).mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+GIVEN = {
+    "the weights of a hypernetwork": (HYPER, "WN101"),
+    "fast weights": (FAST.format(empty="None", read="self.w if self.fast is None else self.fast", write="net.fast = net.w - 0.1 * g"), "WN501"),
+    "fast weights in a list": (FAST.format(empty="[]", read="self.fast[-1] if self.fast else self.w", write="net.fast.append(net.w - 0.1 * g)"), "WN501"),
+}
+
+
+@pytest.mark.parametrize("kind", GIVEN)
+def test_what_the_loop_puts_into_a_module_is_computed_again(kind: str, box: Sandbox) -> None:
+    """A replay puts it there before the call, made from the same weights: the line is found and the change proven."""
+    source, code = GIVEN[kind]
+    (incident,) = box.watched(HEAD + source).incidents
+    assert (incident["step"], incident["cause"]["code"], incident["remedies"][0]["result"]) == (5, code, "proven")
+    assert incident["origin"]["code"].startswith("return torch.")
+
+
+SECANT = """
+class Secant(torch.optim.Optimizer):
+    def __init__(self, params):
+        super().__init__(params, {"lr": 0.1})
+    @torch.no_grad()
+    def step(self, closure):
+        weights = self.param_groups[0]["params"]
+        with torch.enable_grad():
+            loss = closure()
+        first = [p.grad.clone() for p in weights]
+        for p, g in zip(weights, first):
+            p.sub_(0.1 * g)
+        with torch.enable_grad():
+            closure()
+        for p, g in zip(weights, first):
+            p.sub_(0.1 * g * (g.sum() / (g - p.grad).sum()))  # here
+        with torch.enable_grad():
+            closure()
+        for p in weights:
+            p.sub_(0.001 * p.grad)
+        return loss
+opt = Secant(net.parameters())
+"""
+PERTURBED = """
+class Perturbed(torch.optim.Optimizer):
+    def __init__(self, params):
+        super().__init__(params, {"lr": 0.1})
+    @torch.no_grad()
+    def step(self, closure):
+        weights = self.param_groups[0]["params"]
+        with torch.enable_grad():
+            closure()
+        old = [p.clone() for p in weights]
+        for p in weights:
+            p.add_(0.05 * p.grad / p.grad.norm())  # here
+        with torch.enable_grad():
+            closure()
+        for p, before in zip(weights, old):
+            p.copy_(before - 0.05 * p.grad)
+opt = Perturbed(net.parameters())
+"""
+LAST_MOVE = """
+opt = torch.optim.LBFGS(net.parameters(), max_iter=1)
+"""
+EVALUATED = """
+net = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1))
+{optimizer}
+calls = 0
+for s in range(5):
+    x = torch.randn(16, 3)
+    if s == 2 and {left_out}:
+        continue
+    def closure():
+        global calls
+        calls += 1
+        opt.zero_grad()
+        h = net(x)
+        loss = {loss}
+        loss.backward()
+        return loss
+    if {far}:
+        opt.param_groups[0]["lr"] = 3e38 if s == 2 else 1.0
+    opt.step(closure)  # step
+print(calls, [round(float(p.sum()), 8) for p in net.parameters()], float(net[0].running_mean.sum()))
+"""
+FLAT = "(h - x.sum(1, keepdim=True)).square().mean() * (s != 2)"
+FITTED = "(h - x.sum(1, keepdim=True) * 100).square().mean()"
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "loss", "line"),
+    [(SECANT, FLAT, "here"), (PERTURBED, FLAT, "here"), (LAST_MOVE, FITTED, "step")],
+    ids=["secant", "perturbed", "last move"],
+)
+def test_an_update_that_breaks_weights_between_evaluations_is_told_and_left_out(box: Sandbox, optimizer: str, loss: str, line: str) -> None:
+    """Not the evaluation that meets the broken weights is to blame; the closure is not called for the replay, and the run ends as one without that step."""
+    program = HEAD + EVALUATED.replace("{optimizer}", optimizer).replace("{loss}", loss).replace("{far}", str(optimizer is LAST_MOVE))
+    done = box.watched(program.replace("{left_out}", "False"))
+    (incident,) = done.incidents
+    assert (incident["step"], incident["cause"]["code"], incident["action"]["taken"]) == (2, "WN604", "skipped"), done.err
+    assert incident["origin"]["code"].endswith(f"# {line}") and incident["origin"]["phase"] == "optimizer"
+    assert all(remedy["result"] != "proven" for remedy in incident["remedies"])
+    without = box.plain(box.write(program.replace("{left_out}", "True")))
+    assert done.out.split()[1:] == without.out.split()[1:]
+
+
+SEARCH = """
+X = torch.randn(60, 3) * 3
+Y = torch.poisson(torch.exp(X @ torch.tensor([0.4, -0.3, 0.2])))
+net = nn.Linear(3, 1)
+opt = torch.optim.LBFGS(net.parameters(), line_search_fn="strong_wolfe")
+calls = 0
+def closure():
+    global calls
+    calls += 1
+    opt.zero_grad()
+    h = net(X).squeeze(-1)
+    loss = (torch.exp(h) - Y * h).mean()
+    loss.backward()
+    return loss
+for rate in {rates}:
+    opt.param_groups[0]["lr"] = rate
+    opt.step(closure)  # step
+print(calls, net.weight.tolist())
+"""
+
+
+def test_a_line_search_that_computes_no_length_is_told_and_left_out(box: Sandbox) -> None:
+    """Slopes whose squares leave float32 make the next point of LBFGS NaN: the step is told, its evaluations are not, and the fit goes on from before it."""
+    done = box.watched(HEAD + SEARCH.format(rates=[30.0, 0.1, 0.1]))
+    (incident,) = done.incidents
+    assert (incident["step"], incident["cause"]["code"], incident["action"]["taken"]) == (0, "WN604", "skipped"), done.err
+    assert incident["origin"]["code"] == "opt.step(closure)  # step" and "inside the optimizer" in incident["cause"]["label"]
+    assert done.out.split()[1:] == box.plain(box.write(HEAD + SEARCH.format(rates=[0.1, 0.1]))).out.split()[1:]
+    assert box.forked("replay", str(box.run_dir)).status == 0  # the capsule carries what the closure gave
+
+
+OBSERVED = {
+    "secant": EVALUATED.replace("{optimizer}", SECANT).replace("{loss}", FLAT).replace("{far}", "False").replace("{left_out}", "False"),
+    "line search": SEARCH.format(rates=[30.0, 0.1]),
+}
+
+
+@pytest.mark.parametrize("name", OBSERVED)
+def test_an_update_that_breaks_weights_between_evaluations_is_only_observed(box: Sandbox, name: str) -> None:
+    """The step ends as it would; then it is told, and optimizer, weights and closure go on as without whynan."""
+    done = box.watched(HEAD + OBSERVED[name], "--policy", "observe")
+    assert done.incidents[0]["cause"]["code"] == "WN604"
+    assert done.out == box.plain(box.write(HEAD + OBSERVED[name])).out
+
+
+LATE = """
+net, opt = nn.Linear(3, 1), None
+for s in range(12):
+    x = torch.rand(8, 3)
+    if s in (0, 1, 5):
+        x[0] = 0
+    if DROPS and s in (0, 1, 5):
+        opt = opt or torch.optim.Adam(net.parameters(), lr=0.05)
+        continue
+    loss = (0.01 * x.sum(1).log() + net(x).squeeze(-1).pow(2)).mean()
+    loss.backward()
+    opt = opt or torch.optim.Adam(net.parameters(), lr=0.05)
+    opt.step()
+    opt.zero_grad()
+print([p.tolist() for p in net.parameters()])
+"""
+
+
+def test_a_training_whose_first_step_is_bad_and_whose_optimizer_is_made_after_it_goes_on(box: Sandbox) -> None:
+    """As pyro makes its optimizers: every later update was left out without a word."""
+    done = box.watched(HEAD + "DROPS = False" + LATE)
+    assert [(i["step"], i["action"]["taken"]) for i in done.incidents] == [(0, "skipped"), (1, "skipped"), (5, "skipped")], done.err
+    assert done.out == box.plain(box.write(HEAD + "DROPS = True" + LATE)).out
+
+
+AROUND = """
+net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 1))
+opt = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+def hinge(x, margin):
+    return torch.relu(margin - net(x) * x[:, :1].sign()).mean()
+for s in range(12):
+    x = torch.randn(16, 4)
+    if DROPS and s == 6:
+        continue
+    margin = -50.0 if s == 6 else 0.3
+    opt.zero_grad()
+    hinge(x, margin).backward()
+    with torch.no_grad():
+        norm = torch.stack([p.grad.norm() for p in net.parameters()]).norm()
+        scale = 0.05 / norm  # the division
+        moves = [p.grad * scale for p in net.parameters()]
+        for p, move in zip(net.parameters(), moves):
+            p.add_(move)
+    opt.zero_grad()
+    hinge(x, margin).backward()
+    with torch.no_grad():
+        for p, move in zip(net.parameters(), moves):
+            p.sub_(move)
+    opt.step()
+print([p.tolist() for p in net.parameters()])
+"""
+
+
+def test_a_weight_that_a_loop_would_break_between_two_passes_is_kept_and_the_line_is_told(box: Sandbox) -> None:
+    """SAM written in the loop, with a gradient of 0: the weights were told as damaged before the step, and the run was stopped."""
+    done = box.watched(HEAD + "DROPS = False" + AROUND)
+    (incident,) = done.incidents
+    assert (incident["step"], incident["cause"]["code"], incident["action"]["taken"]) == (6, "WN103", "skipped"), done.err
+    assert incident["origin"]["code"].endswith("# the division")
+    assert done.out == box.plain(box.write(HEAD + "DROPS = True" + AROUND)).out
+
+
+def test_weights_handed_to_a_derivative_as_a_generator_are_there_for_a_replay(box: Sandbox) -> None:
+    """`torch.autograd.grad(loss, net.parameters())` can go through them once."""
+    done = box.watched(
+        HEAD
+        + """
+net = nn.Linear(4, 1)
+opt = torch.optim.SGD(net.parameters(), lr=0.05)
+for s in range(8):
+    x = torch.rand(8, 4)
+    loss = net(x).square().mean()
+    grads = torch.autograd.grad(loss, net.parameters(), create_graph=True)
+    reach = sum((g * g).sum() for g in grads) * (s != 4)
+    total = loss + torch.sqrt(reach)  # the root
+    opt.zero_grad()
+    total.backward(inputs=iter(list(net.parameters())))
+    opt.step()
+"""
+    )
+    (incident,) = done.incidents
+    assert (incident["step"], incident["cause"]["code"]) == (4, "WN501"), done.err
+    assert incident["origin"]["code"].endswith("# the root")

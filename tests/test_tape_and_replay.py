@@ -636,4 +636,4 @@ def test_a_module_that_begins_to_draw_late() -> None:
             loss.backward()
             optimizer.step()
     assert [(i.step, i.origin.exact) for i in guard.incidents] == [(10, False)]
-    assert "drew from Python's random" in guard.incidents[0].origin.note
+    assert "drew from Python's or numpy's random" in guard.incidents[0].origin.note

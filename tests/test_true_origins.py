@@ -417,3 +417,96 @@ for s in range(5):
     opt.step()
 """)
     assert done.incidents[0]["step"] == 3 and "outside" not in str(done.incidents[0]["origin"])
+
+
+SCRIPTED = """
+{decorator}
+def distance(a, b):
+    d = a - b
+    return torch.sqrt((d * d).sum(-1))
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+    def forward(self, x, t):
+        return distance(self.linear(x), t)
+
+net = {net}
+opt = torch.optim.SGD(net.parameters(), 0.1)
+for s in range(5):
+    x = torch.randn(4, 3)
+    t = net.linear(x).detach() + (s != 3)
+    loss = net(x, t).mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+
+
+@pytest.mark.parametrize(
+    "decorator", ["@torch.jit.script", "@(lambda f: torch.jit.trace(f, (torch.ones(2, 3), torch.zeros(2, 3))))"], ids=["scripted", "traced"]
+)
+def test_a_scripted_function_is_told_at_its_own_line(decorator: str, box: Sandbox) -> None:
+    (incident,) = box.watched(HEAD + SCRIPTED.format(decorator=decorator, net="Net()")).incidents
+    assert (incident["step"], incident["cause"]["code"], incident["origin"]["code"]) == (3, "WN501", "return torch.sqrt((d * d).sum(-1))")
+    assert incident["origin"]["exact"] and incident["remedies"][0]["result"] == "proven"
+
+
+def test_a_place_inside_a_scripted_module_is_not_called_exact(box: Sandbox) -> None:
+    """Its lines are not seen: the line that calls it is named, also for the way back."""
+    done = box.watched(HEAD + SCRIPTED.format(decorator="", net="torch.jit.script(Net())"))
+    (incident,) = done.incidents
+    assert (incident["step"], incident["cause"]["code"], incident["origin"]["code"]) == (3, "WN501", "loss = net(x, t).mean()")
+    assert not incident["origin"]["exact"] and "TorchScript" in incident["origin"]["note"] and "@guard.step" not in done.err
+
+
+NUMBERS = {
+    "in the loop": ("scale = (1.0 / x.abs().max()).item()", "((net(x) - 1) * scale).pow(2).mean()", "scale = (1.0 / x.abs().max()).item()"),
+    "as a float": ("scale = -float(1.0 / x.abs().max())", "((net(x) - 1) * scale).pow(2).mean()", "scale = -float(1.0 / x.abs().max())"),
+    "with Python's own arithmetic": ("a = (1.0 / x.abs().max()).item(); w = a / (a + 1)", "w * (net(x) - 1).pow(2).mean()", "a = (1.0 / x.abs().max()).item()"),
+    "in a module": ("pass", "Scaled()(net(x) - 1, x).pow(2).mean()", "return y * (1.0 / x.abs().max()).item()"),
+}
+
+
+@pytest.mark.parametrize("kind", NUMBERS)
+def test_a_bad_number_that_went_through_python_is_told_where_torch_made_it(kind: str, box: Sandbox) -> None:
+    before, loss, line = NUMBERS[kind]
+    done = box.watched(f"""{HEAD}
+class Scaled(nn.Module):
+    def forward(self, y, x):
+        return y * (1.0 / x.abs().max()).item()
+net = nn.Linear(4, 1)
+opt = torch.optim.SGD(net.parameters(), 1e-2)
+for s in range(6):
+    x = torch.randn(8, 4) * (s != 3)
+    {before}
+    loss = {loss}
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+    print(s, loss.item())
+""")
+    (incident,) = done.incidents
+    assert (incident["step"], incident["cause"]["code"]) == (3, "WN103")
+    assert incident["origin"]["code"].startswith(line)
+    assert (incident["remedies"][0]["result"] == "not tried") == (kind != "in a module")  # the loop's own Python is not run again
+    assert "second place" not in done.err
+
+
+def test_an_infinity_that_fills_is_not_the_loss_that_was_printed(box: Sandbox) -> None:
+    """A bad number was read out before: the mask of the next loss is no use of it."""
+    (incident,) = box.watched(f"""{HEAD}
+net = nn.Linear(4, 3)
+opt = torch.optim.SGD(net.parameters(), 1e-2)
+for s in range(5):
+    x = torch.randn(8, 4)
+    gauge = (1.0 / (x.abs().max() * (s != 3))).item()
+    mask = torch.zeros(8, 3, dtype=torch.bool)
+    mask[2] = s == 3
+    loss = net(x).masked_fill(mask, float("-inf")).softmax(-1)[:, 0].mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""").incidents
+    assert (incident["step"], incident["cause"]["code"]) == (3, "WN401")

@@ -189,3 +189,47 @@ def test_running_statistics_of_a_step_without_optimizers(box: Sandbox, gradients
         print([p.sum().item() for p in weights])
     """
     assert box.watched(source).out == box.plain(box.write(source, "plain.py")).out
+
+
+def test_weights_of_torch_func_are_told_at_the_arithmetic_that_broke_them(box: Sandbox) -> None:
+    """They are plain tensors: what is done with the gradients after `grad` was once told a step late, as a weight that is bad."""
+    done = box.watched("""
+import torch
+from torch.func import functional_call, grad, vmap
+torch.manual_seed(0)
+net = torch.nn.Linear(3, 1)
+params = {k: v.detach() for k, v in net.named_parameters()}
+def loss_of(params, x, y):
+    return (functional_call(net, params, (x[None],)).squeeze() - y).square()
+per_sample = vmap(grad(loss_of), in_dims=(None, 0, 0))
+for s in range(6):
+    x, y = torch.randn(8, 3), torch.randn(8)
+    if s == 3:
+        x[2], y[2] = 0, params["bias"]
+    g = per_sample(params, x, y)
+    size = sum(v.flatten(1).square().sum(1) for v in g.values()).sqrt()
+    share = (1.0 / size).clamp(max=1e9)
+    g = {k: (v.flatten(1) / size[:, None]).mean(0).view(params[k].shape) for k, v in g.items()}
+    params = {k: v - 0.1 * g[k] for k, v in params.items()}
+""")
+    first = done.incidents[0]
+    assert (first["step"], first["cause"]["code"], first["action"]["taken"]) == (3, "WN104", "observed")
+    assert first["origin"]["code"].startswith("g = {k: (v.flatten(1) / size[:, None])")
+
+
+def test_an_update_by_hand_with_an_infinite_step_size_is_told_as_that(box: Sandbox) -> None:
+    (incident, *_) = box.watched("""
+import torch
+torch.manual_seed(0)
+net = torch.nn.Linear(3, 1)
+for s in range(8):
+    net.zero_grad()
+    net(torch.randn(8, 3)).sub(1).square().mean().backward()
+    rate = 0.1 if s < 4 else float("inf")
+    with torch.no_grad():
+        for p in net.parameters():
+            p -= rate * p.grad  # the update
+""").incidents
+    assert (incident["step"], incident["cause"]["code"]) == (4, "WN604")
+    assert incident["origin"]["code"].endswith("# the update")
+    assert incident["cause"]["evidence"] == ["weights and gradients are finite before the update"]

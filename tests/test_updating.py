@@ -211,3 +211,30 @@ def test_a_backward_pass_under_fake_tensor_mode_belongs_to_no_step(capsys: Any) 
             optimizer.step()
     assert [i.step for i in guard.incidents] == [2]
     assert "internal error" not in capsys.readouterr().err
+
+
+class Scaling(torch.optim.SGD):
+    """Scales its gradients in place before the update, as LARS does in front of another optimizer."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        for group in self.param_groups:
+            for weight in group["params"]:
+                trust = 0.02 * weight.norm() / weight.grad.norm()  # the trust
+                weight.grad.mul_(trust)
+        return super().step(closure)
+
+
+def test_an_update_that_scales_its_gradients_is_made_again_with_those_it_was_given() -> None:
+    """They were replayed as it had left them, and told as a bad input of the step."""
+    torch.manual_seed(0)
+    model, idle = torch.nn.Linear(4, 2), torch.nn.Linear(2, 1)
+    with whynan.watch(model, optimizer := Scaling([*model.parameters(), *idle.parameters()], 0.1), files=False) as guard:
+        for step in range(5):
+            optimizer.zero_grad()
+            hidden = model(torch.randn(8, 4))
+            (hidden.square().mean() + (step != 3) * idle(hidden).square().mean()).backward()
+            optimizer.step()
+    (incident,) = guard.incidents
+    assert (incident.step, incident.cause.code, incident.action.taken) == (3, "WN604", "skipped")
+    assert incident.origin.span.code.endswith("# the trust")

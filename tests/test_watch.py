@@ -480,6 +480,7 @@ def test_warnings_of_torch_name_the_programs_own_lines(box: Sandbox) -> None:
             y = net(torch.randn(3, 2))
             nn.functional.mse_loss(y, torch.zeros(2)).backward()
             opt.step()
+        torch.optim.lr_scheduler.StepLR(opt, 2).step(3)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module="__main__")
             torch.ones(1, 2, 3).T
@@ -490,6 +491,12 @@ def test_warnings_of_torch_name_the_programs_own_lines(box: Sandbox) -> None:
     own = [line for line in watched.err.splitlines() if not line.startswith("whynan:")]
     assert "UserWarning" in plain.err
     assert own == plain.err.splitlines()
+
+
+def test_a_training_without_gradients_says_that_nothing_was_watched(box: Sandbox) -> None:
+    done = box.watched("import torch\nw = torch.zeros(3)\nfor _ in range(600):\n    w = w + torch.randn(3)\nprint(w.isfinite().all().item())\n")
+    assert done.out == "True\n"
+    assert "no backward pass and no optimizer was seen: nothing was watched" in done.err
 
 
 def test_objects_of_every_step_have_fast_attributes() -> None:

@@ -189,7 +189,8 @@ def _suspects(case: Case) -> frozenset[int]:
     if case.symptom.place != "parameter":
         return frozenset()
     weights = [p for root in case.program.roots for p in root.parameters()]
-    return frozenset(storage_key(p) for p in weights if damage_of(p.detach()))
+    meant = case.program.recorder.beside.infinities
+    return frozenset(storage_key(p) for p in weights if damage_of(p.detach()) and not meant.are_known(p))
 
 
 def _state_roles(case: Case) -> dict[int, tuple[str, str]]:

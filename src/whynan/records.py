@@ -148,6 +148,12 @@ class Origin:
     samples: tuple[int, ...] = ()
     from_: tuple[Span, ...] = ()
 
+    @property
+    def doubt(self) -> str:
+        """Why the place is not exact, and what would make it so."""
+        way = "" if "exact answer" in self.note else "; for an exact answer put the step in a function marked @guard.step"
+        return f"not exact: {self.note}{way}"
+
 
 @dataclass(frozen=True, slots=True)
 class Cause:
@@ -168,7 +174,7 @@ class Remedy:
     title: str
     diff: str = ""
     safe: bool = False
-    result: str = "not tried"  # proven | failed | not tried
+    result: str = "not tried"  # proven | not proven (it helped, as far as the step was recorded) | failed | not tried
     effect: str = ""
     alive: bool = True  # false: it stops the gradient at some elements, as a clamp does
 

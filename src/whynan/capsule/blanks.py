@@ -9,6 +9,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import is_lazy
 
+from whynan.capsule.sites import Site
 from whynan.capsule.tape import tensors_of
 
 
@@ -18,10 +19,12 @@ class Blanks:
     def __init__(self) -> None:
         self.held: dict[int, Any] = {}  # by number: a weak reference that keeps the number from reuse
         self._partly: set[int] = set()
+        self._made_at: dict[int, Site | None] = {}
 
-    def add(self, storage: torch.UntypedStorage, partly: bool = False) -> None:
-        """Take note of a storage, of which parts may have been written."""
+    def add(self, storage: torch.UntypedStorage, site: Site | None = None, partly: bool = False) -> None:
+        """Take note of a storage and of the line that asked for it; parts of it may have been written."""
         self.held[storage._cdata] = StorageWeakRef(storage)
+        self._made_at[storage._cdata] = site
         if partly:
             self._partly.add(storage._cdata)
 
@@ -29,6 +32,10 @@ class Blanks:
         """Whether a tensor lives in such memory, at most partly written."""
         key = tensor.untyped_storage()._cdata
         return key in self.held and (tensor._version == 0 or key in self._partly)
+
+    def made_at(self, tensor: torch.Tensor) -> Site | None:
+        """Return the line that asked for the memory of a tensor."""
+        return self._made_at.get(tensor.untyped_storage()._cdata)
 
     def among(self, args: Any) -> bool:
         """Whether any of the arguments is such a tensor that was never written to."""
@@ -49,4 +56,5 @@ class Blanks:
     def forget(self, storage: torch.UntypedStorage) -> None:
         """What a storage holds was made somewhere."""
         self.held.pop(storage._cdata, None)
+        self._made_at.pop(storage._cdata, None)
         self._partly.discard(storage._cdata)

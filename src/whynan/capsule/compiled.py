@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import torch
 from torch._C._dynamo import eval_frame
 from torch.compiler import is_compiling
+from torch.jit._fuser import optimized_execution
 
 from whynan.capsule.recorder import Recorder
 from whynan.capsule.sites import is_torch
@@ -197,10 +198,13 @@ def skip_frame(function: Any, deep: bool = False) -> None:
 
 @contextmanager
 def eagerly() -> Iterator[None]:
-    """Run compiled modules and functions, also those inside others, as the Python they were made of."""
-    if "torch._dynamo" not in sys.modules:
+    """Run compiled modules and functions, also those inside others, as the Python they were made of; TorchScript without what its optimizer joins together."""
+    with optimized_execution(False), _without_dynamo() if "torch._dynamo" in sys.modules else nullcontext():
         yield
-        return
+
+
+@contextmanager
+def _without_dynamo() -> Iterator[None]:
     raising = any(action == "error" for action, *_ in warnings.filters)  # else none is shown (`no_warnings`), and the filters are left alone
     with torch.compiler.set_stance("force_eager"), warnings.catch_warnings() if raising else nullcontext():
         if raising:

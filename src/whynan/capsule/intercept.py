@@ -343,9 +343,12 @@ class Interception:
         script: Any = torch.jit.ScriptFunction.__call__
 
         def script_call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            python = getattr(self, "_torchdynamo_inline", None)  # the function it was made of: a replay sees its lines
+            if recorder.replaying and python is not None:
+                return python(*args, **kwargs)
             bound = functools.partial(script, self)
             if recorder.here:
-                return recorder.opaque("call", bound, bound, args, kwargs)
+                return recorder.opaque("call", python or bound, bound, args, kwargs)
             return bound(*args, **kwargs)
 
         self.replace(torch.jit.ScriptFunction, "__call__", script_call)
@@ -430,12 +433,3 @@ def _take_down(door: _Door) -> None:
         delattr(door.owner, door.name)
     else:
         setattr(door.owner, door.name, door.original)
-
-
-def unwatched_step(optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
-    """Return the `step` of an optimizer's class without any door of ours."""
-    step: Any = type(optimizer).step
-    while hasattr(step, "_whynan"):
-        step = step.__wrapped__
-    found: Callable[..., Any] = step
-    return found

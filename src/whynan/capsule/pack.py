@@ -104,7 +104,9 @@ class Packer:
     def __init__(self, contents: Contents) -> None:
         self.contents = contents
         self.tensors, self.sources = Tensors(), Sources()
-        self.tensors.unwritten = contents.program.recorder.blanks.has
+        recorder = contents.program.recorder
+        self.tensors.unwritten, self.tensors.meant = recorder.blanks.has, recorder.beside.infinities.are_known
+        self.tensors.made_at = lambda tensor: self.sources.site(recorder.blanks.made_at(tensor))
         self.objects = Encoder(self.tensors, self.sources)
         self.trouble: list[str] = []
         self._done: dict[tuple[str, str], Json] = {}  # file and name of a global variable
@@ -150,6 +152,8 @@ class Packer:
         for part in (fn, *args, *kwargs.values()):
             if isinstance(part, dict) and "lost" in part:
                 self.trouble.append(f"{part['lost']} cannot be carried")
+        if entry.given:
+            self.trouble.append("an attribute that the loop sets before it calls a module is not carried")
         return {
             "number": entry.number, "kind": entry.kind, "fn": fn, "args": args, "kwargs": kwargs, "site": self.sources.site(entry.site),
             "grad": entry.grad_enabled, "autocast": [[d, on, str(t).removeprefix("torch.")] for d, on, t in entry.autocast],
@@ -168,8 +172,10 @@ class Packer:
     def _rng(self, rng: Any) -> Json:
         if rng is None:
             return None
-        torch_state, cuda, python, _ = rng
-        return {"torch": self._bytes(torch_state), "cuda": [self._bytes(c) for c in cuda], "python": self.objects.same(python)}
+        torch_state, cuda, python, numpy = rng
+        plain = None if numpy is None else (numpy[0], tuple(numpy[1].tolist()), *numpy[2:])
+        states = {"python": self.objects.same(python), "numpy": self.objects.same(plain)}
+        return {"torch": self._bytes(torch_state), "cuda": [self._bytes(c) for c in cuda], **states}
 
     def _bytes(self, state: torch.Tensor) -> Json:
         """Encode a state of torch's generator once, however many calls began with it."""

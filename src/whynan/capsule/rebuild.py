@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from whynan.capsule.names import CapsuleError, class_named, function_named, module_named
+from whynan.capsule.stepped import step_again
 
 _BUILTINS = {t.__name__: t for t in (int, float, bool, str, bytes, list, tuple, dict, set, frozenset, object, complex, type, slice, range, type(None))}
 _LISTS: dict[str, Callable[[list[Any]], Any]] = {
@@ -75,7 +76,8 @@ class Decoder:
     def __init__(self, nodes: list[Any], tensors: dict[str, torch.Tensor], code: Code | None = None) -> None:
         self.nodes, self.tensors = nodes, tensors
         self.code: Code = code or Refusing()
-        self.unwritten: list[torch.Tensor] = []
+        self.unwritten: list[tuple[torch.Tensor, Any]] = []  # with the place that asked for the memory
+        self.meant: list[torch.Tensor] = []
         self.moved: set[str] = set()  # devices that are not here
         self.extra: dict[str, Callable[[dict[str, Any]], Any]] = {}
         self._made: dict[int, Any] = {}
@@ -179,7 +181,9 @@ class Decoder:
             made = made if node.get("leaf", True) else made.clone()  # what code unseen by the tape made is no parameter
         self._made[index] = made
         if node.get("unwritten"):
-            self.unwritten.append(made)
+            self.unwritten.append((made, node.get("made_at")))
+        if node.get("meant"):
+            self.meant.append(made)
         if node.get("grad") is not None:
             made.grad = self.decode(node["grad"])
         return made
@@ -308,7 +312,7 @@ def _own(decoder: Decoder, node: dict[str, Any]) -> Any:
     optimizer = decoder.decode(node["of"])
     if node["own"] != "optimizer_step" or not isinstance(optimizer, torch.optim.Optimizer):
         raise CapsuleError(f"the capsule names an unknown function: {str(node['own'])[:40]!r}")
-    return functools.partial(type(optimizer).step, optimizer)
+    return functools.partial(step_again, optimizer)
 
 
 def _applied(decoder: Decoder, node: dict[str, Any]) -> Any:

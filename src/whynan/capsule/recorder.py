@@ -19,9 +19,11 @@ from whynan.capsule.blanks import Blanks
 from whynan.capsule.collectives import Received
 from whynan.capsule.drawn import Draws
 from whynan.capsule.generators import Generators
+from whynan.capsule.infinities import Infinities
 from whynan.capsule.setup import Setup
 from whynan.capsule.sites import forget, passer_at, passers, take_site, take_sites
-from whynan.capsule.state import ModuleState, PythonDraws, take_rng
+from whynan.capsule.state import ModuleState, take_rng
+from whynan.capsule.surroundings import Spot
 from whynan.capsule.tape import CONTAINERS, LEAVES, Entry, Inner, Outside, Rebuild, Slot, Tape, Within, is_leaf, tensors_of
 from whynan.errors import TrainingStopped
 
@@ -30,7 +32,7 @@ _push = torch._C._push_on_torch_function_stack
 modes = torch._C._len_torch_function_stack  # how many are on the stack of this thread
 _at = torch._C._get_function_stack_at
 _node_number = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
-_is_grad_enabled, _item = torch.is_grad_enabled, torch.Tensor.item
+_is_grad_enabled, _item, _detach_ = torch.is_grad_enabled, torch.Tensor.item, torch.Tensor.detach_
 _autocast_on = torch._C._is_any_autocast_enabled
 
 
@@ -54,9 +56,10 @@ class Sort(IntEnum):
     GRAD = 5  # reads or sets .grad
     BLANK = 6  # makes a tensor that nothing was written to
     HANG = 7  # hangs something on a tensor that the way back will come to
+    CUT = 8  # takes a value out of its history
 
 
-_PASS, _CALL, _WRITE, _RANDOM, _PROBE, _GRAD, _BLANK, _HANG = Sort  # looked up once: every call outside modules asks
+_PASS, _CALL, _WRITE, _RANDOM, _PROBE, _GRAD, _BLANK, _HANG, _CUT = Sort  # looked up once: every call outside modules asks
 
 # names of everything torch tags as drawing from a random generator, by stem
 _RANDOM_STEMS = (
@@ -86,9 +89,13 @@ def sort_of(func: Callable[..., Any]) -> Sort:
             return Sort.GRAD
         if name != "__get__":
             return Sort.WRITE if attribute == "data" else Sort.PASS
-        return Sort.CALL if attribute in ("data", "T", "mT", "H", "mH", "real", "imag") else Sort.PASS
+        if attribute == "data":
+            return Sort.CUT
+        return Sort.CALL if attribute in ("T", "mT", "H", "mH", "real", "imag") else Sort.PASS
     if name in _PROBES:
         return Sort.PROBE
+    if name == "detach":
+        return Sort.CUT
     if name in _HANGERS:
         return Sort.HANG
     if name in _PASSED or name.startswith(("is_", "_record_function", "set_", "get_", "has_")):
@@ -111,10 +118,10 @@ class Hearing(Protocol):
 
 
 class Beside:
-    """What stands beside the steps: the batches that were drawn, the program's own generators, bad values of its setup."""
+    """What stands beside the steps: the batches that were drawn, the program's own generators, bad values of its setup, infinities that are meant."""
 
     def __init__(self) -> None:
-        self.draws, self.generators, self.setup = Draws(), Generators(), Setup()
+        self.draws, self.generators, self.setup, self.infinities = Draws(), Generators(), Setup(), Infinities()
 
 
 class Recorder(TorchFunctionMode):
@@ -197,6 +204,8 @@ class Recorder(TorchFunctionMode):
         if sort is _PROBE:
             site = None if func is _item else take_site()  # torch warns of other ways to read a number that has a gradient
             result = func(*args, **(kwargs or {})) if site is None else (passers.get(id(site)) or passer_at(site))(func, args, kwargs or {})
+            if type(result) is float and result - result != 0:  # not finite
+                self._read_out(func, args, kwargs)
             if args and isinstance(args[0], torch.Tensor) and args[0].requires_grad:
                 try:
                     self.seen_probe(args[0], result)
@@ -250,6 +259,15 @@ class Recorder(TorchFunctionMode):
                 self.faulty(error)
         return result
 
+    def _read_out(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any] | None) -> None:
+        """A bad number is read out of a tensor: what is computed with it in Python comes back as a number, and a replay is to know from where."""
+        try:
+            entry = self.note("call", func, args, kwargs)
+            self.tape.add(entry, None)
+            self.tape.numbers.append(Slot(entry.number, 0))
+        except Exception as error:
+            self.faulty(error)
+
     def _hang(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         """A hook is hung on a tensor: one that the step made is made anew by a replay, and gets it again."""
         result = func(*args, **kwargs)
@@ -276,14 +294,14 @@ class Recorder(TorchFunctionMode):
             return
         if sort is _WRITE:
             entry.kind = "write"
-            self.tape.add(entry, target if result is None else result)
+            self.tape.add(entry, target if result is None else result, cuts=entry.fn is _detach_)
         elif sort is _GRAD:
             entry.kind = "grad"
             self.tape.add(entry, result)
         else:
             if isinstance(result, torch.Tensor) and (sort is _BLANK or (entry.fn in _JOINS and blanks.among(args))):
-                blanks.add(result.untyped_storage())
-            self.tape.add(entry, result)
+                blanks.add(result.untyped_storage(), entry.site)
+            self.tape.add(entry, result, cuts=sort is _CUT)
 
     def note(self, kind: str, fn: Callable[..., Any], args: Any = (), kwargs: dict[str, Any] | None = None, ours: int = 3) -> Entry:
         """Make an entry for a call that is about to be made; it is not on the tape yet. At least so many frames above are ours."""
@@ -298,6 +316,11 @@ class Recorder(TorchFunctionMode):
             if not plainly:
                 named = {k: v if type(v) in _PLAIN else self._keep(v) for k, v in named.items()}
         site, caller = take_sites(ours + 1)
+        if self.tape.numbers and any(type(v) is float and v - v != 0 for v in (*args, *named.values())):
+            reads = (*reads, *self.tape.numbers)
+        dropped = self.tape.dropped
+        if dropped is not None and dropped.puts_back(site, self.tape.last + 1, reads, _is_grad_enabled()):
+            return self.note(kind, fn, args, kwargs, ours + 1)
         self.tape.last = number = self.tape.last + 1
         autocast = autocast_state() if _autocast_on() else ()
         entry = Entry(number, kind, fn, arguments, named, site, _is_grad_enabled(), autocast, reads, _node_number())
@@ -365,9 +388,11 @@ class Recorder(TorchFunctionMode):
                 self.before_call()
             if self.before_draw and _is_grad_enabled():  # not for a validation between update and scheduler
                 self.draw()
-            draws = self._begin_state(module)
+            state, looks = self._begin_state(module)
             entry = self.note("module", module, args, kwargs, ours=4)
-            entry.rng = take_rng(python=draws is not None)
+            entry.rng = state.draws.take() if looks else take_rng()
+            if state.busy:
+                self._give(entry, state)
             if self.beside.generators.known:
                 entry.generators = self.beside.generators.take()
         except Exception as error:
@@ -377,9 +402,28 @@ class Recorder(TorchFunctionMode):
         result = call(module, *args, **kwargs) if self.outputs is None or not self.outputs.listens else self.outputs.around(module, call, args, kwargs)
         self.failed = None
         self._add(entry, result)
-        if draws is not None:
-            draws.compare(entry.rng)
+        if looks or state.busy:
+            self._ended(entry, state, looks)
         return result
+
+    def _give(self, entry: Entry, state: ModuleState) -> None:
+        """Note what the loop has put into attributes of a module (the weights of a hypernetwork, fast weights): a replay puts it there before the call."""
+        reads: list[Slot | Inner | Outside]
+        for module, name, value, since in state.given():
+            self._reads = reads = []
+            kept = self._keep(value)
+            if since or any(not isinstance(read, Outside) and read.entry > self.tape.rolled for read in reads):
+                entry.given = (*entry.given, (module, name, kept))
+                entry.reads = (*entry.reads, *reads)
+
+    def _ended(self, entry: Entry, state: ModuleState, looks: bool) -> None:
+        try:
+            if looks:
+                state.ended(entry.rng)
+            if state.busy:
+                state.called()
+        except Exception as error:
+            self.faulty(error)
 
     def _add(self, entry: Entry, result: Any) -> None:
         try:
@@ -398,8 +442,8 @@ class Recorder(TorchFunctionMode):
         for action in list(self.before_draw):
             action()
 
-    def _begin_state(self, root: torch.nn.Module) -> PythonDraws | None:
-        """Take a module's state before its first call in a step; return what is known of its draws from Python's generator, if this call is to be watched."""
+    def _begin_state(self, root: torch.nn.Module) -> tuple[ModuleState, bool]:
+        """Take a module's state before its first call in a step; return it, and whether this call is to be watched for what it does outside torch."""
         key = id(root)
         if self.between:
             self.between = False
@@ -421,7 +465,7 @@ class Recorder(TorchFunctionMode):
                 self._called[key] = self._rolls
         draws = state.draws
         draws.calls += 1
-        return draws if draws.drew or draws.calls % 64 < 4 else None
+        return state, draws.drew or draws.calls % 64 < 4
 
     def suspended(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run something with the mode off the stack."""
@@ -564,6 +608,10 @@ class Recorder(TorchFunctionMode):
         """Take module state anew within the same step, so that a micro-batch can be dropped alone."""
         self._again |= self._begun
         self._begun.clear()
+
+    def around(self) -> list[Spot]:
+        """Return what the code of these modules may change outside them."""
+        return [spot for _, state in self.states.values() for spot in state.around.spots]
 
     def roots(self) -> list[torch.nn.Module]:
         """Return the outermost modules seen so far."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import functools
 import io
-import random
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, redirect_stdout
@@ -22,7 +21,7 @@ from whynan.capsule.collectives import no_functional_collectives
 from whynan.capsule.compiled import eagerly
 from whynan.capsule.generators import put
 from whynan.capsule.recorder import Recorder
-from whynan.capsule.state import Stasis, put_rng
+from whynan.capsule.state import Stasis, moved, put_rng, take_rng
 from whynan.capsule.tape import Entry, Inner, Outside, Rebuild, Slot, first_backward, is_leaf, node_of, overwrites, read_weights, tensors_of
 from whynan.errors import let_through
 from whynan.resting import no_warnings
@@ -99,6 +98,11 @@ class Program:
         """Whether what it is played for stands behind its backward passes: a weight that the program wrote to or made anew itself."""
         return len(self.entries) > 1 and self.entries[-1].kind in ("write", "call") and any(e.kind in ("backward", "derivative") for e in self.entries)
 
+    @property
+    def ends_midway(self) -> bool:
+        """Whether it ends at a call whose result the step would have gone on with."""
+        return bool(self.entries) and self.entries[-1].kind not in ("backward", "function", "optimizer")
+
     def until_loss(self) -> Program:
         """Return the same step without its backward passes; the losses they start from are still told."""
         short = copy.copy(self)
@@ -110,6 +114,16 @@ class Program:
         other = copy.copy(self)
         other.change = change
         return other
+
+    def gone_back(self) -> Program:
+        """Return a step whose loss the program looked at and then left, with the backward pass that was not made; others as they are."""
+        last = self.entries[-1] if self.entries else None
+        if last is None or last.kind not in ("call", "write", "module") or last.outputs != 1 or first_backward(self.entries):
+            return self
+        longer = copy.copy(self)
+        loss = Slot(last.number, 0)
+        longer.entries = [*self.entries, Entry(last.number + 1, "backward", torch.autograd.backward, (loss,), {}, last.site, True, (), (loss,))]
+        return longer
 
     def frugal(self) -> Program:
         """Return the forward pass without its autograd graph: each value is freed as soon as it was used."""
@@ -140,7 +154,7 @@ class Program:
         held = [] if self.undo is not None else self.leaves
         undo = self.undo() if self.undo is not None else nullcontext()
         with (
-            Stasis(self.roots, held, self._hooks(), recorder.beside.generators.take()),
+            Stasis(self.roots, held, self._hooks(), recorder.beside.generators.take(), recorder.around()),
             self._weights_as_before(),
             undo,
             unreplicated(self.roots),
@@ -222,13 +236,15 @@ class Program:
         get = functools.partial(_value, run)
         args = [get(a) for a in entry.args]
         kwargs = {k: get(v) for k, v in entry.kwargs.items()}
+        for module, name, kept in entry.given:
+            module.__dict__[name] = get(kept)
         if entry.kind in ("backward", "derivative"):
             given = args[0] if args else kwargs.get("tensors", kwargs.get("outputs"))
             run.losses.extend(t for t in tensors_of(given) if t.requires_grad or self.without_graph)
         if entry.rng is not None:
             put_rng(entry.rng)
             put(entry.generators)
-        before = random.getstate() if entry.kind == "module" and entry.rng is not None and entry.rng[2] is None else None
+        before = take_rng(others=True) if entry.kind == "module" and entry.rng is not None and entry.rng[2] is None else None
         catcher = _Catcher(entry, run) if entry.wanted else nullcontext()
         with ExitStack() as stack:
             stack.enter_context(torch.set_grad_enabled(entry.grad_enabled and not self.without_graph))
@@ -236,8 +252,8 @@ class Program:
                 stack.enter_context(torch.autocast(device, dtype=dtype, enabled=on))
             stack.enter_context(catcher)
             result = None if self.skip_backward and entry.kind == "backward" else call_entry(entry, args, kwargs)
-        if before is not None and random.getstate() != before:
-            self.guessed = f"{type(entry.fn).__name__} drew from Python's random, which it was not known to do: the numbers of the replay are others"
+        if before is not None and moved(before):
+            self.guessed = f"{type(entry.fn).__name__} drew from Python's or numpy's random, which it was not known to do: the numbers of the replay are others"
         if entry.kind == "write" and result is None:
             result = args[0]
         if entry.kind == "grad" and result is None and entry.outputs:

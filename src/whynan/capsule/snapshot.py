@@ -9,6 +9,9 @@ from typing import Any
 
 import torch
 
+from whynan.capsule.stepped import Evaluation
+
+MOST = 256 << 20  # bytes of gradients that are kept of one step with a closure
 # kept above, or lent for one call by a gradient scaler
 _NOT_OWN = frozenset({"state", "param_groups", "defaults", "params", "found_inf", "grad_scale"})
 
@@ -28,11 +31,31 @@ class Snapshot:
     a phase of the schedule. Without them the same update is not the same.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, on_host: bool = False) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, on_host: bool = False, gradients: bool = False) -> None:
         self.optimizer = optimizer
+        found = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None and p.grad.layout is torch.strided]
+        self._versions = [(grad, grad._version) for grad in found]
+        self._gradients = [(grad, copied(grad)) for grad in found] if gradients else []  # an update may scale them in place
         self.parameters = [(p, copied(p, on_host)) for g in optimizer.param_groups for p in g["params"]]
         self.state = {p: _kept(s, on_host) for p, s in optimizer.state.items()}
         self.own = [(held, _own(held, on_host)) for held in (vars(optimizer), *optimizer.param_groups)]
+        self.given: list[Evaluation | None] = []  # of an update with a closure, see `stepped.py`
+
+    def evaluated(self, loss: Any = None) -> None:
+        """Keep what a closure gave, its loss and the gradients it left, where there is room; the first time what there is before it."""
+        if not self.broke and nbytes(self.given) < MOST:
+            grads = [None if p.grad is None else copied(p.grad) for p, _ in self.parameters]
+            self.given.append([copied(loss) if isinstance(loss, torch.Tensor) else loss, *grads])
+
+    @property
+    def broke(self) -> bool:
+        """Whether the update has broken weights before an evaluation."""
+        return self.given[-1:] == [None]
+
+    @property
+    def wrote_gradients(self) -> bool:
+        """Whether the update has written to its gradients."""
+        return any(grad._version != version for grad, version in self._versions)
 
     @property
     def nbytes(self) -> int:
@@ -50,6 +73,8 @@ class Snapshot:
         with torch.no_grad():
             for parameter, saved in self.parameters:
                 local(parameter).copy_(saved)
+            for grad, saved in self._gradients:
+                local(grad).copy_(saved)
         live = self.optimizer.state
         for key in [k for k in live if k not in self.state]:
             del live[key]

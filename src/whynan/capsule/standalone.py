@@ -119,6 +119,8 @@ def _put_rng(decoder: Decoder, node: dict[str, Any]) -> None:
         torch.cuda.set_rng_state(decoder.decode(state))
     if node["python"] is not None:
         random.setstate(decoder.decode(node["python"]))
+    if node["numpy"] is not None and "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].set_state(decoder.decode(node["numpy"]))
 
 
 def tensors_of(tree: Any, depth: int = 3) -> Iterator[torch.Tensor]:

@@ -11,17 +11,21 @@ import random
 import sys
 import weakref
 from collections import deque
-from itertools import zip_longest
+from collections.abc import Iterable, Iterator
+from itertools import islice, zip_longest
 from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
 
 from whynan.capsule.generators import States, put
+from whynan.capsule.surroundings import Spot, Surroundings, names_numpy, taken
+from whynan.capsule.surroundings import put as put_around
 from whynan.tripwire.values import damage_of
 
 _generator, _cuda = torch.default_generator, torch.cuda
 _BASE_KEYS = frozenset(torch.nn.Module().__dict__)
+_MAY_HOLD = frozenset({torch.Tensor, list, tuple, dict})
 Kept = list[tuple[torch.nn.Module, dict[str, Any]]]
 Copies = dict[int, tuple[torch.Tensor, torch.Tensor, int]]  # id(buffer): buffer, copy, version
 
@@ -39,13 +43,16 @@ class ModuleState:
         self._parameters: Kept = []
         self._rebinding: list[torch.nn.Module] = []
         self._modules = own_modules(root)
-        self._busy = self._modules
+        self.busy = self._modules  # those whose attributes change
+        self._set: set[int] = set()  # whose attributes the loop sets between two calls of a step
+        self._left: dict[int, dict[str, Any]] = {}  # their attributes as the last call in this step has left them
         self.calls = 0
         self._still = False  # until the next look nothing of it has to be copied: it has no buffers, and its attributes do not change
         self.begun = False  # called in the step in progress, and not put back
         self._outdated = False  # put back without a move of the version counters, perhaps to before its own beginning: the copies say nothing
         self._rewound = False  # whether attributes change cannot be learned from a step that was taken back
-        self.draws = PythonDraws()
+        self.draws = ForeignDraws(root)
+        self.around = Surroundings(root)
         self._silent: set[int] = set()  # buffers that a kernel writes without moving their version counter
         self.changing = False
         self._first: tuple[Copies, list[tuple[torch.nn.Module, str, torch.Tensor]], Kept, Kept] | None = None  # of the first micro-batch
@@ -55,7 +62,8 @@ class ModuleState:
         """Take the state before the first call of a step, or of a further micro-batch in it."""
         self.calls += 1
         self.begun = True
-        if self._still and not again and self.calls % 64 > 4:
+        self._left = {}
+        if self._still and not self.around.busy and not again and self.calls % 64 > 4:
             return
         if self.calls % 64 == 1 and self.calls > 1 and any(a is not b for a, b in zip_longest(own_modules(self._root_of()), self._modules)):
             self._resnapshot()  # layers were added or exchanged
@@ -66,11 +74,12 @@ class ModuleState:
             self._first = copies, self._homes, self._attributes, self._parameters
         self._copy_attributes()
         self._copy_parameters()
-        self._still = not (self._copies or self._busy or self._holders or self._rebinding or again)
+        if not again:
+            self.around.begin(everything=self.calls < 5 or self.calls % 64 == 1)
+        self._still = not (self._copies or self.busy or self._holders or self._rebinding or self.around.busy or again)
         if not self._copies:
             return
-        if self.calls < 4:
-            self._learn_silent()
+        self._learn_silent()
         stale_buffers, stale_copies = [], []
         for key, (buffer, copy, version) in self._copies.items():
             if buffer._version != version or key in self._silent or self._outdated:
@@ -85,8 +94,33 @@ class ModuleState:
         if any(m._buffers.get(name) is not buffer for m, name, buffer in self._homes):
             self._resnapshot()
 
+    def given(self) -> Iterator[tuple[torch.nn.Module, str, Any, bool]]:
+        """Yield the attributes that a loop may have set before a call: those that hold tensors, and all that are others since the last call of this step."""
+        for module in self.busy:
+            left = self._left.get(id(module))
+            for name, value in list(vars(module).items()):
+                if name in _BASE_KEYS:
+                    continue
+                if left is None:
+                    if type(value) in _MAY_HOLD:
+                        yield module, name, value, False
+                elif left.get(name) != _mark(value):
+                    self._set.add(id(module))
+                    yield module, name, value, True
+
+    def called(self) -> None:
+        """A call is over: what is set from here on is set by the loop."""
+        self._left = {id(module): {k: _mark(v) for k, v in vars(module).items() if k not in _BASE_KEYS} for module in self.busy}
+
+    def ended(self, before: Rng) -> None:
+        """A call is over before which everything was taken: note what it draws from and changes outside torch."""
+        self.draws.compare(before)
+        self.around.learn()
+
     def _learn_silent(self) -> None:
         """Find the buffers that the first steps wrote through `.data`, which no version counter tells (a codebook, a running mean written so)."""
+        if self.calls >= 4:
+            return
         for key, (buffer, copy, version) in self._copies.items():
             if key not in self._silent and buffer._version == version and not _equal(buffer, copy):
                 self._silent.add(key)
@@ -118,10 +152,11 @@ class ModuleState:
         # after a few steps only the submodules that were seen to change an attribute are copied
         if self.calls % 64 == 4 and not self._rewound:
             before = self._attributes
-            self._busy = [m for m, old in before if _differs(m.__dict__, old)] if len(before) == len(self._modules) else self._busy
+            changing = [m for m, old in before if id(m) in self._set or _differs(m.__dict__, old)]
+            self.busy = changing if len(before) == len(self._modules) else self.busy
         elif self.calls % 64 == 2:
-            self._busy, self._rewound = self._modules, False
-        self._attributes = [(m, m.__dict__.copy()) for m in self._busy] if self._busy else []
+            self.busy, self._rewound = self._modules, False
+        self._attributes = [(m, m.__dict__.copy()) for m in self.busy] if self.busy else []
         if self.calls % 64 == 1:
             self._holders = [m for m in self._modules if holdings(m.__dict__)]
         self._held = [Mutable(v) for m in self._holders for v in holdings(m.__dict__)] if self._holders else []
@@ -131,6 +166,7 @@ class ModuleState:
         if not self._homes:
             return []
         root = self._root()
+        self._learn_silent()
         changed = {k for k, (b, _, version) in self._copies.items() if (b._version != version or k in self._silent) and b.is_floating_point()}
         others = (m._buffers.get(name) for m, name, buffer in self._homes if m._buffers.get(name) is not buffer)
         changed |= {id(b) for b in others if b is not None and b.is_floating_point()}  # put in the place of the old one
@@ -141,13 +177,14 @@ class ModuleState:
 
     def carried(self) -> list[tuple[str, torch.Tensor]]:
         """Return the plain tensors that forward passes put in place of older ones, with the names of their attributes."""
-        return [(name, value) for m in self._busy for name, value in vars(m).items() if isinstance(value, torch.Tensor)]
+        return [(name, value) for m in self.busy for name, value in vars(m).items() if isinstance(value, torch.Tensor)]
 
     def rewind(self, alone: bool = False) -> None:
         """Put buffers and attributes back to the beginning of the step (or only of the micro-batch), bit for bit."""
         if not self.begun:
             return  # not called in this step: nothing of it is this step's
         self.begun, self._rewound, self._outdated = False, True, True
+        self._learn_silent()
         if self._first is not None and not alone:
             self._copies, self._homes, self._attributes, self._parameters = self._first
         with torch.no_grad():
@@ -161,6 +198,7 @@ class ModuleState:
             put_back(module, attributes, keep=("training", "forward"))  # Lightning puts another forward in place for a call
         for item in self._held:
             item.restore()
+        self.around.put_back()
 
     def leave(self) -> list[tuple[torch.nn.Module, str]]:
         """The program leaves a bad step: the next begins with the buffers that this one has damaged. Return whose they are, and their names."""
@@ -180,6 +218,7 @@ class ModuleState:
 
     def replay_from(self) -> None:
         """Load the state of the beginning of the step for a replay; the caller puts the present back (`Stasis`)."""
+        self._learn_silent()
         with torch.no_grad():
             for key, (buffer, copy, version) in self._copies.items():
                 if buffer._version != version or key in self._silent:
@@ -189,6 +228,16 @@ class ModuleState:
             put_back(module, attributes)
         for item in self._held:
             item.restore()
+        self.around.put_back()
+
+
+def _mark(value: Any) -> object:
+    """Return something by which to tell that an attribute was set or filled anew, without holding a tensor."""
+    if isinstance(value, torch.Tensor):
+        return id(value), weakref.ref(value)  # another tensor may have the number of one that is gone
+    if type(value) in _MAY_HOLD:
+        return tuple(_mark(v) for v in islice(value.values() if type(value) is dict else value, 256)), len(value)
+    return id(value)
 
 
 def _equal(buffer: torch.Tensor, copy: torch.Tensor) -> bool:
@@ -237,14 +286,22 @@ class Stasis:
     0
     """
 
-    def __init__(self, roots: list[torch.nn.Module], leaves: list[torch.Tensor], hooks: list[Any] | None = None, generators: States | None = None) -> None:
+    def __init__(
+        self,
+        roots: list[torch.nn.Module],
+        leaves: list[torch.Tensor],
+        hooks: list[Any] | None = None,
+        generators: States | None = None,
+        around: Iterable[Spot] = (),
+    ) -> None:
         self._roots = roots
+        self._spots = around
         self._leaves = leaves
         self._own_hooks = hooks or []  # of the step's own tensors
         self._generators = generators or []
 
     def __enter__(self) -> Stasis:
-        self._rng = take_rng(everything=True)
+        self._rng = take_rng(others=True)
         self._grads = [(leaf, leaf.grad) for leaf in self._leaves]
         modules = list(dict.fromkeys(m for root in self._roots for m in root.modules()))
         self._attributes = [(m, m.__dict__.copy()) for m in modules]
@@ -252,6 +309,7 @@ class Stasis:
         hooks = [hook for m in modules for hook in (*m._forward_hooks.values(), *m._forward_pre_hooks.values())]
         hooks += [hook for leaf in self._leaves for hook in (getattr(leaf, "_backward_hooks", None) or {}).values()]
         self._lists += [Mutable(v) for v in _hook_holdings([*hooks, *self._own_hooks])]
+        self._around = taken(self._spots)
         hung = {id(t): t for t in (*self._leaves, *(p for root in self._roots for p in root.parameters())) if t.__dict__}
         self._hung = [(t, t.__dict__.copy()) for t in hung.values()]  # what a program keeps on its weights (per-sample gradients)
         self._lists += [Mutable(v) for _, d in self._hung for v in holdings(d)]
@@ -291,6 +349,7 @@ class Stasis:
             tensor.__dict__.update(attributes)
         for item in self._lists:
             item.restore()
+        put_around(self._around)
 
 
 class Mutable:
@@ -352,31 +411,43 @@ def holdings(attributes: dict[str, Any]) -> list[Any]:
     return [v for k, v in attributes.items() if k not in _BASE_KEYS and _can_change(v)]
 
 
-class PythonDraws:
-    """Whether a module draws from Python's generator: asked at its first calls and every 64th, its state is 625 numbers."""
+class ForeignDraws:
+    """Whether a module draws from Python's or numpy's generator: asked at its first calls and every 64th, their states are 625 numbers each."""
 
-    __slots__ = ("calls", "drew")
+    __slots__ = ("calls", "drew", "numpy")
 
-    def __init__(self) -> None:
+    def __init__(self, root: torch.nn.Module) -> None:
         self.calls = 0
         self.drew = False
+        self.numpy = names_numpy(root)
+
+    def take(self) -> Rng:
+        """Take the states before a call."""
+        return take_rng(others=True, numpy=self.numpy)
 
     def compare(self, before: Rng) -> None:
-        """Note whether the state moved during a call."""
-        if not self.drew:
-            self.drew = random.getstate() != before[2]
+        """Note whether one of the states moved during a call."""
+        self.drew = self.drew or moved(before)
 
 
 Rng = tuple[torch.Tensor, list[torch.Tensor], Any, Any]
 
 
-def take_rng(python: bool = False, everything: bool = False) -> Rng:
-    """Take the state of torch's random generators (of the current device; no device wait), and Python's and numpy's."""
+def take_rng(others: bool = False, numpy: bool = True) -> Rng:
+    """Take the state of torch's random generators (of the current device; no device wait), and where asked for Python's and numpy's."""
     cuda = [_cuda.get_rng_state()] if _cuda._initialized and _cuda.is_initialized() else []  # the first is asked without a call
-    if not everything:
-        return _generator.get_state(), cuda, random.getstate() if python else None, None
-    numpy = sys.modules.get("numpy.random")
-    return _generator.get_state(), cuda, random.getstate(), numpy.get_state() if numpy is not None else None
+    if not others:
+        return _generator.get_state(), cuda, None, None
+    arrays = sys.modules.get("numpy.random") if numpy else None
+    return _generator.get_state(), cuda, random.getstate(), arrays.get_state() if arrays is not None else None
+
+
+def moved(before: Rng) -> bool:
+    """Whether Python's or numpy's generator is in another state now."""
+    if before[2] is not None and random.getstate() != before[2]:
+        return True
+    now = sys.modules["numpy.random"].get_state() if before[3] is not None else ()
+    return any(bool((one != other).any()) if hasattr(one, "any") else one != other for one, other in zip(now, before[3] or (), strict=True))
 
 
 def put_rng(state: Rng) -> None:

@@ -11,7 +11,7 @@ import copy
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.nn.parameter import UninitializedTensorMixin as _Lazy  # type: ignore[attr-defined]
@@ -34,6 +34,14 @@ class Slot:
 
     entry: int
     index: int
+
+
+class Carried(Protocol):
+    """What a dropped step began with, see `carried.py`."""
+
+    def goes_on(self) -> bool: ...
+    def puts_back(self, site: Site | None, number: int, reads: Sequence[Slot | Inner | Outside], grad: bool) -> bool: ...
+    def leaves_out(self, target: torch.Tensor, sources: Any) -> bool: ...
 
 
 class Made(weakref.ref[torch.Tensor]):
@@ -82,10 +90,12 @@ class Entry:
     last_node: int = 0
     outputs: int = 0
     needs_grad: bool = False
+    reaches_back: bool = False  # its history begins in an earlier step
     refs: Sequence[Made] = ()
     wanted: set[tuple[int, int]] | frozenset[tuple[int, int]] = frozenset()  # of the tensors born inside, those that are picked up elsewhere
     left: dict[Inner, tuple[torch.nn.Module, str]] | None = None  # of those, the ones that stand in an attribute of a module
     error: str = ""
+    given: tuple[tuple[torch.nn.Module, str, Any], ...] = ()  # attributes of the called module that the loop has set
     within: Within | None = None  # made by a hook of a module, inside another call
     caller: Site | None = None  # the line of the program that called the library which made this call
 
@@ -175,6 +185,12 @@ class Tape:
         self._idle = 0  # entries made without gradients since the last look whether anybody can still use them
         self._held = 0  # bytes of outside tensors met since then
         self._homes: list[tuple[torch.nn.Module, str]] = []  # attributes that tensors were picked up from
+        self.forgets = False  # it is known where a step begins: an optimizer ends it
+        self.cut: list[Entry] = []  # calls of this step that are not kept
+        self.brought: dict[Slot | Inner, torch.Tensor] = {}  # the values of those results of earlier steps that this one reads with their history
+        self.carries = False  # the program has computed with something that the step before had made
+        self.dropped: Carried | None = None  # the step before this one, where it was dropped
+        self.numbers: list[Slot] = []  # the calls of this step that read a bad number out of a tensor
         self._unfiled: list[Outside] = []  # not in `_memory` yet: it is asked for only when something is written
 
     def __iter__(self) -> Iterator[Entry]:
@@ -185,11 +201,21 @@ class Tape:
         self.last += 1
         return self.last
 
-    def add(self, entry: Entry, result: object) -> None:
-        """Append an entry and register the tensors of its result."""
+    def add(self, entry: Entry, result: object, cuts: bool = False) -> None:
+        """Append an entry and register the tensors of its result.
+
+        A call that `cuts` a value off from its history (`state.detach()`) is not kept where that history begins in an earlier step: the
+        value is taken as it is, or the tape would hold all steps of the run.
+        """
         if len(self.entries) >= self.limit:
             self._make_room()
-        self.entries[entry.number] = entry
+        for read in entry.reads:
+            if type(read) is not Outside and (read.entry <= self.rolled or self._reaches_back(read.entry)):  # type: ignore[union-attr]
+                entry.reaches_back = True
+        if entry.reaches_back and self.forgets and (cuts or not entry.grad_enabled):
+            self.cut.append(entry)
+        else:
+            self.entries[entry.number] = entry
         if isinstance(result, torch.Tensor):
             made = self._slots[id(result)] = Made(result)
             made.slot = Slot(entry.number, 0)
@@ -206,6 +232,10 @@ class Tape:
             self._idle += 1
             if self._idle >= self._patience or self._held > HELD_LIMIT:
                 self.prune()
+
+    def _reaches_back(self, number: int) -> bool:
+        entry = self.entries.get(number)
+        return entry is not None and entry.reaches_back
 
     def slot_of(self, tensor: torch.Tensor) -> Slot | None:
         """Return the slot that made this very tensor object, if one did."""
@@ -252,11 +282,16 @@ class Tape:
             trained = computed = False
         if made is not None and made() is tensor:
             slot = made.slot
+            earlier = slot.entry <= self.rolled
             # a leaf is state, whoever made it: gradients end in it. A plain value of an earlier step is taken as it is: a moving
             # average would hold the tape of all steps before it
-            if (computed if trained else slot.entry > self.rolled) and slot.entry in self.entries:
+            if (computed if trained else not earlier) and slot.entry in self.entries:
+                if earlier:
+                    self.brought[slot] = tensor.detach()
                 return slot
         if computed and (inner := self._inner(tensor)) is not None:
+            if inner.entry <= self.rolled:
+                self.brought[inner] = tensor.detach()
             return inner
         known = self._outside.get(key)
         try:
@@ -269,9 +304,17 @@ class Tape:
         self._unfiled.append(outside)
         if made is not None and made() is tensor:
             outside.carried = True
+            self.carries = self.carries or (made.slot.entry > self._before and _is_state(tensor))
         if not trained and not _is_grad_enabled():
             self._held += bytes_of(tensor)
         return outside
+
+    def maker_of(self, read: Slot | Inner | Outside) -> int:
+        """Return the number of the entry that made what was read, also where it is taken as a plain value; 0 where none did."""
+        if not isinstance(read, Outside):
+            return read.entry
+        made = self._slots.get(id(read.tensor))
+        return made.slot.entry if made is not None and made() is read.tensor else 0
 
     def _living_in(self, memory: int) -> list[Outside]:
         for outside in self._unfiled:
@@ -374,7 +417,14 @@ class Tape:
             self._stale = max(STALE, 2 * len(self._slots))
         self._outside.clear()
         self._memory.clear()
+        if self.brought:
+            self.brought.clear()
+            self.cut = []
+        if self.numbers:
+            self.numbers = []
         self.overflowed = False
+        if self.dropped is not None and not self.dropped.goes_on():
+            self.dropped = None
 
     def clear(self) -> None:
         """Forget everything."""
@@ -384,6 +434,10 @@ class Tape:
         self._memory.clear()
         self._unfiled.clear()
         self._homes.clear()
+        self.brought.clear()
+        self.cut = []
+        self.numbers = []
+        self.dropped = None
         self.overflowed = False
 
     def needed_for(self, numbers: set[int]) -> list[Entry]:
@@ -411,7 +465,7 @@ def needed_for(entries: dict[int, Entry], numbers: set[int], since: int = 0) -> 
             keep.add(number)
         if overwritten and number in keep:
             weights.update(map(id, entry.fn.parameters()) if isinstance(entry.fn, torch.nn.Module) else read_weights(entry))
-        made_here = entry.kind == "write" and entry.args and isinstance(entry.args[0], Slot | Inner)
+        made_here = entry.kind == "write" and isinstance(target_of(entry), Slot | Inner)
         if made_here and since < number < max(numbers, default=0):
             keep.add(number)  # a write to a tensor made on the tape may be seen through any of its views
         if number in keep:
@@ -421,12 +475,17 @@ def needed_for(entries: dict[int, Entry], numbers: set[int], since: int = 0) -> 
     return [e for n, e in entries.items() if n in keep]
 
 
+def target_of(entry: Entry) -> object:
+    """Return what a call writes to: its first argument, by position or by name."""
+    return entry.args[0] if entry.args else next(iter(entry.kwargs.values()), None)
+
+
 def overwrites(entry: Entry, turn: int) -> Outside | None:
     """Return the tensor from outside that an entry writes to, if that is no update of what the step trains.
 
     A teacher's weight, read by its module, or one that is initialised from what the step computes, before the way back begins at `turn`.
     """
-    target = entry.args[0] if entry.kind == "write" and entry.args else None
+    target = target_of(entry) if entry.kind == "write" else None
     if not isinstance(target, Outside):
         return None
     with torch._C.DisableTorchFunction():  # to ask for a gradient is a call that would be recorded
@@ -475,8 +534,9 @@ def _unused(entry: Entry, read_later: set[int]) -> bool:
     """Whether a call made without gradients left nothing that anybody could still use."""
     if entry.needs_grad or entry.grad_enabled or entry.kind not in ("call", "module", "write"):
         return False
-    if entry.kind == "write" and entry.args and isinstance(entry.args[0], Outside):
-        return id(entry.args[0].tensor) not in read_later  # who meets the tensor from now on takes it as it is
+    target = target_of(entry) if entry.kind == "write" else None
+    if isinstance(target, Outside):
+        return id(target.tensor) not in read_later  # who meets the tensor from now on takes it as it is
     return all(ref() is None for ref in entry.refs)
 
 
@@ -493,6 +553,11 @@ def memory_of(tensor: torch.Tensor) -> int:
 def bytes_of(tensor: torch.Tensor) -> int:
     """Return how much memory a dense tensor takes; what a sparse one holds is small."""
     return tensor.nbytes if tensor.layout is torch.strided else 0
+
+
+def _is_state(tensor: torch.Tensor) -> bool:
+    """Whether what is carried from step to step may be something that the next step builds on, not a loss that is summed up."""
+    return _is_grad_enabled() and tensor.is_floating_point() and tensor.numel() > 1
 
 
 def _size(tensor: torch.Tensor) -> int:

@@ -36,6 +36,8 @@ class Tensors:
         self.with_gradients = False
         self.stored: dict[str, Stored] = {}
         self.unwritten: Any = lambda tensor: False
+        self.made_at: Any = lambda tensor: None  # where the memory of one was asked for
+        self.meant: Any = lambda tensor: False  # whether its infinities are
 
     def describe(self, tensor: torch.Tensor) -> dict[str, Json]:
         """Return the node of a tensor; raises `Unable` for kinds that safetensors cannot hold."""
@@ -56,7 +58,9 @@ class Tensors:
         if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
             raise Unable(f"a {type(tensor).__name__}, which computes in Python")
         node["stride"] = list(tensor.stride())
-        node["unwritten"] = bool(self.unwritten(tensor))
+        node["unwritten"], node["meant"] = bool(self.unwritten(tensor)), bool(self.meant(tensor))
+        if node["unwritten"]:
+            node["made_at"] = self.made_at(tensor)
         node["data"] = self._store(_narrowed(tensor.detach()), node)
         return node
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -75,7 +76,7 @@ class _Loader:
         for root in roots:
             if isinstance(root, torch.nn.Module):
                 self.recorder.states[id(root)] = (root, ModuleState(root))
-        self._mark_unwritten()
+        self._mark()
         program = LoadedProgram(self.recorder, entries, ends, self._undo(optimizer))
         notes = self._notes()
         program.reason = "; ".join([str(document.get("inexact") or ""), *notes]).strip("; ")
@@ -87,10 +88,11 @@ class _Loader:
     def _undo(self, optimizer: Any) -> Any:
         return functools.partial(Snapshot, optimizer) if self.document.get("undo") and isinstance(optimizer, torch.optim.Optimizer) else None
 
-    def _mark_unwritten(self) -> None:
-        for tensor in self.decoder.unwritten:
-            storage = tensor.untyped_storage()
-            self.recorder.blanks.add(storage, partly=True)
+    def _mark(self) -> None:
+        for tensor in self.decoder.meant:
+            self.recorder.beside.infinities.note(tensor)
+        for tensor, place in self.decoder.unwritten:
+            self.recorder.blanks.add(tensor.untyped_storage(), self.places.site(place), partly=True)
 
     def _notes(self) -> list[str]:
         notes = [f"replayed on the CPU, the step ran on {', '.join(sorted(self.decoder.moved))}"] if self.decoder.moved else []
@@ -135,7 +137,8 @@ class _Loader:
             return None
         get = self.decoder.decode
         cuda = [get(c) for c in node["cuda"]] if torch.cuda.is_available() else []
-        return get(node["torch"]), cuda, get(node["python"]), None
+        numpy = get(node["numpy"]) if "numpy.random" in sys.modules else None
+        return get(node["torch"]), cuda, get(node["python"]), numpy
 
     def _outside(self, node: dict[str, Any]) -> Outside:
         tensor, saved = self.decoder.decode(node["tensor"]), self.decoder.decode(node["saved"])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from whynan.causes.arguments import from_spans
 from whynan.causes.catalogue import Finding, Scene, rule
-from whynan.causes.facts import LIMITS, SELECTS, VIEWS, as_view, at_or_below, biggest, consumers, doubled, rows, share
+from whynan.causes.facts import LIMITS, SELECTS, VIEWS, as_view, at_or_below, biggest, consumers, divides, doubled, rows, share, zeros, zeros_and_ones
 from whynan.causes.fixes import BRAIN, Fix, guarded
 from whynan.causes.logarithms import log_fixes
 from whynan.causes.ranges import overflowed
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _DECOMPOSITIONS = ("linalg_eigh", "_linalg_eigh", "linalg_svd", "_linalg_svd", "linalg_eig", "linalg_qr", "symeig", "linalg_cholesky_ex")
 _TRIANGULAR = {"linalg_qr": ("qr", "R"), "linalg_cholesky_ex": ("cholesky", "L")}  # and the factor that their gradient solves with
+_DECIDE = ("gt", "lt", "ge", "le", "ne", "eq", "logical_not", "_to_copy", "bitwise_and", "bitwise_not")  # what makes a mask
 _EDGES = {
     "sqrt": 0.0,
     "log": 0.0,
@@ -202,22 +203,28 @@ def branch_not_taken(scene: Scene) -> Finding | None:
             return None
     elif not birth.op.damage:
         return None
-    argument = forward.input(0)
-    name = forward.name.strip("_")
+    name = "div" if divides(forward) else forward.name.strip("_")
     handed = next((i for i, s in enumerate(forward.op.sources) if s.damage.nan), None)
     evidence = [f"{name} feeds {chosen.name}, which does not take the bad entries; their gradient is 0 on the way back"]
     evidence.append("0 times an infinite slope is nan" if handed is None else "0 times nan is nan")
-    if argument is not None and handed is None:
-        edge = _EDGES.get(forward.name)
-        count = int(at_or_below(argument, edge).sum()) if edge is not None else 0
-        if edge is not None and count:
-            evidence.append(share(count, argument, f"arguments of {name} are at or below {number(edge)}"))
+    if handed is None:
+        evidence += _at_the_edge(forward, name)
     from whynan.capsule.sites import resolve
 
     spans = [resolve(chosen.site, f"selected here by {chosen.name}")] if chosen.site is not None else []
     fixes = _safe_before(forward, handed)
     sent = "0 * inf = nan" if handed is None else "0 * nan = nan"
     return Finding(f"the entries that are thrown away still send {sent} back", evidence, fixes, [s for s in spans if s.known], backward=True)
+
+
+def _at_the_edge(forward: View, name: str) -> list[str]:
+    """Count the arguments at which an operation has no finite slope."""
+    if name == "div":
+        below = forward.input(len(forward.op.sources) - 1)
+        return [share(zeros(below), below, "denominators are 0")] if below is not None and zeros(below) else []
+    argument, edge = forward.input(0), _EDGES.get(forward.name)
+    count = int(at_or_below(argument, edge).sum()) if argument is not None and edge is not None else 0
+    return [share(count, argument, f"arguments of {name} are at or below {number(edge)}")] if argument is not None and edge is not None and count else []
 
 
 def _safe_before(forward: View, handed: int | None) -> list[Fix]:
@@ -227,11 +234,10 @@ def _safe_before(forward: View, handed: int | None) -> list[Fix]:
         return [Fix(title, "torch.where({x}.isnan(), torch.zeros_like({x}), {x})", handed, safe=True)]
     if forward.name == "log":
         return log_fixes(forward)
+    if divides(forward):
+        return [Fix("make the input safe before dividing", "torch.where({x} == 0, torch.ones_like({x}), {x})", 1), *guarded("div", forward.op.dtype)]
     exponent = forward.scalar("exponent")
-    fixes = guarded(forward.name, forward.op.dtype, float(exponent) if isinstance(exponent, int | float) else None)
-    if forward.name == "div":
-        fixes = [Fix("make the input safe before dividing", "torch.where({x} == 0, torch.ones_like({x}), {x})", 1), *fixes]
-    return fixes
+    return guarded(forward.name, forward.op.dtype, float(exponent) if isinstance(exponent, int | float) else None)
 
 
 def _selector(birth: Birth, forward: View) -> View | None:
@@ -252,18 +258,24 @@ def _selector(birth: Birth, forward: View) -> View | None:
 
 
 def _multiplies_by_mask(consumer: View, forward: View) -> bool:
+    """Whether a product is with a mask, and one that is 0 at the bad entries where its values are known: a factor of 1 throws nothing away."""
     for index, source in enumerate(consumer.op.sources):
-        if source.maker != forward.op.index:
-            maker = consumer.maker(index)
-            dtype = getattr(getattr(maker, "op", None), "dtype", "") or str(getattr(getattr(maker, "tensor", None), "dtype", ""))
-            made = as_view(maker)
-            names = [made.name] if made is not None else []
-            if "bool" in dtype or any(n in ("gt", "lt", "ge", "le", "ne", "eq", "logical_not", "_to_copy", "bitwise_and", "bitwise_not") for n in names):
-                return True
-            tensor = getattr(maker, "tensor", None)
-            if tensor is not None and bool(((tensor == 0) | (tensor == 1)).all()):
-                return True
+        if source.maker == forward.op.index:
+            continue
+        maker, values = consumer.maker(index), consumer.input(index)
+        made = as_view(maker)
+        dtype = made.op.dtype if made is not None else str(getattr(getattr(maker, "tensor", None), "dtype", ""))
+        decided = "bool" in dtype or (made is not None and made.name in _DECIDE)
+        if decided or (values is not None and zeros_and_ones(values)):
+            return values is None or _is_zero_where(values, _bad_places(forward.birth))
     return False
+
+
+def _is_zero_where(mask: Any, bad: Any) -> bool:
+    try:
+        return bad is None or not bool((mask.expand(bad.shape) * bad).any())
+    except RuntimeError:  # of another shape: the entries were rearranged on the way
+        return True
 
 
 def _node_ops(birth: Birth) -> list[Any]:

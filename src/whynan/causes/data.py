@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from whynan.causes.arguments import forward_view
 from whynan.causes.catalogue import Finding, Scene, rule
 from whynan.causes.facts import as_entries, rows, skip_views, where_bad
 from whynan.causes.fixes import Fix
-from whynan.causes.weighing import LOSSES, UNCOUNTED, bad_weight, is_loss, is_weight, used_at, weight_name
+from whynan.causes.weighing import LOSSES, UNCOUNTED, bad_weight, is_loss, is_weight, source_text, used_at, weight_name
 from whynan.records import Phase
+
+if TYPE_CHECKING:
+    from whynan.causes.source import Expression
+    from whynan.trace.birth import Birth
 
 
 def _bad_input(scene: Scene) -> bool:
     birth = scene.birth
-    return birth is not None and birth.leaf is not None and birth.phase is Phase.INPUT
+    return birth is not None and birth.leaf is not None and birth.phase is Phase.INPUT and bool(where_bad(birth.handed_in()).any())
 
 
 def _is_target(scene: Scene) -> bool:
@@ -55,6 +59,7 @@ def _from_module(graph: object, index: int) -> bool:
 def _finding(scene: Scene, what: str) -> Finding:
     birth = scene.birth
     assert birth is not None and birth.leaf is not None
+    what = f"`{name}`" if birth.leaf.role == "constant" and (name := source_text(birth, _expression(birth))) else what
     tensor = birth.handed_in()
     bad = where_bad(tensor)
     total = int(bad.sum())
@@ -72,15 +77,19 @@ def _finding(scene: Scene, what: str) -> Finding:
     return Finding(label, evidence, fixes, rows=indices, among=bad.shape[0] if bad.dim() else 0)
 
 
-def _weight(scene: Scene) -> Finding:
-    """A tensor that weighs classes or samples: told by its own name, and its rows are samples only where it is multiplied with them."""
+def _expression(birth: Birth) -> Expression | None:
     from whynan.capsule.sites import resolve
     from whynan.causes.source import expression_at
 
+    return expression_at(birth.site, resolve(birth.site).file) if birth.site is not None else None
+
+
+def _weight(scene: Scene) -> Finding:
+    """A tensor that weighs classes or samples: told by its own name, and its rows are samples only where it is multiplied with them."""
     birth = scene.birth
     assert birth is not None
-    site, used = birth.site, used_at(birth)
-    name = weight_name(birth, expression_at(site, resolve(site).file) if site is not None else None)
+    used = used_at(birth)
+    name = weight_name(birth, _expression(birth))
     found = _finding(scene, f"`{name}`")
     if used is not None and is_loss(used[0]):
         found.rows, found.among = [], 0
@@ -91,12 +100,11 @@ def _weight(scene: Scene) -> Finding:
 
 def _weight_at_the_loss(scene: Scene) -> Finding | None:
     """A weight with an infinity that could be meant, since the step itself wrote it: the loss is where it shows."""
-    view = scene.birth.view if scene.birth is not None else None
-    bad = bad_weight(view)
-    held = view.input(bad.name) if view is not None and bad is not None else None
-    if view is None or bad is None or held is None or getattr(skip_views(view.maker(bad.name)), "role", "") == "buffer":
+    found = bad_weight(scene.birth.view if scene.birth is not None else None)
+    if found is None or found[0].role == "buffer":
         return None
-    name, total, place = bad.name, int((~held.isfinite()).sum()), as_entries(rows(where_bad(held)))
+    held, name = found[0].dense(), found[1]
+    total, place = int((~held.isfinite()).sum()), as_entries(rows(where_bad(held)))
     words = f"{total} of {held.numel()} values of `{name}` are not finite" + (f": {place}" if place else "")
     return Finding(f"`{name}` holds {total} non-finite value{'s' if total > 1 else ''}" + (f" ({place})" if place else ""), [words], [_finite_weight(name)])
 
@@ -170,7 +178,7 @@ def input_not_finite(scene: Scene) -> Finding | None:
     What happened
     The data held it: a missing measurement read as NaN, a division or logarithm in the
     preprocessing, a bad row in a cached feature file, a resize or augmentation of an empty
-    image, a weight of a class or sample.
+    image, a weight of a class or sample. Or the code writes NaN itself, where it has no value.
 
     Why the result is non-finite
     Every operation keeps a NaN. One value makes its row's output NaN, the mean over the batch
@@ -211,13 +219,20 @@ def input_not_finite(scene: Scene) -> Finding | None:
     return _weight(scene) if is_weight(scene.birth) else _finding(scene, "input")
 
 
+_ARITHMETIC = ("mul", "add", "sub", "rsub", "div", "pow", "lerp")
+_FILLS = ("full", "full_like", "new_full", "fill", "masked_fill", "index_fill", "scalar_tensor", "constant_pad_nd", "lift_fresh")
+
+
 def _number_at(scene: Scene) -> Finding | None:
-    """A number of the program's own that is NaN: a weight of a loss, a scale, computed outside torch."""
+    """A number of the program's own that is NaN: a weight of a loss or a scale computed outside torch, or what it writes where there is no value."""
     view = forward_view(scene)
-    if view is None or scene.birth is None or scene.birth.derivative or view.name not in ("mul", "add", "sub", "rsub", "div", "pow", "lerp"):
+    if view is None or scene.birth is None or scene.birth.derivative or view.name not in _ARITHMETIC + _FILLS:
         return None
-    if not any(isinstance(value, float) and value != value for value in view.op.scalars.values()):
+    if not any(isinstance(value, float) and value != value for value in view.op.scalars.values()) and view.name != "lift_fresh":
         return None
+    if view.name in _FILLS:
+        advice, words = Fix("leave what has no value out of the loss, or write a finite number here"), "no tensor that goes in here is bad"
+        return Finding("nan is written here", [f"it is a number of the code's own; {words}"], [advice], title="nan that the code itself writes")
     return Finding(
         "a number that goes in here is nan", ["it is no tensor: it was computed outside torch"], [Fix("make the number finite where it is computed")]
     )

@@ -6,7 +6,9 @@ import ast
 import difflib
 import functools
 import io
+import os
 import tokenize
+from pathlib import PurePath
 
 from whynan.resting import no_warnings
 
@@ -139,8 +141,21 @@ def on_disk(file: str, lines: list[str]) -> list[str]:
     return found if same else lines
 
 
+def below_one(files: list[str]) -> list[str]:
+    """Return the paths of files as one diff has them: below the working directory, or all below the root if one is not there.
+
+    No tool takes a path that is absolute or goes up; these are applied in the directory that they are below.
+
+    >>> below_one(["train.py"]), below_one(["/usr/lib/loss.py"])
+    (['train.py'], ['usr/lib/loss.py'])
+    """
+    if any(map(os.path.isabs, files)):
+        files = [os.path.abspath(file) if os.path.exists(file) else file for file in files]
+    return [PurePath(file).relative_to(PurePath(file).anchor).as_posix() for file in files]
+
+
 def unified(old: list[str], new: list[str], file: str) -> str:
-    """Return a unified diff that `patch` accepts, with three lines of context."""
+    """Return a unified diff that `patch` and `git apply` accept, with three lines of context."""
     made = difflib.unified_diff(old, new, f"a/{file}", f"b/{file}", n=3)
     return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in made)
 

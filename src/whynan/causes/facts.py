@@ -18,8 +18,8 @@ LIMITS = {"float16": 65504.0, "bfloat16": 3.39e38, "float32": 3.4028e38, "float6
 ATTENTION = "_scaled_dot_product"  # how the names of its kernels begin
 ELEMENTWISE = frozenset(
     {"add", "sub", "rsub", "mul", "div", "neg", "abs", "clamp", "clamp_min", "clamp_max", "view", "_unsafe_view", "expand", "unsqueeze", "squeeze",
-     "transpose", "permute", "t", "clone", "detach", "alias", "_to_copy", "slice", "select", "maximum", "minimum", "sqrt", "pow", "where", "masked_fill",
-     "reshape", "repeat", "exp", "relu"}
+     "transpose", "permute", "t", "clone", "detach", "alias", "_to_copy", "slice", "select", "diagonal", "maximum", "minimum", "sqrt", "pow", "where",
+     "masked_fill", "reshape", "repeat", "exp", "relu"}
 )  # fmt: skip
 VIEWS = frozenset(
     {
@@ -38,6 +38,7 @@ VIEWS = frozenset(
         "reshape",
         "select",
         "slice",
+        "diagonal",
         "neg",
     }
 )
@@ -142,7 +143,7 @@ def as_view(made: View | Leaf | None) -> View | None:
 
 
 def lineage(view: View, through: frozenset[str] = ELEMENTWISE, depth: int = 12, start: int | None = None) -> Iterator[View]:
-    """Yield the operations that made an operation's arguments, following only the given kinds."""
+    """Yield the operations that made an operation's arguments, following only the given kinds; views do not count as a step."""
     sources = range(len(view.op.sources)) if start is None else [start]
     todo = [(view.maker(i), 0) for i in sources]
     seen: set[int] = set()
@@ -154,7 +155,12 @@ def lineage(view: View, through: frozenset[str] = ELEMENTWISE, depth: int = 12, 
         seen.add(made.op.index)
         yield made
         if made.name in through:
-            todo += [(made.maker(i), level + 1) for i in range(len(made.op.sources))]
+            todo += [(made.maker(i), level + (made.name not in VIEWS)) for i in range(len(made.op.sources))]
+
+
+def divides(view: View) -> bool:
+    """Whether an operation is a division: `1 / x` arrives as a reciprocal."""
+    return view.name == "div" or (view.name == "reciprocal" and "div" in view.call)
 
 
 def skip_views(made: View | Leaf | None) -> View | Leaf | None:
@@ -222,6 +228,12 @@ def counts_members(step: View) -> bool:
     name = _ADDED.get(step.name, "")
     added = step.input(name)
     return added is not None and zeros_and_ones(added) and fixed(step, name) and (bool(added.any()) or not added.numel())
+
+
+def are_counts(view: View, index: int) -> bool:
+    """Whether an argument counts something: whole numbers, none below 0 and some above it, that carry no gradient."""
+    given = view.input(index)
+    return given is not None and not given.is_complex() and fixed(view, index) and bool(given.any() & (given >= 0).all() & (given == given.round()).all())
 
 
 def one_less(view: View) -> bool:

@@ -9,7 +9,7 @@ import ast
 import inspect
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,7 @@ class Fix:
     leave_out: bool = False  # or: the same step without the bad samples
     inner: str = ""  # or: rewrite together with the call that made the first operand (softmax, sigmoid, sumsq)
     site: Site | None = None  # another place than the birth's
+    limit: str = ""  # another template that must give the same loss: the result has a limit, and the change is it
 
     def text(self, expression: Expression) -> Change | None:
         """Return the node to replace and its new text, or None where the template does not fit the source."""
@@ -77,7 +78,11 @@ class Fix:
         beside = [i for i in range(len(expression.nodes)) if i != place and f"{{{i}}}" in self.template]
         if any(not expression.is_repeatable(expression.nodes[i]) for i in beside):
             return None
-        new = _filled(expression, self.template.replace("{x}", f"{{{place}}}"))
+        written = place == 0 and _writes_there(expression)
+        if written and not expression.is_repeatable(node):
+            return None
+        template = "{x}.copy_(" + self.template + ")" if written else self.template
+        new = _filled(expression, template.replace("{x}", f"{{{place}}}"))
         if new is None:
             return None
         receiver = isinstance(expression.node, ast.Call) and isinstance(expression.node.func, ast.Attribute) and expression.node.func.value is node
@@ -138,12 +143,15 @@ class Fix:
                 return eval(code, scope)  # our own template
             if self.operand >= len(operands) or (self.template.startswith("{x}.") and not isinstance(operands[self.operand], torch.Tensor)):
                 return NotImplemented  # a number has none of a tensor's methods
-            scope = _scope(torch, operands) | {"_x": operands[self.operand]}
-            result = func(*_put(operands, self.operand, eval(code, scope), flipped), **kwargs)  # our own template
+            x = operands[self.operand]
+            written = self.operand == 0 and _writes(func)
+            scope = _scope(torch, operands) | {"_x": x.clone() if written else x}
+            value = eval(code, scope)  # our own template
+            result = func(*_put(operands, self.operand, x.copy_(value) if written else value, flipped), **kwargs)
             if stopped is not None:
                 others = [o for place, o in enumerate(operands) if place != self.operand]
                 only = not any(isinstance(o, torch.Tensor) and o.requires_grad for o in others)
-                _count(stopped, code, scope, lambda x: func(*_put(operands, self.operand, x, flipped), **kwargs), result, only)
+                _count(stopped, code, scope, lambda x: func(*_put(operands, self.operand, x, flipped), **kwargs), result, only, name in _ENDLESS)
             return result
 
         return change
@@ -173,7 +181,7 @@ SOFTMAX = Fix("use torch.softmax, which subtracts the largest value first", "{in
 LOGSUMEXP = Fix("use torch.logsumexp", "{inner}", safe=True, inner="logsumexp by hand")
 LOG1MEXP = Fix("use expm1, which keeps 1 - exp(x) where exp(x) rounds to 1", "{inner}", safe=True, inner="log1mexp by hand")
 LOG_OF_EXP = Fix("take the logarithm of the exponentials in one call: softplus, logsumexp", "{inner}", safe=True, inner="log of exp")
-BY_HAND = Fix("use binary_cross_entropy, which keeps the logarithm at or above -100", "{inner}", safe=True, inner="cross-entropy by hand")
+BY_HAND = Fix("use binary_cross_entropy, which keeps the logarithm at or above -100", "{inner}", inner="cross-entropy by hand")
 
 
 def shifted(total: View) -> list[Fix]:
@@ -237,6 +245,8 @@ class Stopped:
     healthy: int = 0  # of these, those whose gradient was finite without it
     among: int = 1
     only: bool = True  # no other operand has a gradient: a quotient still has its numerator's
+    outside: int = 0  # elements outside of the domain that the loss counts as better than all others since they are held at its edge
+    reward: float = 0.0  # by how much it is lower by that, where it is linear in the result
 
     def words(self) -> str:
         """Say what is wrong with that, if it is too much."""
@@ -245,7 +255,7 @@ class Stopped:
         return "finite, but no gradient passes through any element there: nothing leads back" if self.dead == self.among > 1 and self.only else ""
 
 
-def _count(stopped: list[Stopped], code: CodeType, scope: dict[str, Any], call: Callable[[Any], Any], result: Any, only: bool) -> None:
+def _count(stopped: list[Stopped], code: CodeType, scope: dict[str, Any], call: Callable[[Any], Any], result: Any, only: bool, endless: bool) -> None:
     """Tell which elements a change of an operand lets no gradient through of; again when it is known what gradient came to the result."""
     torch, x = scope["torch"], scope["_x"]
     dead = _dead(code, scope)
@@ -257,7 +267,9 @@ def _count(stopped: list[Stopped], code: CodeType, scope: dict[str, Any], call: 
 
     def arrived(gradient: Any) -> None:
         with torch._C.DisableTorchFunction():  # nothing is put in its place here
-            stopped[place] = replace(stopped[place], healthy=_healthy(torch, dead, x, call, gradient))
+            lost = dead & _given(gradient, x)
+            outside, reward = _rewarded(torch, call(x.detach()).isnan(), result.detach(), gradient) if endless else (0, 0.0)
+            stopped[place] = Stopped(int(lost.sum()), _healthy(torch, lost, x, call, gradient), x.numel(), only, outside, reward)
 
     if isinstance(result, torch.Tensor) and result.requires_grad:
         result.register_hook(arrived)
@@ -275,6 +287,14 @@ def _dead(code: CodeType, scope: dict[str, Any]) -> Any:
     return slope == 0
 
 
+def _given(gradient: Any, x: Any) -> Any:
+    """Return the elements of an operand to which a gradient came at all: one of 0 has nothing to lose."""
+    try:
+        return (gradient != 0).double().sum_to_size(x.shape) != 0
+    except RuntimeError:  # the operation is no elementwise one
+        return x == x
+
+
 def _healthy(torch: Any, dead: Any, x: Any, call: Callable[[Any], Any], gradient: Any = None) -> int:
     """Count those of some elements whose gradient is finite and other than 0 as it is: for that of the result, else for a sum of it."""
     with torch.enable_grad():
@@ -289,6 +309,16 @@ def _healthy(torch: Any, dead: Any, x: Any, call: Callable[[Any], Any], gradient
     if value.shape == x.shape:
         healthy &= value.isfinite()
     return int(healthy.sum())
+
+
+def _rewarded(torch: Any, outside: Any, value: Any, gradient: Any) -> tuple[int, float]:
+    """Count the elements outside of a domain that are put further than all others where the loss is lower, by more than these lie apart; say what that pays."""
+    if value.is_complex() or not outside.any() or outside.all():
+        return 0, 0.0
+    low, high = value[~outside].min(), value[~outside].max()
+    ahead = torch.where(gradient > 0, low - value, value - high)
+    paid = outside & (ahead > high - low) & (gradient != 0)
+    return int(paid.sum()), float((ahead * gradient.abs())[paid].sum())
 
 
 def _writes(func: Any) -> bool:
@@ -343,6 +373,7 @@ def small(dtype: str) -> str:
     return "1e-4" if dtype == "float16" else "1e-12"
 
 
+_ENDLESS = ("log", "log2", "log10", "log1p", "xlogy", "rsqrt", "atanh", "erfinv", "logit")  # infinite at the edge: a bound near it decides their value
 SILENCED = 0.1  # share of the elements whose finite gradient a change may set to 0
 _MARGINS = {"float16": "1e-3", "bfloat16": "1e-2"}  # that 1 can be told from 1 less this in
 

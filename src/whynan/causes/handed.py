@@ -72,7 +72,7 @@ def line_in_data(program: Program, birth: Birth, samples: list[int]) -> Line | N
     drawn = _drawn(program) if samples and birth.leaf is not None else None
     if drawn is None or birth.leaf is None:
         return None
-    rng, nan, begin = take_rng(everything=True), birth.leaf.damage.nan, time.monotonic()
+    rng, nan, begin = take_rng(others=True), birth.leaf.damage.nan, time.monotonic()
     generators = Generators()
     generators.find(vars(drawn.data_set).values() if hasattr(drawn.data_set, "__dict__") else ())
     states = generators.take()

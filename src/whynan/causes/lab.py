@@ -55,11 +55,14 @@ class Outcome:
     error: str = ""
     along: float | None = None  # cosine of the gradient with that of the same step in float64
     reached: frozenset[int] = frozenset()  # places of the leaves that got a gradient other than 0
+    cut: str = ""  # what a finite one shows, where that is not the whole step
 
     def effect(self) -> str:
         """Say it in words."""
         if self.error:
             return f"the replay raised {self.error}"
+        if self.cut and self.finite:
+            return self.cut
         words = []
         if self.loss is not None:
             words.append(f"loss {number(self.loss)}")
@@ -85,6 +88,7 @@ ALONG = 0.9  # the least cosine with the gradient in float64
 TOLERANCE = 0.01  # by how much the loss of a healthy step may move: an epsilon does not come free
 NOTHING = 1e-20  # a gradient in float64 that is smaller is 0 in what is trained
 ABSURD = 1e8  # a loss or gradient of this size is no remedy where nothing is known of what it was
+FEW = 5  # losses from which it is not yet known how far they move
 NO_MEMORY = Outcome(None, None, False, "MemoryError: there was too little memory for another replay")
 
 
@@ -99,10 +103,12 @@ class Lab:
         scaler: Any = None,
         healthy: dict[int, Program] | None = None,
         jump: Jump | None = None,
+        place: str = "",
     ) -> None:
-        self.program = program
+        self.program = program.gone_back() if place == "loss" else program
+        self.cut = _cut(program, place)
         self.jump = jump  # what is to go away where everything is finite
-        self.scale = _scale(history, scaler)
+        self.scale = _scale(history, scaler) if self.program is program else 1.0
         self.targets = targets
         self.small, self.quick = size_of(program) <= LARGEST, size_of(program) <= SHORT
         if any(e.kind == "function" for e in program.entries):  # a step function does more than compute: played as seldom as can be
@@ -110,6 +116,7 @@ class Lab:
         self.healthy = dict(list((healthy or {}).items())[: 2 if self.quick else 1])
         self.truth: dict[int, torch.Tensor] = {}  # the gradients in float64, by their place
         self.wide: Outcome | None = None
+        self._steady: float | None = None  # how far the gradient in float64 stays the same where weights move by rounding
         self._excused = False  # what is judged may leave weights without a gradient: the batch has nothing to teach
         self._open: frozenset[int] | None = None  # places of the weights that a gradient can reach, where that was asked
         self._usual: dict[int, Outcome] = {}  # by healthy step: what it gives as it is, with the weights of today
@@ -151,7 +158,7 @@ class Lab:
         failing = program is self.program
         with torch.no_grad():
             losses = [float(t.detach().float().sum()) for t in run.losses]
-            placed = _gradients(program, run)
+            placed = _gradients(program, run) if program.undo is None else {}  # of an update they are where it begins
             grads = list(placed.values())
             norm = total_norm([g.detach().to_dense() if g.is_sparse else g for g in grads]) if grads else None
             seen = {id(g) for g in grads} if norm is not None and math.isfinite(float(norm)) else set()  # a finite norm has no bad part
@@ -161,7 +168,7 @@ class Lab:
             reached = _reached(placed)
         scaled = program.entries[-1].kind == "backward" if program.entries else False  # else the scaler has divided already
         size = None if norm is None else float(norm) / (self.scale if scaled else 1.0)
-        return Outcome(losses[-1] / self.scale if losses else None, size, finite, along=along, reached=reached)
+        return Outcome(losses[-1] / self.scale if losses else None, size, finite, along=along, reached=reached, cut=self.cut if failing else "")
 
     # -- the same step in float64 -------------------------------------------------------------------------------
 
@@ -206,6 +213,30 @@ class Lab:
         true = sum(float(_components(t).square().sum()) for t in self.truth.values())
         dot = sum(float((g * _components(self.truth[place])).sum()) for place, g in grads.items() if place in self.truth)
         return dot / math.sqrt(own * true) if own and true else None
+
+    def _shaken(self) -> float:
+        """Return the cosine of the gradient in float64 with itself where the weights are moved by what their own type rounds away.
+
+        A difference that is 0 by rounding is noise in float64, and so is the slope of its root: such a gradient is nothing to hold a remedy against.
+        """
+        if self._steady is None:
+            try:
+                self._steady = self._shake()
+            except Exception as error:
+                let_through(error)
+                self._steady = 1.0
+        return self._steady
+
+    def _shake(self) -> float:
+        program, source = self.program, torch.Generator().manual_seed(0)
+        digits = [torch.finfo(leaf.dtype).eps for leaf in program.leaves]
+        with program.still(), converted(program, WIDE):
+            with torch.no_grad(), torch._C.DisableTorchFunction():
+                for leaf, digit in zip(program.leaves, digits, strict=True):
+                    leaf *= 1 + digit * torch.randn(leaf.shape, generator=source, dtype=torch.float64).to(leaf.device)
+            run = program.play()
+            outcome = self._outcome(run, program)
+        return outcome.along or 0.0
 
     # -- the slope itself ---------------------------------------------------------------------------------------
 
@@ -264,16 +295,19 @@ class Lab:
         self.hit = 1
         return outcome
 
-    def weigh(self, outcome: Outcome, again: Callable[[Program], Outcome], tolerance: float = TOLERANCE) -> tuple[bool, str]:
+    def weigh(self, outcome: Outcome, again: Callable[[Program], Outcome], tolerance: float = TOLERANCE, edge: bool = False) -> tuple[bool, str]:
         """Hold a remedy that made the step finite against float64 and the healthy steps before; say what that gave.
 
-        `again` plays another step with the remedy.
+        `again` plays another step with the remedy; `edge`: the bad operation has one, and rounding decides on which side of it an argument lies.
         """
         words = []
-        if outcome.along is not None and outcome.along < ALONG:
+        elsewhere = outcome.along is not None and outcome.along < ALONG
+        if elsewhere and (not edge or self._shaken() >= ALONG):
             return False, f"finite, but the gradient is not that of the same step in float64 (cosine {outcome.along:.2f}): {outcome.effect()}"
         if outcome.norm:
-            words.append("gradient alive" + (f", as in float64 (cosine {outcome.along:.3f})" if outcome.along is not None else ""))
+            words.append("gradient alive" + (f", as in float64 (cosine {outcome.along:.3f})" if outcome.along is not None and not elsewhere else ""))
+        if elsewhere:
+            words.append(f"not held against float64, whose gradient is noise here: weights moved by their last digit turn it (cosine {self._shaken():.2f})")
         kept: dict[int, float] = {}
         for step, program in self.healthy.items():
             usual = self._usual.get(step) or self.run(program=program)
@@ -291,7 +325,7 @@ class Lab:
         if kept:
             steps = ", ".join(map(str, sorted(kept)))
             apart = max(kept.values())
-            words.append(f"same loss {f'within {apart:.1g} ' if apart > 1e-5 else ''}on the last healthy step{'s' * (len(kept) > 1)} ({steps})")
+            words.append(f"same loss {f'within {apart:.1g} ' if apart > 1e-5 else ''}on the kept healthy step{'s' * (len(kept) > 1)} ({steps})")
         return True, ", ".join(words)
 
     def _silenced(self, outcome: Outcome) -> str:
@@ -329,8 +363,8 @@ class Lab:
         wide = self.run(around=converted(program, WIDE), program=program)
         return wide.loss is not None and wide.finite and abs(changed - wide.loss) < 0.1 * abs(usual - wide.loss)
 
-    def judge(self, outcome: Outcome, empty: bool = False, same: float | None = None) -> tuple[bool, str]:
-        """Say whether an outcome proves a remedy, and what is wrong with it otherwise."""
+    def judge(self, outcome: Outcome, empty: bool = False, same: float | None = None, low: bool = False) -> tuple[bool, str]:
+        """Say whether an outcome proves a remedy, and what is wrong with it otherwise; `low`: its loss may be as low as it is."""
         self._excused = empty
         if outcome.error or not outcome.finite:
             return False, outcome.effect() if outcome.error else f"still not finite ({outcome.effect()})"
@@ -348,6 +382,8 @@ class Lab:
             return False, f"finite, but the gradient is absurd: {outcome.effect()}"
         if outcome.loss is not None and abs(outcome.loss) > self._ceiling():
             return False, f"finite, but absurd: {outcome.effect()}{self._held_against()}"
+        if outcome.loss is not None and outcome.loss < self._floor() and not low:
+            return False, f"finite, but it rewards the fault: {outcome.effect()}{self._held_against_lowest()}"
         return True, outcome.effect()
 
     def _ceiling(self) -> float:
@@ -355,6 +391,21 @@ class Lab:
         if self.losses:
             return 1000 * self._usual_loss()
         return 1000 * max(abs(self.left), 1.0) if self.left is not None else ABSURD
+
+    def _floor(self) -> float:
+        """Return the lowest loss that a remedy may give, below 0 at any rate: a loss may always vanish.
+
+        By how far the steps before went below their median, and by their size; loosely, where they are few.
+        """
+        known = self.losses[-50:] or ([] if self.left is None else [self.left])
+        if not known:
+            return -ABSURD
+        lowest, size = min(known), statistics.median(map(abs, known))
+        fell = statistics.median(known) - lowest
+        return min(lowest, 0.0) - max(3 * fell, size if len(known) >= FEW else 10 * max(size, 1.0))
+
+    def _held_against_lowest(self) -> str:
+        return f", the lowest of the steps before was {number(min(self.losses[-50:]))}" if self.losses else self._held_against()
 
     def _usual_loss(self) -> float:
         return max(statistics.median(map(abs, self.losses)), max(map(abs, self.losses[-20:])), 1e-3)
@@ -374,6 +425,15 @@ class Lab:
     def _often_still(self) -> bool:
         """Whether steps without any gradient are ordinary in this run: then one more says nothing against a remedy."""
         return len(self.norms) > 2 and statistics.median(self.norms[-20:]) == 0
+
+
+def _cut(program: Program, place: str) -> str:
+    """Say what a change that makes a replay finite shows, where that is not the whole step."""
+    if place == "exception" and program.ends_midway:
+        return "the call that failed gives a finite result; what follows it was not recorded"
+    if any(e.kind == "optimizer" and e.args and (len(e.args) != 2 or e.args[1] is None) for e in program.entries):  # more than one evaluation, which came first
+        return "finite weights for the evaluations that were made; what the closure gives for other weights is not known"
+    return ""
 
 
 def _gradients(program: Program, run: Run) -> dict[int, torch.Tensor]:
@@ -439,28 +499,32 @@ class Swapper(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def without_rows(program: Program, rows: list[int], size: int) -> Iterator[None]:
-    """Leave samples out: every outside tensor with that first dimension loses these rows for the time being."""
+def without_rows(program: Program, rows: list[int], size: int, sized: bool = False) -> Iterator[None]:
+    """Leave samples out: every outside tensor with that first dimension loses these rows for the time being.
+
+    With `sized` the calls outside modules that were given the size of the batch (`zeros(len(x))`, `view(len(x), -1)`) get the smaller one.
+    """
     keep = [i for i in range(size) if i not in set(rows)]
     found = {id(leaf): leaf for entry in program.entries for leaf in entry.reads if isinstance(leaf, Outside)}
     handed = [leaf for leaf in found.values() if not leaf.tensor.requires_grad and id(leaf.tensor) not in program.weights]
     batched = [leaf for leaf in handed if leaf.tensor.dim() and leaf.tensor.shape[0] == size]
-    indexed = [(entry, entry.fn) for entry in program.entries if getattr(entry.fn, "__name__", "") in _BY_NUMBER]
+    others = _BY_NUMBER | (dict.fromkeys(_SIZED, _fewer) if sized else {})
+    changed = [(entry, entry.fn) for entry in program.entries if getattr(entry.fn, "__name__", "") in others]
     before = [(leaf, leaf.saved) for leaf in batched]
     try:
         for leaf in batched:
             leaf.saved = leaf.value()[keep]
-        for entry, function in indexed:
-            entry.fn = functools.partial(_BY_NUMBER[function.__name__], keep, size)
+        for entry, function in changed:
+            entry.fn = functools.partial(others[function.__name__], function, keep, size)
         yield
     finally:
         for leaf, saved in before:
             leaf.saved = saved
-        for entry, function in indexed:
+        for entry, function in changed:
             entry.fn = function
 
 
-def _write_kept(keep: list[int], size: int, target: torch.Tensor, index: Any, value: Any) -> None:
+def _write_kept(write: Any, keep: list[int], size: int, target: torch.Tensor, index: Any, value: Any) -> None:
     """Write to rows by their old numbers: `x[3] = 0` must not hit the row that moved to place 3."""
     if not target.dim() or target.shape[0] != len(keep):
         target[index] = value
@@ -471,7 +535,7 @@ def _write_kept(keep: list[int], size: int, target: torch.Tensor, index: Any, va
     target.copy_(full[keep])
 
 
-def _read_kept(keep: list[int], size: int, target: torch.Tensor, index: Any) -> Any:
+def _read_kept(read: Any, keep: list[int], size: int, target: torch.Tensor, index: Any) -> Any:
     """Read a row by its old number; a row that was left out is not there."""
     first, *rest = index if isinstance(index, tuple) else (index,)
     if target.dim() and target.shape[0] == len(keep) and isinstance(first, int) and not isinstance(first, bool):
@@ -479,4 +543,17 @@ def _read_kept(keep: list[int], size: int, target: torch.Tensor, index: Any) -> 
     return target[index]
 
 
+def _fewer(function: Any, keep: list[int], size: int, *args: Any, **kwargs: Any) -> Any:
+    """Call a function with the number of the rows that were kept where it was given that of all."""
+
+    def fit(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return type(value)(map(fit, value))
+        return len(keep) if type(value) is int and value == size else value
+
+    return function(*map(fit, args), **{name: fit(value) for name, value in kwargs.items()})
+
+
 _BY_NUMBER: dict[str, Callable[..., Any]] = {"__setitem__": _write_kept, "__getitem__": _read_kept}
+_SIZED = ("zeros", "ones", "full", "empty", "rand", "randn", "randint", "randperm", "arange", "eye", "new_zeros", "new_ones", "new_full", "new_empty",
+          "view", "reshape", "expand", "repeat", "broadcast_to")  # fmt: skip

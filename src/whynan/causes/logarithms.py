@@ -177,4 +177,14 @@ def log_of_negative(scene: Scene) -> Finding | None:
         return None
     low = float(argument[argument.isfinite()].min())
     evidence = [share(count, argument, f"values are below {number(edge)}"), f"the smallest is {number(low)}"]
-    return Finding(f"log of {number(low)} is not defined", evidence, guarded(view.name, view.op.dtype), from_spans(view, index))
+    fixes = [*_of_a_factor(view), *guarded(view.name, view.op.dtype), _BY_CONSTRUCTION]
+    return Finding(f"log of {number(low)} is not defined", evidence, fixes, from_spans(view, index))
+
+
+_BY_CONSTRUCTION = Fix("make it positive where it is made, with softplus or exp: then all that uses it sees the same number, and a gradient leads back")
+
+
+def _of_a_factor(view: View) -> list[Fix]:
+    """Return the change for the diagonal of a triangular factor: a determinant's size is asked for, and that has no sign."""
+    made = view.maker(0)
+    return [Fix("take the absolute value: the logarithm is of the determinant's size", "{x}.abs()", 0)] if getattr(made, "name", "") == "diagonal" else []

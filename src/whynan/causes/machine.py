@@ -66,8 +66,9 @@ def not_reproducible(scene: Scene) -> Finding | None:
 
     What happened
     The run saw a bad loss, gradient or buffer. Replayed with the same weights, batch and random
-    state the step was finite. Something that the replay does not hold differed: a
-    nondeterministic kernel, a race, faulty memory, code outside torch.
+    state the step was finite. Something that the replay does not hold differed: a value that the
+    program's own code keeps outside torch (an iterator, a file, a library's own state), a
+    nondeterministic kernel, a race, faulty memory.
 
     Why the result is non-finite
     Kernels with atomic adds sum in an order that changes from run to run. Near the edge of the
@@ -93,8 +94,8 @@ def not_reproducible(scene: Scene) -> Finding | None:
 
     How sure
     whynan replays the step twice, and this code is given only if both are finite and the loss is
-    that of the run, where it was finite. That the step does not reproduce is proven. Which of the
-    reasons it was is not.
+    that of the run, where it was finite, and the same in both. That the step does not reproduce is
+    proven. Which of the reasons it was is not.
 
     Not this when
     The step is compiled (WN803), the replay was not exact or not possible (WN901), or the value
@@ -102,19 +103,30 @@ def not_reproducible(scene: Scene) -> Finding | None:
     """
     if scene.birth is not None or scene.trouble or scene.symptom.place not in ("loss", "gradient", "buffer") or scene.lab is None:
         return None
-    again = scene.lab.run()
+    once, again = scene.lab.run(), scene.lab.run()
     if again.error or not again.finite or not math.isfinite(again.norm or 0.0):
         return None
     scene.tried("the same step once more", again.effect())
-    if scene.loss is not None and again.loss is not None and not math.isclose(scene.loss, again.loss, rel_tol=1e-3, abs_tol=1e-6) and math.isfinite(scene.loss):
-        scene.trouble = f"the replay is not the step that ran: its loss is {number(again.loss)}, that of the run was {number(scene.loss)}"
+    if _differ(scene.loss, again.loss):
+        scene.trouble = f"the replay is not the step that ran: its loss is {number(again.loss or 0.0)}, that of the run was {number(scene.loss or 0.0)}"
+        return None
+    if _differ(once.loss, again.loss):
+        losses = f"{number(once.loss or 0.0)} and {number(again.loss or 0.0)}"
+        scene.trouble = f"two replays give different losses, {losses}: the step reads something that each of them moves on, such as an iterator"
         return None
     return Finding(
         "replayed twice from the same state, finite both times",
         ["two replays with the same weights, batch and random state were finite", f"the second gave {again.effect()}"],
-        [Fix("look for a nondeterministic kernel (torch.use_deterministic_algorithms(True)) or faulty hardware")],
+        [Fix("look for what the step reads outside torch, a nondeterministic kernel (torch.use_deterministic_algorithms(True)), faulty hardware")],
         proven=True,
     )
+
+
+def _differ(one: float | None, other: float | None) -> bool:
+    """Whether two losses that are known and finite are not those of one step."""
+    if one is None or other is None or not math.isfinite(one):
+        return False
+    return not math.isclose(one, other, rel_tol=1e-3, abs_tol=1e-6)
 
 
 @rule("WN801", "another-rank", "value that came in from another rank", rank=91)

@@ -140,6 +140,8 @@ def _empty_count(scene: Scene, view: View) -> Finding | None:
     if count is not None and not zeros(count):
         return None  # the count is not 0: something was taken off it
     if counts_members(step):
+        if _lost(view):
+            return None  # the members are counted, but not averaged: a share of the whole
         empty = "the only group is" if below.numel() == 1 else f"{zeros(below)} of {below.numel()} groups are"
         return Finding(f"{empty} empty: the count is 0", [f"{empty} empty", "the divisor counts the members of each group"], [_AT_LEAST_ONE], empty=True)
     counted = step.input(0) if step.name in ("sum", "count_nonzero", "cumsum") else step.output()
@@ -181,10 +183,15 @@ def _summed_nothing(view: View, floor: str) -> Finding | None:
 
 def _count_of_one(view: View) -> Finding | None:
     """A sum over a count minus 1 that is no variance: of differences between neighbours, of pairs."""
-    above, below = view.input("self"), view.input("other")
-    if above is None or below is None or spread_of(view, 0) is not None or bool(((above != 0) & (below == 0)).any()):
+    if view.input("self") is None or spread_of(view, 0) is not None or _lost(view):
         return None
     return Finding("there is nothing here to average: 0/0", ["the count is 1, minus 1 is 0", "the numerator is 0 there"], [_AT_LEAST_ONE], empty=True)
+
+
+def _lost(view: View) -> bool:
+    """Whether a numerator is not 0 where its divisor is."""
+    above, below = view.input("self"), view.input("other")
+    return above is not None and below is not None and bool(((above != 0) & (below == 0)).any())
 
 
 def _masked_weights(scene: Scene, total: View, below: Any) -> Finding | None:

@@ -24,6 +24,7 @@ _CALLED = {
     "svd": ("svdvals",),
     "slogdet": ("logdet",),
     "vector_norm": ("norm",),
+    "reciprocal": ("div",),
     "to_copy": ("to", "float", "half", "bfloat16", "double", "type"),
 }
 _LINEAR = {"addmm": {"self": 2, "mat1": 0, "mat2": 1}, "mm": {"self": 0, "mat2": 1}}

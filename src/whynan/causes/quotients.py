@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from whynan.causes.arguments import computed_forward, from_spans
 from whynan.causes.catalogue import Finding, Scene, rule
-from whynan.causes.facts import ELEMENTWISE, as_view, counted, is_same, lies_below, lineage, rows, share, skip_views
+from whynan.causes.facts import ELEMENTWISE, are_counts, as_view, counted, divides, is_same, lies_below, lineage, rows, share, skip_views
 from whynan.causes.fixes import SOFTMAX, Fix, guarded, shifted
 from whynan.causes.usual import before, kept_above
 from whynan.records import Phase
@@ -159,9 +159,7 @@ def division_by_zero(scene: Scene) -> Finding | None:
     (WN106).
     """
     view = computed_forward(scene)
-    if view is None or view.name not in ("div", "addcdiv", "floor_divide", "reciprocal"):
-        return None
-    if view.name == "reciprocal" and "truediv" not in view.call and "div" not in view.call:
+    if view is None or not (divides(view) or view.name in ("addcdiv", "floor_divide")):
         return None
     below = view.input({"addcdiv": "tensor2", "reciprocal": "self"}.get(view.name, "other"))
     if below is None:
@@ -176,8 +174,18 @@ def division_by_zero(scene: Scene) -> Finding | None:
     if view.name == "reciprocal":
         fixes = [fixes[0], Fix("keep the denominator away from 0", "torch.where({x} == 0, torch.full_like({x}, 1e-6), {x})", 1)]
     elif view.name == "div" and view.site is not None and not below.is_complex() and not bool((below < 0).any()):
-        fixes = [*fixes, *kept_above(before(scene, "div", 1, view.site), 1)]
-    return Finding(f"division by 0: {share(count, below, 'denominators are 0')}", evidence, fixes, from_spans(view, len(view.op.sources) - 1))
+        fixes = [_LIMIT, *fixes, *kept_above(before(scene, "div", 1, view.site), 1)]
+    return Finding(
+        f"division by 0: {share(count, below, 'denominators are 0')}",
+        evidence,
+        fixes,
+        from_spans(view, len(view.op.sources) - 1),
+        empty=scene.birth is not None and scene.birth.phase is Phase.OPTIMIZER,  # gradients of 0 have a norm of 0
+    )
+
+
+# an infinite quotient may be divided by again, or saturate: then the step has a limit, and to let the quotient be 0 would be its opposite
+_LIMIT = Fix("keep the denominator away from 0; how far makes no difference to the loss", "{x}.clamp_min(1e-12)", 1, limit="{x}.clamp_min(1e-6)")
 
 
 @rule("WN106", "negative-power-of-zero", "negative power of zero", rank=64)
@@ -207,7 +215,12 @@ def negative_power_of_zero(scene: Scene) -> Finding | None:
         >>> out.detach(), x.grad.round()
         (tensor([[0., 0., 0., 0.]]), tensor([[1000., 1000., 1000., 1000.]]))
 
-    The same eps outside the root guards the value only: the slope of the root stays infinite.
+    A count of 0 has no share at all: let it give 0, which is what 1 / inf is.
+        >>> degree = torch.tensor([4.0, 0.0])
+        >>> degree.where(degree != 0, float("inf")) ** -0.5
+        tensor([0.5000, 0.0000])
+
+    An eps outside the root guards the value only: the slope of the root stays infinite.
         >>> x.grad = None
         >>> (x / (x.square().mean(-1, keepdim=True).sqrt() + 1e-6)).sum().backward()
         >>> x.grad
@@ -235,9 +248,14 @@ def negative_power_of_zero(scene: Scene) -> Finding | None:
             return None
     count = int((base == 0).sum())
     power = float(exponent) if isinstance(exponent, int | float) else -1.0
+    fixes = guarded(view.name.replace("float_power", "pow"), view.op.dtype, power)
     return Finding(
         f"{view.name}(0) is inf: {share(count, base, 'values are 0')}",
-        [share(count, base, "values are 0")],
-        guarded(view.name.replace("float_power", "pow"), view.op.dtype, power),
+        [share(count, base, "values are 0"), *(["they are whole numbers: a count"] if (counts := are_counts(view, 0)) else [])],
+        [_NO_SHARE, *fixes] if counts else fixes,
         from_spans(view),
     )
+
+
+# a node without neighbours has no share in a sum over them: 1e-6 in the place of its degree would give it the largest of all
+_NO_SHARE = Fix("let a count of 0 give 0: 1 / inf is 0", "{x}.where({x} != 0, float('inf'))", 0)

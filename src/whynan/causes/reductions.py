@@ -303,7 +303,7 @@ def constant_batch(scene: Scene) -> Finding | None:
     What happened
     A variance, standard deviation or range was used as a denominator, and in this batch all
     values were the same: a constant feature or image, equal rewards, a batch of mask tokens
-    only, a layer norm with eps=0 on a constant row.
+    only, a layer norm with eps=0 on a constant row. A correlation divides by two of them.
 
     Why the result is non-finite
     Identical values have the spread 0. The error over it is x / 0, the centred value over it
@@ -329,8 +329,9 @@ def constant_batch(scene: Scene) -> Finding | None:
         True
 
     How sure
-    whynan follows the denominator back to the variance or range it is, checks that it is
-    exactly 0, and counts the rows that are identical. Proven when the step, replayed with the
+    whynan follows the denominator back to the variance or range it is, or is a product, root or
+    sum of, also where it is written out as mean(x^2) - mean(x)^2; checks that it is exactly 0,
+    and counts the rows that are identical. Proven when the step, replayed with the
     change, is finite and of the usual size (it may train nothing, like a skipped one);
     otherwise suspected.
 
@@ -356,7 +357,7 @@ def constant_batch(scene: Scene) -> Finding | None:
     below = view.input(below_index)
     if below is None or not int((below == 0).sum()):
         return None
-    found = spread_of(view, below_index)
+    found = spread_of(view, below_index, gone=True)
     if found is None:
         return None
     what, zero = found.what, int((below == 0).sum())
@@ -383,10 +384,10 @@ def _identical(spread: Spread, scene: Scene, places: tuple[int, int]) -> list[st
     values = spread.values
     if values is None or not values.dim() or len(values) < 2:
         return []
-    if 0 in spread.axes and bool((values == values[:1]).all()):
+    if spread.same_rows():
         return [f"{len(values)} rows, 1 unique", *constant_ids(scene.program)]
     constant, groups = spread.constant()
-    if spread.axes != (0,):
+    if spread.axes != (0,) or spread.windows:
         return [spread.words()] if (constant, groups) != places else []  # else it was just said
     return [f"{constant} of {values[0].numel()} columns hold one value in all {len(values)} rows"] if constant else []
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from whynan.capsule.sites import Site, resolve
 from whynan.causes.catalogue import Finding, Rule, Scene
-from whynan.causes.lab import Swapper
+from whynan.causes.lab import Outcome, Swapper
 from whynan.causes.source import Expression
 from whynan.causes.trying import Part, changes_at, together
 from whynan.records import Phase, Remedy, Span, number
@@ -37,6 +37,7 @@ class Verdict:
     samples: list[int]
     remedies: list[Remedy]
     alone: bool = True  # no second place was found that the step also depends on
+    without: Outcome | None = None  # what the step gives without its bad samples
 
     @property
     def healed(self) -> bool:
@@ -66,7 +67,7 @@ def decide(first: Verdict, explain: Callable[[Scene], Verdict]) -> Verdict:
 
 def _open(first: Verdict, birth: Birth) -> bool:
     """Whether there is something to decide: a birth inside the step that a replay shows exactly."""
-    if birth.error is not None or not birth.exact or birth.phase is Phase.OPTIMIZER or first.rule.code in _SETTLED:
+    if birth.error is not None or not birth.exact or birth.by_number or birth.phase is Phase.OPTIMIZER or first.rule.code in _SETTLED:
         return False
     inside = birth.leaf is None or birth.leaf.role == "input"
     return inside and first.scene.symptom.place in ("loss", "gradient", "buffer")
@@ -158,7 +159,7 @@ def _part(verdict: Verdict) -> Part:
 def _point_at(first: Verdict, other: Verdict, order: str) -> None:
     line = _line(_birth(other))
     if (line.file, line.line) not in {(s.file, s.line) for s in first.finding.spans}:
-        first.finding.spans.append(replace(line, label=f"a {order} place: {other.finding.label or other.rule.title} ({other.rule.code})"))
+        first.finding.spans.append(replace(line, label=f"a {order} place: {other.finding.label or _title(other)} ({other.rule.code})"))
 
 
 def _birth(verdict: Verdict) -> Birth:
@@ -180,4 +181,8 @@ def _line(birth: Birth) -> Span:
 
 def _named(verdict: Verdict) -> str:
     span = _line(_birth(verdict))
-    return f"{span.file}:{span.line} ({verdict.rule.code}, {verdict.rule.title})"
+    return f"{span.file}:{span.line} ({verdict.rule.code}, {_title(verdict)})"
+
+
+def _title(verdict: Verdict) -> str:
+    return verdict.finding.title or verdict.rule.title

@@ -13,7 +13,22 @@ from dataclasses import dataclass, field, replace
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from whynan.causes.edits import Lines, Placed, as_operand, between, compiles, edited, exchanged, import_torch, on_disk, parsed, renamed, replaced, unified
+from whynan.causes.edits import (
+    Lines,
+    Placed,
+    as_operand,
+    below_one,
+    between,
+    compiles,
+    edited,
+    exchanged,
+    import_torch,
+    on_disk,
+    parsed,
+    renamed,
+    replaced,
+    unified,
+)
 from whynan.causes.scopes import (
     FUNCTIONS,
     UNKNOWN,
@@ -330,7 +345,7 @@ def joined(changes: list[tuple[Expression, Change]]) -> str:
         _, placed, added = files.setdefault(expression.file, (expression, [], []))
         placed += written[0]
         added += [lines for lines in written[1] if lines not in added]
-    return "".join(_of_file(*found) for found in files.values())
+    return "".join(_of_file(*found, path) for found, path in zip(files.values(), below_one(list(files)), strict=True))
 
 
 def _nested(changes: list[tuple[Expression, Change]]) -> list[tuple[Expression, Change]]:
@@ -361,12 +376,12 @@ def _with_part(expression: Expression, change: Change, part: Change) -> str | No
     return None
 
 
-def _of_file(expression: Expression, placed: list[Placed], added: list[Lines]) -> str:
+def _of_file(expression: Expression, placed: list[Placed], added: list[Lines], path: str) -> str:
     edits = replaced(expression.lines, placed)
     if edits is None or not compiles("".join(edited(expression.lines, edits + added))):
         return ""
     old = on_disk(expression.code.co_filename if expression.code is not None else "", expression.lines)
-    return unified(old, edited(old, edits + added), expression.file)
+    return unified(old, edited(old, edits + added), path)
 
 
 def _span(node: Any) -> tuple[tuple[int, int], tuple[int, int]]:

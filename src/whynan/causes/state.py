@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from whynan.causes.catalogue import Finding, Scene, rule
-from whynan.causes.facts import as_entries, as_view, rows, skip_views
+from whynan.causes.facts import as_entries, rows
 from whynan.causes.fixes import Fix
 from whynan.causes.weighing import UNCOUNTED, bad_weight, is_loss, is_weight, used_at
 from whynan.records import Remedy, number
 
 if TYPE_CHECKING:
-    from whynan.trace.birth import View
     from whynan.trace.graph import Leaf
 
 
@@ -55,13 +55,18 @@ def uninitialised_parameter(scene: Scene) -> Finding | None:
     The weight had a value and lost it (WN601).
     """
     tensor, name = _bad_parameter(scene)
-    if tensor is None or not scene.program.recorder.blanks.has(tensor):
+    blanks = scene.program.recorder.blanks
+    if tensor is None or not blanks.has(tensor):
         return None
+    from whynan.capsule.sites import resolve
+
+    made = resolve(blanks.made_at(tensor), "made here, without a value")
     bad = int((~tensor.detach().isfinite()).sum())
     evidence = [f"`{name}` was made by torch.empty and not, or not wholly, written", f"{bad} of {tensor.numel()} values are not finite"]
     return Finding(
         f"`{name}` holds uninitialised memory",
         evidence,
+        spans=[made] if made.known else [],
         remedies=_try_values(scene, tensor, "give the weight a value: torch.nn.init, torch.zeros or torch.randn"),
         proven=True,
     )
@@ -145,9 +150,10 @@ def _bad_parameter(scene: Scene) -> tuple[Any, str]:
     if birth is not None and birth.leaf is not None and birth.leaf.role == "parameter":
         return birth.leaf.tensor, birth.leaf.name or f"weight {list(birth.leaf.tensor.shape)}"
     if birth is None and scene.symptom.place == "parameter":
+        meant = scene.program.recorder.beside.infinities
         for root in scene.program.roots:
             for name, parameter in root.named_parameters():
-                if not bool(parameter.detach().isfinite().all()):
+                if not bool(parameter.detach().isfinite().all()) and not meant.are_known(parameter):
                     return parameter, name
     return None, ""
 
@@ -210,8 +216,8 @@ def buffer_not_finite(scene: Scene) -> Finding | None:
             proven=True,
         )
     view = birth.view
-    if view is not None and (weight := bad_weight(view)) is not None:
-        return _infinite_weight(scene, view, weight.name)
+    if (weight := bad_weight(view)) is not None and weight[0].role in ("buffer", "constant"):
+        return _weight_of_a_loss(scene, *weight)
     if view is None or "batch_norm" not in view.name:
         return None
     for name, held in view.inputs().items():
@@ -231,15 +237,6 @@ def buffer_not_finite(scene: Scene) -> Finding | None:
                 proven=True,
             )
     return None
-
-
-def _infinite_weight(scene: Scene, view: View, argument: str) -> Finding | None:
-    """Tell a weight that made the loss NaN: an infinity in a buffer could be meant, so the loss is where it shows."""
-    made = skip_views(view.maker(argument))
-    if made is None or as_view(made) is not None:
-        return None
-    leaf = cast("Leaf", made)
-    return _weight_of_a_loss(scene, leaf, argument) if leaf.role in ("buffer", "constant") else None
 
 
 def _weight_of_a_loss(scene: Scene, leaf: Leaf, argument: str) -> Finding:
@@ -312,7 +309,7 @@ def optimizer_state_not_finite(scene: Scene) -> Finding | None:
     name = scene.symptom.name if not bad_state or birth is None or birth.leaf is None else birth.leaf.name
     evidence = [f"`{name}` is not finite" + (f" ({scene.symptom.detail})" if scene.symptom.detail else "")]
     return Finding(
-        f"{name} is not finite; the update would write it into the weights",
+        f"{name} is not finite; {_what_it_does(scene)}",
         [*evidence, "weights and gradients are finite"],
         remedies=_try_cleared(scene),
         proven=True,
@@ -371,26 +368,46 @@ def _try_values(scene: Scene, tensor: Any, title: str, value: float = 0.0) -> li
 
 
 def _try_cleared(scene: Scene) -> list[Remedy]:
-    """Make the update once with an empty state and once more put everything back."""
-    from whynan.capsule.intercept import unwatched_step
-    from whynan.capsule.snapshot import Snapshot
-
+    """Make the update once with an empty state."""
     title = "clear the optimizer's state (optimizer.state.clear()) or load it from an earlier checkpoint"
-    anew = "make the optimizer anew or load its state from an earlier checkpoint"
-    optimizer, recorder = scene.optimizer, scene.program.recorder
-    if optimizer is None:
+    if scene.optimizer is None:
         return [Remedy(title)]
-    step = unwatched_step(optimizer)
-    with Snapshot(optimizer):
-        optimizer.state.clear()
-        try:
-            recorder.suspended(step, optimizer)
-        except TypeError:
-            return [Remedy(title)]  # it wants a closure
-        except Exception:  # it makes its state when it is made itself, as the Adagrad of torch 2.11
-            return [Remedy(anew)]
-        finite = all(bool(p.detach().isfinite().all()) for g in optimizer.param_groups for p in g["params"])
+    try:
+        finite = _updated(scene, lambda: _weights_finite(scene), empty=True)
+    except TypeError:
+        return [Remedy(title)]  # it wants a closure
+    except Exception:  # it makes its state when it is made itself, as the Adagrad of torch 2.11
+        return [Remedy("make the optimizer anew or load its state from an earlier checkpoint")]
     scene.tried("the same update with an empty optimizer state", "finite" if finite else "still not finite")
     return [
         Remedy(title, result="proven" if finite else "failed", effect="with an empty optimizer state: the update is finite" if finite else "still not finite")
     ]
+
+
+def _what_it_does(scene: Scene) -> str:
+    """Say what the update makes of a state that is not finite: an infinite second moment is divided by, and what it belongs to stands still."""
+    weights = [p for g in scene.optimizer.param_groups for p in g["params"] if p.grad is not None] if scene.optimizer is not None else []
+    held = [(p, ~v.isfinite()) for p in weights for v in scene.optimizer.state.get(p, {}).values() if getattr(v, "shape", None) == p.shape]
+    bad = [(p, hit, p.detach()[hit]) for p, hit in held if bool(hit.any())]
+    try:
+        still = bool(bad) and _updated(scene, lambda: _weights_finite(scene) and all(bool((p.detach()[hit] == before).all()) for p, hit, before in bad))
+    except Exception:  # it wants a closure
+        still = False
+    return "the update divides by it, and these weights do not move" if still else "the update would write it into the weights"
+
+
+def _weights_finite(scene: Scene) -> bool:
+    return all(bool(p.detach().isfinite().all()) for g in scene.optimizer.param_groups for p in g["params"])
+
+
+def _updated(scene: Scene, asked: Callable[[], bool], empty: bool = False) -> bool:
+    """Make the update, with an empty state or as it is, ask, and put everything back. Raises what the optimizer raises."""
+    from whynan.capsule.snapshot import Snapshot
+    from whynan.capsule.stepped import unwatched_step
+
+    step = unwatched_step(scene.optimizer)
+    with Snapshot(scene.optimizer):
+        if empty:
+            scene.optimizer.state.clear()
+        scene.program.recorder.suspended(step, scene.optimizer)
+        return asked()

@@ -77,19 +77,23 @@ def term_words(birth: Birth | None, named: list[Named]) -> list[str]:
     if len(terms) <= LISTED:
         words = ", ".join(f"{t.name} {_value(t)}" for t in terms)
     else:
-        some = ", ".join(f"{t.name} {_value(t)}" for t in bad[:LISTED]) + (" …" if len(bad) > LISTED else "")
-        words = f"{len(terms)}, {len(bad)} not finite{': ' * bool(bad)}{some}"
-    return [f"terms of the loss: {words}{f'; born on the way to {from_here}' if from_here else ''}"]
+        words = f"{len(terms)}, {len(bad)} not finite{': ' * bool(bad)}{_some([f'{t.name} {_value(t)}' for t in bad])}"
+        from_here = [] if from_here == [t.name for t in bad] else from_here  # just listed
+    return [f"terms of the loss: {words}{f'; born on the way to {_some(from_here)}' if from_here else ''}"]
 
 
-def _born_on_the_way(birth: Birth, named: list[Named]) -> str:
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:LISTED]) + (" …" if len(names) > LISTED else "")
+
+
+def _born_on_the_way(birth: Birth, named: list[Named]) -> list[str]:
     """Name the terms that places of birth go into, where these are not all."""
     from whynan.trace.terms import reached_by
 
     places = [op if not op.backward or op.live else birth.graph.forward_of(op) for op in birth.slice.births]
     reached = reached_by(birth.graph, [op for op in places if op is not None and not op.backward])
     names = [term.name for term in named if term.index in reached]
-    return "" if len(names) == len(named) else ", ".join(names[:LISTED]) + (" …" if len(names) > LISTED else "")
+    return [] if len(names) == len(named) else names
 
 
 def _value(term: TensorStats) -> str:

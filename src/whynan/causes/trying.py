@@ -13,12 +13,14 @@ from whynan.capsule.replay import Program
 from whynan.capsule.sites import Site, resolve
 from whynan.causes import apart, patterns
 from whynan.causes.catalogue import Finding, Scene
+from whynan.causes.facts import VIEWS, counted
 from whynan.causes.fixes import Fix, Stopped, guarded, source_name
 from whynan.causes.lab import NO_MEMORY, TOLERANCE, Lab, Outcome, Put
 from whynan.causes.source import Change, Expression, expression_at, joined, sites_of_node
 from whynan.records import Phase, Remedy, number
 
 TRIES = 4
+_LINEAR = VIEWS | {"add", "sub", "rsub", "mul", "div", "sum", "mean", "stack", "cat"}
 PAIRED = 2  # changes at one of several places that are tried together with those at the others
 
 
@@ -52,11 +54,20 @@ def remedies_of(scene: Scene, finding: Finding, expression: Expression | None, s
         remedy = _attempt(scene, finding, fix, expression, site)
         if fix.template and remedy.result == "not tried" and not remedy.effect:
             continue  # it does not fit this source
+        if fix.limit and (remedy.result != "proven" or not _has_a_limit(scene, fix, remedy, expression, site)):
+            continue
         tried.append(remedy)
         if remedy.result == "proven" and remedy.alive:
             break
     order = {"proven": 0, "not tried": 1, "failed": 2}
     return sorted(tried, key=lambda r: (order[r.result], not r.alive, not r.diff))
+
+
+def _has_a_limit(scene: Scene, fix: Fix, remedy: Remedy, expression: Expression | None, site: Site | None) -> bool:
+    """Whether a step gives the same with another number in a change: so it does not depend on the change at all."""
+    lab, trials = scene.lab, [_trial(scene, replace(fix, template=text), expression, site) for text in (fix.template, fix.limit)]
+    losses = [trial.play(None).loss for trial in trials if trial is not None]
+    return lab is not None and len(losses) == 2 and None not in losses and math.isclose(losses[0], losses[1], rel_tol=TOLERANCE)  # type: ignore[arg-type]
 
 
 def tempting(scene: Scene, finding: Finding, expression: Expression | None, site: Site | None) -> list[str]:
@@ -140,7 +151,11 @@ def _attempt(scene: Scene, finding: Finding, fix: Fix, expression: Expression | 
         good = bool(gave) and "still" not in gave
         return Remedy(fix.title, "", True, "proven" if good else "not tried", f"without these samples: {gave}" if good else "")
     trial = _trial(scene, fix, expression, site)
-    return Remedy(fix.title, "", fix.safe) if trial is None else _judged(scene, finding, fix, trial)
+    if trial is None:
+        return Remedy(fix.title, "", fix.safe)
+    if scene.birth is not None and scene.birth.by_number:
+        return Remedy(fix.title, trial.diff, fix.safe, effect="the value goes on as a number in Python, which is not run again")
+    return _judged(scene, finding, fix, trial)
 
 
 # -- a fix as a trial -------------------------------------------------------------------------------------------------
@@ -234,26 +249,35 @@ def _judged(scene: Scene, finding: Finding, fix: Fix, trial: Trial) -> Remedy:
         return Remedy(fix.title, "", fix.safe)
     stopped, diff = max(trial.stopped, default=Stopped()), trial.diff
     title = _placed(fix.title, lab.where) if trial.far else fix.title
-    good, words = lab.judge(outcome, finding.empty, _finite_loss(scene) if trial.tolerance == TOLERANCE else None)
+    same = _finite_loss(scene) if trial.tolerance == TOLERANCE else None
+    good, words = lab.judge(outcome, finding.empty, same, low=fix.safe or _fell(scene))
     if outcome.error and ".float()" in fix.template and re.search("dtype|scalar type", outcome.error):
         words = f"an operation after it then gets float32 beside float16 and refuses that: these have to be widened too ({outcome.error})"
     if good:
-        good, more = lab.weigh(outcome, trial.play, trial.tolerance)
+        good, more = lab.weigh(outcome, trial.play, trial.tolerance, _has_an_edge(scene))
         words = f"{words}; {more}" if good and more else more or words
     if good and (wrong := _wrong_slope(scene, lab, trial)):
         good, words = False, wrong
     if good and (silent := stopped.words()):
         good, words = False, silent
+    if good and (paid := _rewarded(scene, trial.stopped)):
+        good, words = False, f"{paid} ({outcome.effect()})"
     scene.tried(fix.title, words)
-    if not good and scene.symptom.place == "exception" and not outcome.error:
-        good = outcome.finite
     if stopped.dead and good:
         words += f"; no gradient passes through {stopped.dead} of {stopped.among} elements there"
-    if good and scene.birth is not None and scene.birth.phase is Phase.OPTIMIZER:
+    if good and not lab.cut and scene.birth is not None and scene.birth.phase is Phase.OPTIMIZER:
         words += "; the update is finite"
     if good and not diff:
         words = f"with that: {words}"
     return Remedy(title, diff, fix.safe, "proven" if good else "failed", words, alive=not stopped.dead)
+
+
+def _rewarded(scene: Scene, stopped: list[Stopped]) -> str:
+    """Say how much lower a loss is by elements that a change holds at the edge of a domain, where it pays to leave that: a log of a scale is minimised."""
+    outside, reward = sum(each.outside for each in stopped), sum(each.reward for each in stopped)
+    if not outside or scene.birth is None or any(view.name not in _LINEAR for view in scene.birth.path()[1:]):
+        return ""
+    return f"finite, but it rewards the fault: {counted(outside, 'elements lie outside the domain')}, and the loss is {number(reward)} lower by it"
 
 
 def _wrong_slope(scene: Scene, lab: Lab, trial: Trial) -> str:
@@ -279,11 +303,22 @@ def _widen(scene: Scene) -> None:
         scene.tried("the step as it is, in float64", outcome.effect() if outcome.finite else "not finite either")
 
 
+def _has_an_edge(scene: Scene) -> bool:
+    """Whether the birth is of an operation that is not defined, or has no slope, beyond some argument."""
+    view = scene.birth.forward if scene.birth is not None else None
+    return view is not None and bool(guarded(view.name, view.op.dtype))
+
+
 def _finite_loss(scene: Scene) -> float | None:
     """The loss of the failing step where it was finite: a remedy for its gradient must not change it."""
     losses = scene.birth.losses if scene.birth is not None and scene.symptom.place == "gradient" and scene.jump is None else []
     scale = scene.lab.scale if scene.lab is not None else 1.0
     return losses[-1] / scale if losses and math.isfinite(losses[-1]) else None
+
+
+def _fell(scene: Scene) -> bool:
+    """Whether the loss was -inf: it is low by the program's own mathematics, not by a remedy."""
+    return scene.birth is not None and scene.birth.losses[-1:] == [-math.inf]
 
 
 def _fits(scene: Scene, fix: Fix, runtime: str) -> bool:

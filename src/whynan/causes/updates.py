@@ -8,10 +8,15 @@ from typing import TYPE_CHECKING, Any
 from whynan.causes.catalogue import Finding, Scene, rule
 from whynan.causes.facts import LIMITS
 from whynan.causes.fixes import Fix
-from whynan.records import Remedy, number
+from whynan.records import Phase, Remedy, number
 
 if TYPE_CHECKING:
-    pass
+    from whynan.trace.birth import View
+
+_USUAL = {
+    True: "a schedule that gives nan takes the root of a negative number, or divides 0 by 0",
+    False: "a schedule that gives inf divides by 0, or raises 0 to a negative power",
+}
 
 
 @rule("WN604", "update-not-finite", "update that is not finite", rank=18)
@@ -58,6 +63,9 @@ def update_not_finite(scene: Scene) -> Finding | None:
     steps (WN605).
     """
     birth = scene.birth
+    if birth is not None and birth.view is not None and birth.phase is Phase.OPTIMIZER and (rate := _rate_by_hand(birth.view)) is not None:
+        before = ["weights and gradients are finite before the update"]
+        return Finding(f"the update is multiplied by {number(rate)}", before, [Fix(f"keep the step size finite: {_USUAL[math.isnan(rate)]}")])
     if birth is None or not any(e.kind == "optimizer" for e in scene.program.entries):
         return None
     if birth.leaf is not None or birth.error is not None:
@@ -86,6 +94,10 @@ def update_not_finite(scene: Scene) -> Finding | None:
     if not fixes and view.name in ("div", "addcdiv", "reciprocal", "rsqrt") and zeros:
         label = f"the update divides by 0: {zeros} of {kept[-1].numel()} divisors are 0"
         fixes.append(Fix("add a small eps to the denominator of the update", "({x} + 1e-8)", {"div": 1, "addcdiv": 2}.get(view.name, 0)))
+    factor = view.op.scalars.get("alpha")
+    if not fixes and isinstance(factor, float) and not math.isfinite(factor):
+        label = f"the optimizer goes {number(factor)} times along its direction: it computed this length itself"
+        fixes.append(Fix("lower the learning rate, or bring loss and gradients into a range whose squares are finite"))
     if not fixes and dtype in ("float16", "bfloat16"):
         limit = LIMITS[dtype]
         label = f"the update leaves the range of {dtype} ({number(limit)})"
@@ -109,7 +121,17 @@ def _bad_rate(scene: Scene, rate: float, evidence: list[str]) -> Finding:
         scene.tried("the update with the last finite learning rate", "the update is finite" if proven else "still not finite")
     if proven:
         evidence.append("with that the update is finite")
-    return Finding(label, evidence, [Fix("keep the learning rate finite: a schedule divides by 0 or raises 0 to a negative power")], proven=proven)
+    usual = _USUAL[math.isnan(rate)]
+    return Finding(label, evidence, [Fix(f"keep the learning rate finite: {usual}")], proven=proven)
+
+
+def _rate_by_hand(view: View) -> float | None:
+    """Return the number that is not finite by which an update of the program's own was multiplied, in this operation or the one before."""
+    for op in (view, *view.parents()):
+        for value in op.op.scalars.values():
+            if isinstance(value, float) and not math.isfinite(value):
+                return value
+    return None
 
 
 class _With:

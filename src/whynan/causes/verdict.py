@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from whynan.capsule.sites import Site, is_installed, resolve
 from whynan.causes.arguments import factorised
-from whynan.causes.catalogue import Finding, Rule, Scene, first_match
+from whynan.causes.catalogue import Finding, Rule, Scene, first_match, rules
 from whynan.causes.handed import batch_size, hook_words, line_in_data, sample_words
 from whynan.causes.lab import Lab, Outcome, without_rows
 from whynan.causes.naming import names_of
@@ -14,12 +14,14 @@ from whynan.causes.several import Verdict, decide
 from whynan.causes.source import Expression, expression_at
 from whynan.causes.terms import named_terms, term_words
 from whynan.causes.trying import remedies_of, tempting
-from whynan.causes.weighing import is_weight, source_text, weight_name
+from whynan.causes.weighing import bad_weight, is_weight, source_text, weight_name
+from whynan.errors import let_through
 from whynan.records import NOWHERE, Cause, Confidence, Experiment, Origin, Phase, Remedy, Span, TensorStats
+from whynan.trace.arrays import code_of, first_fault, warned
 from whynan.trace.birth import Birth
-from whynan.trace.graph import Leaf
+from whynan.trace.graph import OUTSIDE, Leaf
 from whynan.trace.hidden import hidden_birth
-from whynan.trace.locate import setup_birth
+from whynan.trace.locate import infinities_behind, setup_birth
 from whynan.trace.mending import places_of, without
 from whynan.trace.slicing import HAND_ON, base
 from whynan.tripwire.values import bad_rows, stats
@@ -27,9 +29,10 @@ from whynan.tripwire.values import bad_rows, stats
 
 def judge(scene: Scene) -> tuple[Origin, Cause, list[Remedy], list[Experiment]]:
     """Explain a birth and prove the explanation as far as the replay allows."""
-    scene.lab = Lab(scene.program, scene.targets, scene.history, scene.scaler, scene.healthy, scene.jump)
+    scene.lab = Lab(scene.program, scene.targets, scene.history, scene.scaler, scene.healthy, scene.jump, scene.symptom.place)
     first = _first(scene)
     verdict = decide(first, _explain) if scene.jump is None else first
+    verdict.remedies = _left_out(verdict) + verdict.remedies
     chosen, finding = verdict.rule, verdict.finding
     scene.birth = verdict.scene.birth  # what is told beside the verdict is about the same birth
     scene.terms = named_terms(scene.birth)
@@ -45,9 +48,16 @@ def judge(scene: Scene) -> tuple[Origin, Cause, list[Remedy], list[Experiment]]:
     origin = _origin(verdict.scene, chosen, finding, verdict.expression, verdict.samples)
     if scene.birth is not None and (before := _in_setup(verdict.scene, scene.birth, origin, cause)) is not None:
         return *before, scene.experiments
+    if scene.birth is not None and (outside := _in_arrays(scene, scene.birth, origin, cause)) is not None:
+        return *outside, scene.experiments
     if chosen.code in ("WN701", "WN702") and scene.birth is not None:
         origin, cause = _in_data(scene, scene.birth, origin, cause)
-    return origin, cause, verdict.remedies, scene.experiments
+    return origin, cause, [_as_recorded(scene.lab, r) for r in verdict.remedies], scene.experiments
+
+
+def _as_recorded(lab: Lab, remedy: Remedy) -> Remedy:
+    """Take back the proof of a remedy where the replay is not the whole step: what it lets through can be bad further on."""
+    return replace(remedy, result="not proven") if lab.cut and remedy.result == "proven" else remedy
 
 
 def _in_setup(scene: Scene, birth: Birth, origin: Origin, cause: Cause) -> tuple[Origin, Cause, list[Remedy]] | None:
@@ -68,11 +78,38 @@ def _in_setup(scene: Scene, birth: Birth, origin: Origin, cause: Cause) -> tuple
     return replace(first, phase=Phase.INPUT, from_=(*first.from_, span)), told, [Remedy(fix.title) for fix in finding.fixes if fix.title]
 
 
+def _in_arrays(scene: Scene, birth: Birth, origin: Origin, cause: Cause) -> tuple[Origin, Cause, list[Remedy]] | None:
+    """Go on to the line at which numpy made a bad value, where a replay runs that line again."""
+    leaves = [birth.leaf] if birth.leaf is not None else infinities_behind(birth)
+    if not any(leaf.role in ("constant", OUTSIDE) for leaf in leaves):
+        return None
+    try:
+        with scene.program.still():
+            fault = first_fault(scene.program.play)
+    except Exception as error:  # a program that turns numpy's complaints into exceptions, or too little memory
+        let_through(error)
+        return None
+    if fault is None:
+        return None
+    expression = expression_at(fault.site, resolve(fault.site).file)
+    chosen = rules().get(code_of(fault, expression.node if expression is not None else None))
+    words = f"numpy computed it, outside of torch: {fault.kind}" + "".join(f"; {value}" for value in fault.values)
+    there = resolve(fault.site)
+    span = replace(origin.span, label="handed to torch here")
+    beside = (span, *origin.from_) if span.known and span.line != there.line else origin.from_
+    told = replace(cause, evidence=(*cause.evidence, words), label=f"numpy: {fault.kind}")
+    if chosen is not None:
+        told = replace(told, code=chosen.code, slug=chosen.slug, title=chosen.title, evidence=(words,))
+    phase = Phase.FORWARD if origin.phase is Phase.INPUT else origin.phase
+    advice = Remedy("guard this line against that value, or compute it in torch, where a change can be replayed")
+    return replace(origin, phase=phase, span=there, from_=beside, exact=True, note=""), told, [advice]
+
+
 def _in_data(scene: Scene, birth: Birth, origin: Origin, cause: Cause) -> tuple[Origin, Cause]:
     """Go on to the line of the data set that made a bad sample, where there is one."""
     scene.in_data = line = scene.in_data or line_in_data(scene.program, birth, list(origin.samples))
     if line is None:
-        return origin, cause
+        return _as_warned(birth, origin, cause)
     span = resolve(line.site)
     whole = replace(span, column=max(span.indent, 0), end_column=max(span.indent, 0) + len(span.code), end_line=span.line)
     kind = "nan" if birth.leaf is not None and birth.leaf.damage.nan else "inf"
@@ -83,6 +120,17 @@ def _in_data(scene: Scene, birth: Birth, origin: Origin, cause: Cause) -> tuple[
         replace(origin, span=whole, from_=(handed_in, *origin.from_)),
         replace(cause, evidence=(*cause.evidence, words), label=f"{kind} appears here first{values}"),
     )
+
+
+def _as_warned(birth: Birth, origin: Origin, cause: Cause) -> tuple[Origin, Cause]:
+    """Go on to the line that numpy has warned of, where there is one: what it made was not followed from there."""
+    found = warned(birth.leaf is not None and birth.leaf.damage.nan)
+    if found is None or birth.phase is not Phase.INPUT or (origin.span.file, origin.span.line) == (found[0].file, found[0].line):
+        return origin, cause
+    note = "numpy warned of this line in this run; that the value comes from there was not seen"
+    handed_in = replace(origin.span, label=cause.label)
+    moved = replace(origin, span=found[0], from_=(handed_in, *origin.from_), exact=False, note=note)
+    return moved, replace(cause, label=f"numpy: {found[1]}")
 
 
 def _members(scene: Scene) -> list[str]:
@@ -97,10 +145,10 @@ def _explain(scene: Scene) -> Verdict:
     birth = scene.birth
     site = finding.site or (birth.site if birth is not None else None)
     expression = expression_at(site, resolve(site).file) if site is not None else None
-    samples = _samples(scene, finding)
+    samples, without = _samples(scene, finding)
     remedies = finding.remedies + remedies_of(scene, finding, expression, site)
     finding.evidence += tempting(scene, finding, expression, site)
-    return Verdict(scene, chosen, finding, site, expression, samples, remedies)
+    return Verdict(scene, chosen, finding, site, expression, samples, remedies, without=without)
 
 
 def _first(scene: Scene) -> Verdict:
@@ -176,17 +224,19 @@ def _values(scene: Scene, chosen: Rule, expression: Expression | None) -> tuple[
     if view is None:
         return [], None
     output = view.output()
+    if chosen.code in ("WN602", "WN701") and (weight := bad_weight(view)) is not None:
+        return [stats(weight[1], weight[0].dense())], stats("result", output) if output is not None else None
     view = factorised(view) or view
     names = names_of(view, expression)
     rows = [stats(names.get(name, name), tensor) for name, tensor in list(view.inputs().items())[:4]]
     return rows, stats("result", output) if output is not None else None
 
 
-def _samples(scene: Scene, finding: Finding) -> list[int]:
-    """Return the rows of the batch the damage belongs to, checked by replaying without them."""
+def _samples(scene: Scene, finding: Finding) -> tuple[list[int], Outcome | None]:
+    """Return the rows of the batch the damage belongs to, checked by replaying without them, and what that gave."""
     birth, lab = scene.birth, scene.lab
     if birth is None or lab is None or birth.phase is Phase.OPTIMIZER:
-        return []
+        return [], None
     size = batch_size(scene.program)
     rows = finding.rows
     if not rows and birth.op is not None:
@@ -196,20 +246,41 @@ def _samples(scene: Scene, finding: Finding) -> list[int]:
                 rows = bad_rows(output)
                 break
     if size and finding.among not in (0, size):
-        return finding.rows if _is_cut(birth, size, finding.among) else []  # else they are rows of something else than the batch
+        return (finding.rows if _is_cut(birth, size, finding.among) else []), None  # else they are rows of something else than the batch
     if not rows or not size or len(rows) >= size or max(rows) >= size:
-        return finding.rows
-    try:
-        with without_rows(scene.program, rows, size):
-            outcome: Outcome = lab.run()
-    except Exception:  # a program that cannot do without these rows has its answer elsewhere
-        return rows
-    if outcome.error:
-        return rows
+        return finding.rows, None
+    outcome = _without(scene, lab, rows, size)
+    if outcome is None:
+        return rows, None  # a program that cannot do without these rows has its answer elsewhere
     lab.left = outcome.loss if outcome.finite else lab.left
     good = lab.judge(outcome)[0] if scene.jump is not None else outcome.finite
     scene.tried(f"the step without samples {rows[:8]}{' …' if len(rows) > 8 else ''}", outcome.effect() if good else f"still {wrong(scene)}")
-    return rows if outcome.finite or finding.rows else []
+    return (rows if outcome.finite or finding.rows else []), outcome
+
+
+def _without(scene: Scene, lab: Lab, rows: list[int], size: int) -> Outcome | None:
+    """Play the step without some rows; where that fails, once more with the size of the batch changed where a call was given it."""
+    for sized in (False, True):
+        try:
+            with without_rows(scene.program, rows, size, sized):
+                outcome: Outcome = lab.run()
+        except Exception as error:
+            let_through(error)
+            continue
+        if not outcome.error:
+            return outcome
+    return None
+
+
+def _left_out(verdict: Verdict) -> list[Remedy]:
+    """Offer to leave the bad samples out where no change is proven, they are few, and without them the step is a usual one."""
+    scene, outcome = verdict.scene, verdict.without
+    if verdict.healed or scene.lab is None or outcome is None or 2 * len(verdict.samples) >= batch_size(scene.program):
+        return []
+    good, words = scene.lab.judge(outcome)
+    them = "this sample" if len(verdict.samples) == 1 else "these samples"
+    advice = next((r.title for r in verdict.remedies if r.result == "not tried"), f"look into what is in {them}")
+    return [Remedy(f"{advice}, or leave {them} out, which changes results", "", False, "proven", f"without {them}: {words}")] if good else []
 
 
 def _is_cut(birth: Birth, size: int, among: int) -> bool:

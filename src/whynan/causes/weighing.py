@@ -9,7 +9,7 @@ from whynan.causes.facts import VIEWS
 if TYPE_CHECKING:
     from whynan.causes.source import Expression
     from whynan.trace.birth import Birth, View
-    from whynan.trace.graph import Graph, Op, Source
+    from whynan.trace.graph import Graph, Leaf, Op
 
 LOSSES = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "nll_loss", "kl_div", "cross_entropy", "soft_margin_loss")
 WEIGHTS = ("weight", "pos_weight")  # what torch's losses call the arguments that weigh classes or elements
@@ -23,29 +23,36 @@ def used_at(birth: Birth) -> tuple[Op, int] | None:
 
     assert birth.leaf is not None
     graph, index = birth.graph, birth.leaf.first_use
-    made = next((s.maker for s in graph.ops[index].sources if _leads_to(graph, s.maker, birth)), None) if 0 <= index < len(graph.ops) else None
+    made = next((s.maker for s in graph.ops[index].sources if _handed(graph, s.maker) is birth.leaf), None) if 0 <= index < len(graph.ops) else None
     for op in graph.ops[index:] if made is not None else ():
         place = next((i for i, s in enumerate(op.sources) if s.maker == made), None)
         if place is None:
             continue
         if Made(op, birth).name not in (*VIEWS, "index", "index_select"):
-            return op, place
+            return _as_weight(birth, op) or (op, place)
         made = op.index
     return None
 
 
-def _leads_to(graph: Graph, maker: int, birth: Birth) -> bool:
-    """Whether a value is the bad leaf, or was cut out of it."""
+def _as_weight(birth: Birth, op: Op) -> tuple[Op, int] | None:
+    """Return the operation of the same loss that takes a leaf by the name of a weight: with label smoothing it is multiplied by hand besides."""
+    inside = [other for other in birth.graph.ops if is_loss(op) and other.site == op.site and is_loss(other) and not other.backward]
+    named = ((other, i, s.maker) for other in inside for i, s in enumerate(other.sources) if s.name in WEIGHTS)
+    return next(((other, i) for other, i, maker in named if _handed(birth.graph, maker) is birth.leaf), None)
+
+
+def _handed(graph: Graph, maker: int) -> Leaf | None:
+    """Return the leaf that a value is, or was cut out of."""
     from whynan.trace.slicing import HAND_ON, base
 
     for _ in range(20):
         if maker < 0:
-            return graph.leaves[-1 - maker] is birth.leaf
+            return graph.leaves[-1 - maker]
         op = graph.ops[maker]
         if base(op) not in HAND_ON or not op.sources:
-            return False
+            return None
         maker = op.sources[0].maker
-    return False
+    return None
 
 
 def is_loss(op: Op) -> bool:
@@ -53,11 +60,17 @@ def is_loss(op: Op) -> bool:
     return any(name in op.call or name in op.name for name in LOSSES)
 
 
-def bad_weight(view: View | None) -> Source | None:
-    """Return the weight that makes the value of one of torch's losses bad, where one does."""
+def bad_weight(view: View | None) -> tuple[Leaf, str] | None:
+    """Return what one of torch's losses was made or called with and whose infinity makes its value bad, and its name there: inside a loss none is a mask."""
     if view is None or view.op.backward or not is_loss(view.op):
         return None
-    return next((s for s in view.op.sources if s.name in WEIGHTS and s.damage), None)
+    graph = view.birth.graph
+    inside = [op for op in graph.ops[: view.op.index + 1] if op.site == view.op.site and is_loss(op)]
+    for source in (s for op in inside for s in op.sources if s.damage.posinf):
+        leaf = _handed(graph, source.maker)
+        if leaf is not None and any(leaf is writer for writer in view.birth.slice.written_by):
+            return leaf, source.name if source.name in WEIGHTS else "weight"
+    return None
 
 
 def is_weight(birth: Birth) -> bool:

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 
 from whynan.capsule.alone import is_sharded
-from whynan.capsule.intercept import unwatched_step
+from whynan.capsule.carried import DroppedStep
 from whynan.capsule.raised import entry_behind, passed_through
 from whynan.capsule.replay import Program
 from whynan.capsule.sites import take_site
 from whynan.capsule.snapshot import Snapshot
+from whynan.capsule.stepped import step_again
 from whynan.capsule.tape import Entry, Outside, Slot, Tape, dependencies, is_leaf, memory_of, needed_for
 from whynan.capsules import Shelf
 from whynan.diagnosis import Case, diagnose
@@ -96,6 +97,7 @@ class Acting:
         if taken == "skipped":
             self.drop()
         elif taken == "rolled back":
+            self._keep_carried()
             self.recovering.roll_back()
         return taken
 
@@ -123,6 +125,14 @@ class Acting:
             state.rewind()
         self._put_weights_back()
         self.recovering.hold_averages()
+        self._keep_carried()
+
+    def _keep_carried(self) -> None:
+        """Keep what the program carries in tensors of its own from what this step has made of it."""
+        session = self.session
+        found = session.guarded(lambda: DroppedStep(session.recorder)) if not session.by_hand else None  # without optimizers nobody knows where a step begins
+        if found is not None and found.made:  # else another optimizer of a step that was dropped before
+            session.recorder.tape.dropped = found
 
     def _put_weights_back(self) -> None:
         """Undo what the forward pass itself did to weights that are bad now: set from the first batch, outside every module call."""
@@ -346,7 +356,7 @@ class Acting:
 
     def undo_update(self, optimizer: torch.optim.Optimizer, before: Snapshot) -> str:
         """The optimizer's own arithmetic made the bad value: go back before it, replay it, decide."""
-        after = Snapshot(optimizer)
+        after = Snapshot(optimizer, gradients=True)
         with self._before_update(before):
             taken = self.act(optimizer)
         if taken == "observed":
@@ -360,7 +370,7 @@ class Acting:
             return  # it wrote to its gradients, which were finite: it cannot be made again
         session.see(symptom)
         session.window.told = True
-        with Snapshot(optimizer), self._before_update(before):
+        with Snapshot(optimizer, gradients=True), self._before_update(before):
             self._tell_of(self.together.diagnose_alone(self.case(symptom, optimizer, None)))
 
     @contextlib.contextmanager
@@ -368,12 +378,15 @@ class Acting:
         """Go back before an update that is then what is replayed."""
         session, optimizer = self.session, before.optimizer
         before.restore()
-        entry = session.recorder.note("optimizer", functools.partial(unwatched_step(optimizer), optimizer))
+        present = [(p, p.grad) for p in parameters_of(optimizer)]
+        entry = session.recorder.note("optimizer", functools.partial(step_again, optimizer), tuple(before.given))
         session.function, outer = entry, session.function
         try:
             yield
         finally:
             session.function = outer
+            for parameter, grad in present:
+                parameter.grad = grad
 
     # -- the case for a diagnosis -------------------------------------------------------------------------------
 
@@ -400,7 +413,7 @@ class Acting:
         )
 
     def _undo(self, entries: list[Entry], optimizer: Any) -> Callable[[], Snapshot] | None:
-        return functools.partial(Snapshot, optimizer) if any(e.kind == "optimizer" for e in entries) else None
+        return functools.partial(Snapshot, optimizer, gradients=True) if any(e.kind == "optimizer" for e in entries) else None
 
     def _entries_for(self, symptom: Symptom) -> list[Entry]:
         session = self.session

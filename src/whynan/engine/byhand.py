@@ -28,8 +28,11 @@ class ByHand:
         session = self.session
         if session.budget.observes:
             return True
+        dropped = session.recorder.tape.dropped
+        if dropped is not None and dropped.leaves_out(target, sources):
+            return False
         if not session.by_hand:
-            return not session.window.backwards or session.window.told or not self._is_trained(target) or not self._is_bad()
+            return not session.window.backwards or not self._is_trained(target) or not (session.window.told or self._is_bad() or self._breaks(target, sources))
         if not session.window.told:
             session.in_place = session.in_place or (session.window.backwards > 0 and self._weight_in(target) is not None)
             return True
@@ -60,7 +63,7 @@ class ByHand:
             entry = tape.entries.get(slot.entry) if isinstance(slot, Slot) and slot.entry > since else None
             if entry is None or entry.number in seen:
                 continue
-            if entry.kind == "grad":
+            if entry.kind in ("grad", "derivative"):
                 return True
             seen.add(entry.number)
             todo += entry.reads
@@ -86,13 +89,19 @@ class ByHand:
         if self.acting.act(None) == "observed":
             _put([(o.tensor, value) for o, value in zip(held, after, strict=True)])
 
-    def look_at_new_weights(self) -> None:
-        """A step ends in a program without optimizers: look at the weights it made in place of the old ones, while it is known how."""
+    def look_at_new_weights(self, handed: Any = ()) -> None:
+        """A step ends in a program without optimizers: look at the weights it made in place of the old ones, while it is known how.
+
+        Those of `torch.func` are plain tensors, `handed` to the next derivative.
+        """
         session, window = self.session, self.session.window
         if window.told:
             return
         last = self._last_backward()
-        for slot, weight in session.recorder.tape.made_leaves():
+        tape = session.recorder.tape
+        updated = [t for t in tensors_of(handed) if t.is_floating_point() and self._is_made_of_gradients(t, last - 1)]
+        plain = [(slot, tensor) for tensor in updated if (slot := tape.slot_of(tensor)) is not None]
+        for slot, weight in [*tape.made_leaves(), *plain]:
             if slot.entry > last and weight.is_cpu and (damage := damage_of(weight.detach())):
                 session.see(Symptom("parameter", damage.kind, f"weight {shape_of(weight)}"))
                 window.entry = -slot.entry
@@ -125,6 +134,19 @@ class ByHand:
                 if window.symptom is None and all(p.is_cpu for p in parameters_of(optimizer)):
                     self.noticing.look_at_gradients(optimizer)
         return window.symptom is not None and window.symptom.place in ("loss", "gradient")
+
+    def _breaks(self, target: torch.Tensor, sources: Any) -> bool:
+        """Whether a write between two backward passes would put something bad into a sound weight: that step is told, and what it writes is left out."""
+        session, tape = self.session, self.session.recorder.tape
+        given = [t for t in tensors_of(sources) if t is not target and t.is_cpu and (t.is_floating_point() or t.is_complex())]
+        found = next(((slot, damage) for t in given if (damage := damage_of(t.detach())) and (slot := tape.slot_of(t)) is not None), None)
+        if found is None or damage_of(target.detach()):
+            return False
+        place = memory_of(target)
+        owner, weight = next((o, p) for o in session.optimizers for p in parameters_of(o) if memory_of(p) == place)
+        session.see(Symptom("parameter", found[1].kind, next(name for name, _ in session.names_of([weight]))))
+        session.window.entry = -found[0].entry
+        return self.acting.act(owner) != "observed"
 
     def may_update(self) -> bool:
         """Whether an optimizer that is not torch's may make its update: not after a bad backward pass."""

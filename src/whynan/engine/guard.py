@@ -11,7 +11,7 @@ import atexit
 import functools
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from threading import get_ident
 from typing import Any, TypeVar
 
@@ -19,7 +19,7 @@ import torch
 
 from whynan.capsule.intercept import Interception
 from whynan.capsule.recorder import Recorder
-from whynan.capsule.sites import asked_for, take_site
+from whynan.capsule.sites import asked_for, passer_at, passers, take_site
 from whynan.capsule.state import take_rng
 from whynan.capsule.tape import Entry, Slot
 from whynan.capsules import Shelf
@@ -52,6 +52,8 @@ from whynan.tripwire.checks import nonfinite
 from whynan.tripwire.values import has_values
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+_LOOSE = 1000  # torch calls of a program that trains without our seeing it; one that only computes something makes fewer
 
 _open_guards: weakref.WeakSet[Guard] = weakref.WeakSet()
 
@@ -210,6 +212,8 @@ class Guard:
     def _finish_files(self) -> None:
         for line in self.session.guarded(self.session.tally.lines) or []:
             self.journal.say(line)
+        if self.session.by_hand and not self.session.step_count and not self.session.window.backwards and self.recorder.tape.last > _LOOSE:
+            self.journal.say("whynan: no backward pass and no optimizer was seen: nothing was watched (training without gradients is not supported)")
         try:
             steps = self.session.step_count + bool(self.session.stopped)  # the one it was stopped in never ended
             self.journal.close(steps, self.session.budget, watched(self.session, self.options, self.foreseeing))
@@ -338,7 +342,8 @@ class Guard:
         self.recovering.followed()
         if self.waiting.pending:
             self.session.guarded(lambda: self.followers.about_to_move(follower))
-        return call(follower, *args, **kwargs)
+        site = take_site()  # torch warns of schedulers that are stepped in the wrong order or with an epoch, at the line that did it
+        return call(follower, *args, **kwargs) if site is None else (passers.get(id(site)) or passer_at(site))(call, (follower, *args), kwargs)
 
     # -- doors: going back --------------------------------------------------------------------------------------
 
@@ -363,6 +368,8 @@ class Guard:
         loss = args[0] if args else None
         if type(loss) is not torch.Tensor and isinstance(loss, torch.Tensor) and not has_values(loss):
             return call(*args, **kwargs)  # an estimate of memory: no step has it
+        if kwargs:
+            kwargs = {name: _lasting(value) for name, value in kwargs.items()}
         entry: Entry | None = None
         try:
             entry = self._note_backward(call, args, kwargs)
@@ -395,9 +402,9 @@ class Guard:
             self.recorder.next_micro_batch()
         return result
 
-    def _finish_by_hand(self) -> None:
+    def _finish_by_hand(self, handed: Any = ()) -> None:
         """The next backward pass begins in a program without optimizers: whatever it did about the last one is done."""
-        self.session.guarded(self.by_hand.look_at_new_weights)
+        self.session.guarded(lambda: self.by_hand.look_at_new_weights(handed))
         self.steps.finish(None, True)
 
     def _meet_foreign_optimizers(self) -> None:
@@ -432,7 +439,7 @@ class Guard:
         if session.by_hand and session.window.backwards:
             self._finish_by_hand()
         window = session.window
-        left = (self.probes.seen or window.entry < 0) and self.probes.goes_back(tensors)
+        left = not window.told and (self.probes.seen or window.entry < 0) and self.probes.goes_back(tensors)
         if left or (window.outlived and window.entry >= 0 and window.symptom is not None):
             self.acting.turned_away()
             window = session.window
@@ -460,6 +467,7 @@ class Guard:
 
     def grad(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         """`torch.autograd.grad`: recorded as a call; in programs without optimizers its outputs are the gradients."""
+        args, kwargs = tuple(map(_lasting, args)), {name: _lasting(value) for name, value in kwargs.items()}
         if kwargs.get("create_graph") or (len(args) > 4 and args[4]):
             return self.recorder.opaque("call", call, call, args, kwargs)
         return self._derivative(call, args, kwargs, args[0] if args else kwargs.get("outputs"))
@@ -472,7 +480,7 @@ class Guard:
         if not self.session.by_hand:
             return self.recorder.opaque("call", call, call, args, kwargs)
         if self.session.window.backwards:
-            self._finish_by_hand()
+            self._finish_by_hand((args, kwargs) if isinstance(outputs, tuple) and not outputs else ())
         result = self.recorder.opaque("derivative", call, call, args, kwargs)
         self.recorder.between = True
         self.session.guarded(lambda: self.by_hand.check_derivative(outputs, result))
@@ -533,7 +541,7 @@ class Guard:
 
     def _note_function(self, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Entry:
         entry = self.recorder.note("function", function, args, kwargs)
-        entry.rng = take_rng(python=True)
+        entry.rng = take_rng(others=True)
         self.recorder.beside.generators.find_in(function)
         entry.generators = self.recorder.beside.generators.take()
         return entry
@@ -559,3 +567,8 @@ class Guard:
 def _drop_gradients(tensors: list[torch.Tensor]) -> None:
     for tensor in tensors:
         tensor.grad = None
+
+
+def _lasting(value: Any) -> Any:
+    """Return what can be gone through again and again: `model.parameters()` can once, and a replay does so too."""
+    return tuple(value) if isinstance(value, Iterator) else value

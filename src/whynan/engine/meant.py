@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from whynan.capsule.intercept import unwatched_step
 from whynan.capsule.snapshot import Snapshot, copy_of, local
 from whynan.capsule.state import put_rng, take_rng
+from whynan.capsule.stepped import step_again
 from whynan.capsule.tape import memory_of, tensors_of
 from whynan.engine.session import Session, parameters_of
 from whynan.errors import let_through
@@ -48,12 +48,16 @@ class Meant:
 
         Cost: one reduction per tensor; where a foreign optimizer makes state that is infinite, its update once more on a copy.
         """
-        saved = {id(weight): value for weight, value in before.parameters}
-        weights = nonfinite(self.session.names_of(parameters_of(optimizer)))
-        bad = [f for f in weights if f[2].nan or _is_newly_infinite(f[1], saved.get(id(f[1])))]
+        bad = self.broken_weights(optimizer, before)
         if bad or not (state := nonfinite(optimizer_state(optimizer))):
             return bad
         return state if _is_of_torch(optimizer) else self._broken_state(optimizer, before, state)
+
+    def broken_weights(self, optimizer: torch.optim.Optimizer, before: Snapshot) -> list[Found]:
+        """Return the weights that hold bad values which they did not hold before an update."""
+        saved = {id(weight): value for weight, value in before.parameters}
+        weights = nonfinite(self.session.names_of(parameters_of(optimizer)))
+        return [f for f in weights if _is_newly_bad(f[1], saved.get(id(f[1])))]
 
     def _broken_state(self, optimizer: torch.optim.Optimizer, before: Snapshot, state: list[Found]) -> list[Found]:
         places = {id(value): (key, name) for key, name, value in _named(optimizer)}
@@ -61,7 +65,7 @@ class Meant:
         for found in state:
             key, name = places.get(id(found[1]), (None, ""))
             old = _in(before.state, key, name)
-            if found[2].nan or (old is not None and _is_newly_infinite(found[1], old)):
+            if found[2].nan or (old is not None and _is_newly_bad(found[1], old)):
                 bad.append(found)
             elif old is None and not (found[1].numel() == 1 and isinstance(key, torch.Tensor) and key.numel() > 1):
                 new.append((found, (id(key), name)))
@@ -82,12 +86,12 @@ def _is_infinite_throughout(tensor: torch.Tensor, damage: Damage) -> bool:
     return damage.posinf != damage.neginf and bool(local(tensor).detach().isinf().all())
 
 
-def _is_newly_infinite(tensor: torch.Tensor, old: Any) -> bool:
-    """Whether a value is infinite that was not so before."""
+def _is_newly_bad(tensor: torch.Tensor, old: Any) -> bool:
+    """Whether a value is not finite that was before."""
     live = local(tensor).detach()
     if not isinstance(old, torch.Tensor) or old.shape != live.shape or live.layout is not torch.strided:
         return True
-    return bool((live.isinf() & old.isfinite()).any())
+    return bool((~live.isfinite() & old.isfinite()).any())
 
 
 def _named(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Any, str, Any]]:
@@ -120,7 +124,7 @@ def _fills_of(optimizer: torch.optim.Optimizer, before: Snapshot) -> set[Place]:
     trial = _as_before(optimizer, before, stand_ins)
     listener = _Listener()
     with _same_random_numbers(), listener:
-        unwatched_step(trial)(trial)
+        step_again(trial, *before.given)
     weights = {id(fresh): number for number, fresh in stand_ins.items()}
     made = ((weights.get(id(key), 0), name, value) for key, name, value in _named(trial))
     return {(number, name) for number, name, value in made if isinstance(value, torch.Tensor) and memory_of(value) in listener.filled}
@@ -138,7 +142,7 @@ def _as_before(optimizer: torch.optim.Optimizer, before: Snapshot, weights: dict
 
 @contextlib.contextmanager
 def _same_random_numbers() -> Iterator[None]:
-    rng = take_rng(everything=True)
+    rng = take_rng(others=True)
     try:
         yield
     finally:

@@ -16,6 +16,7 @@ from whynan.records import Symptom
 from whynan.tripwire.checks import flat_ones, nonfinite, norm_of_gradients, scalar_damage
 from whynan.tripwire.values import Damage, damage_of
 
+Found = tuple[str, torch.Tensor, Damage]
 _Tensor, _isfinite = torch.Tensor, math.isfinite  # looked up once: asked at every step
 
 
@@ -108,7 +109,7 @@ class Noticing:
         if bad := self.bad_buffers():
             self.session.see(symptom_of("buffer", bad))
 
-    def bad_buffers(self) -> list[tuple[str, torch.Tensor, Damage]]:
+    def bad_buffers(self) -> list[Found]:
         """Return the buffers of one model that the forward passes of this step have made bad."""
         markers = self.markers
         if markers.any_left:
@@ -130,29 +131,43 @@ class Noticing:
     def look_at_state(self, judged: bool = True) -> None:
         """Look at weights and optimizer state that were made or loaded since the last look.
 
-        Infinities in a weight may be meant (a transition that cannot be, a bound): those are damage only in a step that is bad.
-        Where that is not `judged` yet, the weights are looked at once more.
+        Infinities in a weight may be meant (a transition that cannot be, a bound): those are damage only in a step that is bad, and from a
+        finite one on they are known. Where that is not `judged` yet, the weights are looked at once more.
         """
         window, asked = self.session.window, self.unchecked
         todo, self.unchecked = [owner for ref in asked if (owner := ref()) is not None], []
         if not todo or (window.symptom is not None and window.symptom.place not in ("loss", "gradient")):
             return
         bad = self._bad_weights()
-        if told := bad if window.symptom is not None else [found for found in bad if not _may_be_meant(*found[1:])]:
+        if told := self._told(bad):
             self.session.see(symptom_of("parameter", told))
             return
         if bad and not judged:
             self.unchecked = asked
+        elif window.symptom is None:
+            self._note_infinities(bad)
         for owner in todo:
-            if isinstance(owner, torch.optim.Optimizer) and (bad := self.meant.bad_state(owner)):
-                self.session.see(symptom_of("optimizer state", bad))
+            if isinstance(owner, torch.optim.Optimizer) and (state := self.meant.bad_state(owner)):
+                self.session.see(symptom_of("optimizer state", state))
                 return
 
-    def _bad_weights(self) -> list[tuple[str, torch.Tensor, Damage]]:
-        """Return the trained weights that are not finite, of the first model of the step that has some."""
+    def _bad_weights(self) -> list[Found]:
+        """Return the weights that are not finite: those of the models of this step, and what else is trained."""
+        inside = {id(p): (n, p) for root in self.session.recorder.current_roots() for n, p in root.named_parameters()}
+        loose = {id(p): (n, p) for o in self.session.optimizers for n, p in self.session.names_of(parameters_of(o))}
+        return nonfinite((loose | inside).values())
+
+    def _told(self, bad: list[Found]) -> list[Found]:
+        """Of bad weights, return those that are a symptom: of models, trained, and not meant."""
         trained = {id(p) for o in self.session.optimizers for p in parameters_of(o)}
-        models = (nonfinite((n, p) for n, p in root.named_parameters() if id(p) in trained) for root in self.session.recorder.current_roots())
-        return next(filter(None, models), [])
+        inside = trained.intersection(id(p) for root in self.session.recorder.current_roots() for p in root.parameters())
+        known, finite = self.session.recorder.beside.infinities, self.session.window.symptom is None
+        return [f for f in bad if id(f[1]) in inside and not (finite and _may_be_meant(*f[1:])) and not known.are_known(f[1])]
+
+    def _note_infinities(self, bad: list[Found]) -> None:
+        for _, weight, damage in bad:
+            if not damage.nan:
+                self.session.recorder.beside.infinities.note(weight)
 
 
 def _may_be_meant(weight: torch.Tensor, damage: Damage) -> bool:

@@ -88,7 +88,7 @@ class Regular:
         """Ask the user's function, in eval mode and without gradients; the training does not notice."""
         function = self._function()
         modules = {id(m): m for root in self.session.recorder.roots() for m in root.modules()}.values()
-        modes, rng = [(m, m.training) for m in modules], take_rng(everything=True)
+        modes, rng = [(m, m.training) for m in modules], take_rng(others=True)
         try:
             for module in modules:
                 module.training = False

@@ -88,7 +88,7 @@ class Session:
 
     def add_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Get to know an optimizer."""
-        self.by_hand = False
+        self.by_hand, self.recorder.tape.forgets = False, True
         self.optimizers_met[id(optimizer)] = type(optimizer).__name__
         alive = self.optimizers
         if all(o is not optimizer for o in alive):

@@ -206,7 +206,7 @@ class Standing:
 
     def _rounded_away(self, optimizer: torch.optim.Optimizer) -> Still | None:
         """Weights in half precision that keep every bit although gradients arrive: the updates round away."""
-        if self.session.has_several:
+        if self.session.has_several or self.session.window.loss == 0:  # there is nothing left to learn
             return None
         return self._unmoved.setdefault(optimizer, Unmoved()).see(self.session.step_count, optimizer)
 
@@ -220,7 +220,7 @@ def _driving(schedulers: list[Any], optimizer: torch.optim.Optimizer) -> list[An
 
 def _calls_until_it_rises(schedulers: list[Any], optimizer: torch.optim.Optimizer) -> int | None:
     """Try what a schedule does next, and put everything back; nothing where its rate stays 0. Cost: at most 1024 calls of it."""
-    saved, rng = [Moved(s) for s in schedulers], take_rng(everything=True)
+    saved, rng = [Moved(s) for s in schedulers], take_rng(others=True)
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             for calls in range(1, AHEAD + 1):

@@ -68,11 +68,13 @@ class Stepping:
         self.noticing, self.acting, self.together, self.sharing = noticing, acting, together, sharing
         self.followers, self.recovering, self.regular, self.foreseeing = followers, recovering, regular, foreseeing
         self._risky: dict[int, bool] = {}
+        self._writes: dict[int, bool] = {}  # whether an optimizer writes to its gradients, once that is known
         self._cramped: set[int] = set()  # optimizers whose state does not fit in memory twice
 
     def met(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer was made: what was known of its number was another's."""
         self._risky.pop(id(optimizer), None)
+        self._writes.pop(id(optimizer), None)
         self.foreseeing.met()
 
     def step(self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -96,8 +98,8 @@ class Stepping:
             self._after_update(optimizer, before)
         return result
 
-    def allowed(self, optimizer: torch.optim.Optimizer, in_closure: bool = False) -> bool:
-        """Look at everything before an update; return whether it may go on."""
+    def allowed(self, optimizer: torch.optim.Optimizer, in_closure: bool = False, before: Snapshot | None = None) -> bool:
+        """Look at everything before an update; return whether it may go on. `before` is what a step with a closure began with."""
         session = self.session
         if session.stopped:
             session.stop_again()
@@ -122,7 +124,11 @@ class Stepping:
                 taken = self.foreseeing.before_update(optimizer)
                 return in_closure or not self.foreseeing.acts or not self._spike(optimizer, taken)
             if window.told:
+                if not in_closure and not session.budget.observes:  # told before its optimizer was made: that bad step ends here
+                    self.finish(optimizer, False)
                 return session.budget.observes
+            if before is not None and self._broke_midway(optimizer, before):
+                return session.budget.observes  # told when the update has ended: it holds on to the state that is put back for the replay
             self.foreseeing.settle()
             taken = self.acting.act(optimizer)
         except TrainingStopped:
@@ -185,7 +191,7 @@ class Stepping:
     def _snapshot(self, optimizer: torch.optim.Optimizer) -> Snapshot | None:
         """Copy weights and state before an update that may break them, where there is room for it."""
         if fits_beside(optimizer):
-            return Snapshot(optimizer)
+            return Snapshot(optimizer, gradients=self._writes.get(id(optimizer), True))
         if id(optimizer) not in self._cramped:
             self._cramped.add(id(optimizer))
             self.journal.say("whynan: too little GPU memory for a copy of weights and state: an update that breaks them cannot be taken back")
@@ -196,7 +202,8 @@ class Stepping:
         self.finish(optimizer, taken in (None, "", "observed"))
 
     def _check_update(self, optimizer: torch.optim.Optimizer, before: Snapshot) -> str:
-        if self.session.window.told:
+        self._writes[id(optimizer)] = self._writes.get(id(optimizer), False) or before.wrote_gradients
+        if self.session.window.told and not before.broke:
             return ""  # observed: that this step is bad was said, and its update is the program's wish
         bad = self.noticing.meant.broken(optimizer, before)
         if bad:
@@ -213,14 +220,18 @@ class Stepping:
         last: list[Any] = [None]
         if (several and not self._state_allows(optimizer)) or (self.session.window.backwards and not self._passes_allow(optimizer)):
             return None
+        if before is not None:
+            self.session.guarded(before.evaluated)
 
         def watched() -> Any:
             last[0] = recorder.resumed(closure)
             self.session.window.inside = True
             self.session.window.evaluations += 1
-            if not recorder.resumed(self.allowed, optimizer, True):
+            if not self.allowed(optimizer, True, before):
                 raise _SkipStep
             self.session.guarded(lambda: self._remember_evaluation(optimizer))
+            if before is not None:
+                self.session.guarded(lambda: before.evaluated(last[0]))
             return last[0]
 
         rest = args[1:] if args else ()
@@ -228,6 +239,9 @@ class Stepping:
         try:
             result = call(optimizer, watched, *rest, **named)
         except _SkipStep:
+            if before is not None and before.broke:
+                self._after_update(optimizer, before)
+                return last[0]
             if before is not None and self.session.window.taken != "rolled back":
                 before.restore()
             self.finish(optimizer, False)
@@ -238,6 +252,13 @@ class Stepping:
             raise
         self._after_update(optimizer, before)
         return result
+
+    def _broke_midway(self, optimizer: torch.optim.Optimizer, before: Snapshot) -> bool:
+        """Whether an update broke weights before an evaluation of its closure: that one is bad for no reason of its own."""
+        if self.noticing.meant.broken_weights(optimizer, before):
+            before.given.append(None)
+            self.session.window.told = True  # of what the step does from here on nothing else is told
+        return before.broke
 
     def _remember_evaluation(self, optimizer: torch.optim.Optimizer) -> None:
         """A closure is evaluated several times in a step: values can grow until they leave the range inside one."""

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from whynan.capsule.intercept import unwatched_step
 from whynan.capsule.snapshot import copy_of
 from whynan.capsule.state import put_rng, take_rng
+from whynan.capsule.stepped import unwatched_step
 from whynan.errors import let_through
 from whynan.records import Experiment, Incident, count, number
 from whynan.recovery.ranks import several
@@ -74,7 +74,7 @@ def _tried(optimizer: torch.optim.Optimizer) -> _Update:
         fresh.grad = None if weight.grad is None else weight.grad.detach().clone()
     trial = copy_of(optimizer, stand_ins)
     hit = [~torch.isfinite(p.grad.to_dense()) if p.grad is not None else torch.zeros_like(p, dtype=torch.bool) for p in _weights(trial)]
-    rng = take_rng(everything=True)
+    rng = take_rng(others=True)
     try:
         unwatched_step(trial)(trial)
     finally:

@@ -139,7 +139,7 @@ def step_of(subject: Subject) -> SubjectStep:
     values = [t for _, t in given]
     subject = replace(subject, batch=rebuild(subject.batch, iter(values)))
     weights: list[tuple[str, torch.Tensor]] = [(n, p) for n, p in subject.model.named_parameters() if p.requires_grad] if subject.model is not None else []
-    step = SubjectStep(subject, lambda batch: (None, None), [], weights, rng=take_rng(everything=True))
+    step = SubjectStep(subject, lambda batch: (None, None), [], weights, rng=take_rng(others=True))
     uses = Uses(values)
     with step.still(), uses:
         step.call = calling(subject)

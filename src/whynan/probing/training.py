@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from whynan.addresses import one_line
-from whynan.capsule.intercept import unwatched_step
 from whynan.capsule.snapshot import copy_of
 from whynan.capsule.state import Stasis, put_rng
+from whynan.capsule.stepped import unwatched_step
 from whynan.errors import UsageError
 from whynan.probing.steps import SubjectStep, values_of
 from whynan.tripwire.values import damage_of

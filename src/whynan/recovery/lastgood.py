@@ -69,7 +69,7 @@ class LastGood:
         for thing in (*state.modules, *state.schedulers, *state.optimizers, *state.scalers):
             self.add(thing)
         self._loaders = [(loader, loader.state_dict()) for loader in state.loaders]
-        self._rng = take_rng(everything=True)
+        self._rng = take_rng(others=True)
 
     def add(self, thing: Any) -> None:
         """Take in a module, scheduler, optimizer or scaler that is met for the first time: it has not moved since the snapshot."""

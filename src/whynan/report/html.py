@@ -171,7 +171,7 @@ def _kind(place: int, same: list[Incident], run: Run) -> Kind:
     first = same[0]
     notes = [e for e in first.cause.evidence if e and e not in first.cause.label]
     if not first.origin.exact and first.origin.note:
-        notes.append(f"not exact: {first.origin.note}; for an exact answer put the step in a function marked @guard.step")
+        notes.append(first.origin.doubt)
     return Kind(
         number=place,
         first=first,

@@ -115,8 +115,8 @@ def label_of(remedy: Remedy) -> str:
 
 def proof_of(remedy: Remedy, step: int) -> str:
     """What the replay said of a remedy."""
-    if remedy.result == "proven":
-        return f"proven: step {step} replayed {'with this change' if remedy.diff else ''}: {remedy.effect}".replace("replayed :", "replayed:")
+    if remedy.result in ("proven", "not proven"):
+        return f"{remedy.result}: step {step} replayed {'with this change' if remedy.diff else ''}: {remedy.effect}".replace("replayed :", "replayed:")
     if remedy.result == "failed":
         return f"did not help: {remedy.effect}"
     return f"not tried: {remedy.effect}" if remedy.effect else "not tried on the replay"

@@ -126,37 +126,39 @@ def _notes(incident: Incident) -> list[str]:
     elif origin.samples:
         notes.append(f"{len(origin.samples)} samples of the batch, the first {', '.join(map(str, origin.samples[:8]))}")
     if not origin.exact and origin.note and not any(origin.note in e for e in notes):
-        notes.append(f"not exact: {origin.note}; for an exact answer put the step in a function marked @guard.step")
+        notes.append(origin.doubt)
     return notes
 
 
 def _help(incident: Incident, pad: str) -> list[str]:
     lines: list[str] = []
+    certain = "; the cause itself is proven, by direct evidence" if incident.cause.confidence == "proven" else ""
     if not incident.remedies:
-        return [f"{pad} = not proven: no change was tried"]
+        return _wrapped(f"{pad} = not proven: ", f"no change was tried{certain}")
     first = incident.remedies[0]
     kind = "" if not first.diff else " (same mathematics)" if first.safe else " (changes results)"
     lines += _wrapped(f"{pad} = help: ", first.title + kind)
     lines += [f"{pad}           {line}" for line in changed_lines(first)]
-    if first.result == "proven":
-        lines += _wrapped(f"{pad} = proven: ", _proof(incident.step, first))
-    elif first.result == "failed":
-        lines += _wrapped(f"{pad} = not proven: ", f"with this change the replay gave: {first.effect}")
-    else:
-        why = (
-            "the evidence is direct, a change at this line was not replayed"
-            if incident.cause.confidence == "proven"
-            else "no change at this line could be replayed"
-        )
-        lines += _wrapped(f"{pad} = not proven: ", first.effect or why)
-    return lines
+    if first.result in ("proven", "not proven"):
+        return lines + _wrapped(f"{pad} = {first.result}: ", _proof(incident.step, first) + (certain if first.result == "not proven" else ""))
+    gave = f"with this change the replay gave: {first.effect}" if first.result == "failed" else first.effect
+    return lines + _wrapped(f"{pad} = not proven: ", (gave or _untried(incident)) + certain)
+
+
+def _untried(incident: Incident) -> str:
+    """Say why nothing is proven of an advice: it was not replayed, and what was replayed instead did not help."""
+    if incident.cause.confidence == "proven":
+        return "this advice was not replayed"
+    failed = next((r for r in incident.remedies if r.result == "failed"), None)
+    return f"it was not replayed; what was did not help: {failed.title}: {failed.effect}" if failed is not None else "no change at this line could be replayed"
 
 
 def _proof(step: int, remedy: Remedy) -> str:
     """Say what was replayed: the change itself, or what it comes to."""
     if remedy.diff:
         numbers, _, rest = remedy.effect.partition("; ")
-        return f"step {step} replayed with this change: {numbers}, all gradients finite{'; ' * bool(rest)}{rest}"
+        gradients = ", all gradients finite" * ("gradient norm" in numbers)
+        return f"step {step} replayed with this change: {numbers}{gradients}{'; ' * bool(rest)}{rest}"
     return f"step {step} replayed {remedy.effect}"
 
 

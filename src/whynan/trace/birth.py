@@ -10,7 +10,7 @@ import torch
 from whynan.capsule.sites import Site
 from whynan.records import Phase, TensorStats
 from whynan.trace.graph import Graph, Leaf, Op, Source
-from whynan.trace.slicing import Slice, base
+from whynan.trace.slicing import HAND_ON, Slice, base
 from whynan.trace.terms import Term
 from whynan.tripwire.values import damage_of
 
@@ -102,6 +102,11 @@ class Birth:
         return self.phase is Phase.BACKWARD and not (self.op is not None and self.op.live)
 
     @property
+    def by_number(self) -> bool:
+        """Whether the damage went on as a number in the loop's own Python, which is not run again: no change can be tried."""
+        return not self.graph.by_number.isdisjoint(self.slice.reached)
+
+    @property
     def view(self) -> View | None:
         """The operation of the birth."""
         return None if self.op is None else View(self.op, self)
@@ -136,17 +141,29 @@ class Birth:
 
 
 def ancestors(graph: Graph, start: int, depth: int, limit: int) -> list[int]:
-    """Return the operations an operation's arguments were made by, nearest first."""
+    """Return the operations an operation's arguments were made by, nearest first; what hands a value on as it is does not count as a step."""
     found: list[int] = []
     level = [start]
     for _ in range(depth):
         following: list[int] = []
-        for index in level:
+        for index in level:  # grows by what is looked through
             for source in graph.ops[index].sources:
                 if source.maker >= 0 and source.maker not in found and source.maker != start:
                     found.append(source.maker)
-                    following.append(source.maker)
+                    (level if base(graph.ops[source.maker]) in HAND_ON else following).append(source.maker)
         level = following
         if len(found) >= limit:
             return found[:limit]
     return found
+
+
+def followers(graph: Graph, start: int, depth: int, limit: int) -> list[int]:
+    """Return the operations of the forward pass that take an operation's result, nearest first."""
+    found: list[int] = []
+    level = {start}
+    for _ in range(depth):
+        level = {op.index for op in graph.ops[start + 1 :] if not op.backward and any(s.maker in level for s in op.sources)}
+        found += sorted(level.difference(found))
+        if not level or len(found) >= limit:
+            break
+    return found[:limit]

@@ -78,6 +78,7 @@ class Op:
     kind: str  # kind of the tape entry
     in_module: bool = False
     live: bool = False  # the user's own code called it during the replay: its site is exact for this very operation
+    scripted: bool = False  # inside a TorchScript module, whose lines nobody sees
     shape: tuple[int, ...] = ()
     dtype: str = ""
     damage: Damage = CLEAN
@@ -93,6 +94,7 @@ class Graph:
     leaves: list[Leaf] = field(default_factory=list)
     node_maker: dict[int, int] = field(default_factory=dict)  # autograd node number: operation that made it
     sites: dict[int, Site | None] = field(default_factory=dict)  # tape entry: the user's line that made the call
+    by_number: set[int] = field(default_factory=set)  # operations that were given a bad number which went through Python since it was read out of a tensor
     modules: dict[str, ModuleState] = field(default_factory=dict)  # by their path in the model, in the order they ran
 
     def forward_of(self, op: Op) -> Op | None:

@@ -108,7 +108,7 @@ def find_jump(program: Program, healthy: Iterable[Program], targets: Targets, ju
 
 
 def _measure(program: Program, targets: Targets) -> Meter:
-    meter = Meter(roles_of(program.entries, program.roots))
+    meter = Meter(roles_of(program))
     with program.still(), module_names(program.roots, meter), meter:
         run = program.play(meter)
         with meter.blind():
@@ -212,14 +212,15 @@ class Damper(Tracer):
         limit = self.usual.get((_key(self.graph, op), ""), self.size)
         if limit and (born.entry, born.index - self._first.get(born.entry, 0)) in self.places:
             for tensor in _floats(result):
-                tensor.detach().clamp_(-limit, limit)
+                with self._changing(tensor):
+                    tensor.detach().clamp_(-limit, limit)
 
 
 def _damped(program: Program, birth: Birth, usual: dict[tuple[Key, str], float], jump: Jump) -> Jump:
     """Play the step with the usual size at one place; say whether that takes the spike away."""
     if birth.op is None:
         return jump
-    damper = Damper(roles_of(program.entries, program.roots), places_of(birth), usual, jump.usual)
+    damper = Damper(roles_of(program), places_of(birth), usual, jump.usual)
     with program.still(), module_names(program.roots, damper), damper:
         run = program.play(damper)
         with damper.blind():

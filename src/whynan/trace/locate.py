@@ -15,7 +15,7 @@ from whynan.capsule.raised import blamed, unsolved
 from whynan.capsule.replay import Program, Run, call_entry
 from whynan.capsule.tape import needed_for
 from whynan.records import Phase, TensorStats
-from whynan.trace.birth import Birth, ancestors
+from whynan.trace.birth import Birth, ancestors, followers
 from whynan.trace.graph import OUTSIDE, Colour, Graph, Leaf, Op
 from whynan.trace.inside import named_values
 from whynan.trace.memory import roles_of, storage_key
@@ -68,15 +68,25 @@ def locate(program: Program, targets: Targets, roles: dict[int, tuple[str, str]]
     losses = scalars(first.run)
     birth = _thrown_away(graph, found, losses) or birth_in(graph, found)
     birth.losses, birth.terms = losses, terms_of(graph, first.loss)
-    reason = program.inexact() or first.tracer.broken
+    reason = program.inexact() or first.tracer.broken or _unseen(birth)
     birth.exact, birth.note = not reason, reason
     return observe(program, targets, roles or {}, birth)
+
+
+def _unseen(birth: Birth) -> str:
+    """Say why the line of a birth is only that of a call, or nothing."""
+    scripted = birth.forward is not None and birth.forward.op.scripted
+    return (
+        "inside a TorchScript module, whose lines are not seen, the line that calls it is named; for an exact answer train it without torch.jit.script"
+        if scripted
+        else ""
+    )
 
 
 def setup_birth(program: Program, birth: Birth) -> tuple[Birth, Program, Targets] | None:
     """Find the birth of a bad value behind another one, made before the first step; None where there is none, or it was made of nothing."""
     setup = program.recorder.beside.setup
-    leaves = [birth.leaf] if birth.leaf is not None else _read_by(birth)
+    leaves = [birth.leaf] if birth.leaf is not None else infinities_behind(birth)
     slot = next((slot for leaf in leaves if leaf.damage and (slot := setup.maker(leaf.tensor)) is not None), None)
     if slot is None:
         return None
@@ -94,7 +104,7 @@ def setup_birth(program: Program, birth: Birth) -> tuple[Birth, Program, Targets
     return first, made, targets
 
 
-def _read_by(birth: Birth) -> list[Leaf]:
+def infinities_behind(birth: Birth) -> list[Leaf]:
     """Return the tensors from outside whose infinities the operation of a birth reads: taken for meant, they went through others before."""
     found: list[Leaf] = []
     seen: set[int] = set()
@@ -209,6 +219,9 @@ def observe(program: Program, targets: Targets, roles: dict[int, tuple[str, str]
             if index is not None:
                 keep += ancestors(birth.graph, index, depth=10, limit=60)
         keep += [b.index for b in birth.slice.births[:4]]
+        if birth.op.backward:
+            keep += [op.index for op in birth.graph.ops[birth.op.index :] if op.backward and op.node == birth.op.node][:12]  # what came into the node
+            keep += followers(birth.graph, forward.index, depth=4, limit=24) if forward else []
     elif birth.leaf is not None:
         keep = [birth.leaf.first_use]
     keep += [term.index for term in birth.terms.all()] if birth.terms is not None else []
@@ -241,7 +254,7 @@ def _trace(
     outputs = Outputs(tracer.graph.modules)
     with program.still(), nullcontext() if keep else module_names(program.roots, tracer, outputs), tracer:
         with tracer.blind(), torch._C.DisableTorchFunction():
-            tracer.roles = roles_of(program.entries, program.roots, extra)  # of the tensors that the step began with
+            tracer.roles = roles_of(program, extra)  # of the tensors that the step began with
         run = program.play(tracer)
         if not keep:
             with tracer.aside():
@@ -289,8 +302,15 @@ def scalars(run: Run) -> list[float]:
 
 
 def _of_a_gradient(graph: Graph, op: Op) -> bool:
-    """Whether an operation after the backward pass works on gradients: clipping and scaling by hand."""
-    return any(s.maker >= 0 and (graph.ops[s.maker].backward or graph.ops[s.maker].kind == "grad") for s in op.sources)
+    """Whether an operation after the backward pass works on gradients, or on what was computed from them: clipping and scaling by hand."""
+    todo, seen = [op], {op.index}
+    while todo:
+        makers = [graph.ops[s.maker] for s in todo.pop().sources if s.maker >= 0 and s.maker not in seen]
+        if any(made.backward or made.kind == "grad" for made in makers):
+            return True
+        seen.update(made.index for made in makers)
+        todo += [made for made in makers if made.node < 0]
+    return False
 
 
 def _phase(graph: Graph, op: Op) -> Phase:
@@ -319,9 +339,11 @@ def module_names(roots: list[torch.nn.Module], tracer: Tracer, outputs: Outputs 
         # torch's own loss modules are a way to write a function, not part of a model
         loss_function = not tracer.modules and isinstance(module, torch.nn.modules.loss._Loss)
         tracer.modules.append(LOSS if loss_function else names.get(module, type(module).__name__))
+        tracer.scripted += isinstance(module, torch.jit.ScriptModule)
 
     def leave(module: torch.nn.Module, args: Any, output: Any) -> None:
         name = tracer.modules.pop() if tracer.modules else LOSS
+        tracer.scripted -= isinstance(module, torch.jit.ScriptModule)
         if name is not LOSS and outputs is not None:
             with tracer.aside():
                 outputs.look(name, module, output, tracer.knows_finite)

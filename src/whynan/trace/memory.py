@@ -6,7 +6,8 @@ import weakref
 
 import torch
 
-from whynan.capsule.tape import Entry, Outside, is_leaf, leaves
+from whynan.capsule.replay import Program
+from whynan.capsule.tape import Outside, is_leaf, leaves
 from whynan.tripwire.values import parts, plain
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -46,10 +47,10 @@ def weak_storage(tensor: torch.Tensor) -> object:
         return weakref.ref(tensor)
 
 
-def roles_of(entries: list[Entry], roots: list[torch.nn.Module], leaves_: dict[int, tuple[str, str]] | None = None) -> dict[int, tuple[str, str]]:
-    """Name the memory a step starts from: parameters, buffers, and what was handed in from outside."""
+def roles_of(program: Program, leaves_: dict[int, tuple[str, str]] | None = None) -> dict[int, tuple[str, str]]:
+    """Name the memory a step starts from: parameters, buffers, and what was handed in from outside. A weight whose infinities are meant is a constant."""
     roles: dict[int, tuple[str, str]] = {}
-    for entry in entries:
+    for entry in program.entries:
         for leaf in leaves((entry.args, entry.kwargs)):
             if isinstance(leaf, Outside):
                 # weights of torch.func are plain values that one step hands to the next
@@ -60,11 +61,13 @@ def roles_of(entries: list[Entry], roots: list[torch.nn.Module], leaves_: dict[i
             else:
                 for tensor in _object_tensors(leaf):
                     roles.setdefault(storage_key(tensor), ("input", ""))
-    for root in roots:
+    for root in program.roots:
         for name, buffer in root.named_buffers():
             roles[storage_key(buffer)] = ("buffer", name)
         for name, parameter in root.named_parameters():
             roles[storage_key(parameter)] = ("parameter", name)
+    for meant in program.recorder.beside.infinities.unchanged():
+        roles[storage_key(meant)] = ("constant", roles.get(storage_key(meant), ("", ""))[1])
     roles.update(leaves_ or {})
     return roles
 

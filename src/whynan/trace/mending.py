@@ -1,7 +1,7 @@
 """Play a step with the damage of chosen births taken away: whether they alone explain it, and what remains.
 
 The values an operation gave are made finite as they are born, in the forward pass and in its own derivative; damage
-that arrives there from elsewhere is left as it is. Nothing of the user's is written to: only fresh results are mended.
+that arrives there from elsewhere is left as it is. What is the user's own is as before when the replay is over.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _play(program: Program, targets: Targets, mended: frozenset[Place], keep: fr
     tracer.suspects = frozenset() if hasty else None
     with program.still(), module_names(program.roots, tracer), tracer:
         with tracer.blind(), torch._C.DisableTorchFunction():
-            tracer.roles = roles_of(program.entries, program.roots)
+            tracer.roles = roles_of(program)
         run = program.play(tracer)
         tracer.settle(run, _ends(program, targets, run))
     return tracer
@@ -168,17 +168,20 @@ class Mender(Tracer):
         outputs = [t for t in (result if isinstance(result, list | tuple) else [result]) if isinstance(t, torch.Tensor)]
         if self.suspects is not None:  # nothing is known of the sources
             if self._chosen(op) and not any(map(damage_of, tensors_of(args))):
-                for tensor in outputs:
-                    mend(tensor, op.backward)
+                self._mend(op, outputs)
             return
         bad = [s for s in op.sources if s.colour is Colour.DAMAGE]
         if bad and all(s.maker in self._views for s in bad):
             self._views.add(op.index)
         elif not bad and self._chosen(op):
-            for tensor in outputs:
-                mend(tensor, op.backward)
+            self._mend(op, outputs)
         if op.index in self.keep and outputs:
             self._keep_output(op.index, outputs)
+
+    def _mend(self, op: Op, outputs: list[torch.Tensor]) -> None:
+        for tensor in outputs:
+            with self._changing(tensor):
+                mend(tensor, op.backward)
 
     def _chosen(self, op: Op) -> bool:
         made = self.graph.node_maker.get(op.node) if op.backward and not op.live else None

@@ -120,7 +120,10 @@ def _from_overflow(graph: Graph, source: Source) -> bool:
 
 
 def _entry_of_infinity(graph: Graph, op: Op, found: Slice, after: dict[int, int]) -> Op:
-    """Go from a symptom made of deliberate infinities to the operation that let them in: the first that does not just carry."""
+    """Go from a symptom made of deliberate infinities to the operation that let them in: the first that does not just carry.
+
+    No operation can use a NaN: one that was written is met where it is written.
+    """
     chain = [op]
     while True:
         bad = [s for s in chain[-1].sources if s.damage and s.maker >= 0]
@@ -128,16 +131,29 @@ def _entry_of_infinity(graph: Graph, op: Op, found: Slice, after: dict[int, int]
             break
         after.setdefault(bad[0].maker, chain[-1].index)
         chain.append(graph.ops[bad[0].maker])
+    if chain[-1].damage.nan:
+        return chain[-1]
     reducing = [o for o in chain if base(o) in _REDUCE_NEGINF]
     if reducing:
         return reducing[-1]
     picking = [o for o in chain if base(o) in ("select", "slice", "unbind", "split")]
     if picking and all(base(o) in _CARRY for o in chain):
         return picking[0]  # the masked entry itself was picked, and carried from there
+    if _takes_entries(graph, chain[-1]):
+        return chain[-1]
     letting_in = [o for o in chain if base(o) not in _CARRY]
     if len(letting_in) > 1 and base(chain[-1]) in _LOGS and base(letting_in[-2]) in _ADD_UP:
         return chain[-1]  # a mask in the log domain is added to scores; one that is summed up is a log like any other
     return letting_in[-1] if letting_in and letting_in[-1] is not chain[-1] else (letting_in[0] if letting_in else chain[-1])
+
+
+def _takes_entries(graph: Graph, op: Op) -> bool:
+    """Whether an operation takes single entries out of an infinite tensor that no operation made: a table of scores, asked for those of a target."""
+    table = next((s.maker for s in op.sources if s.damage), 0)
+    if table >= 0 or base(op) not in ("index", "gather", "take"):
+        return False
+    by = sum(s.name.startswith("indices") for s in op.sources)
+    return base(op) != "index" or by == graph.leaves[-1 - table].tensor.dim()
 
 
 def follow(index: int, after: dict[int, int]) -> list[int]:

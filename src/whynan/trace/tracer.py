@@ -8,9 +8,11 @@ the second, when the place is known, keeps copies of the values around it (`keep
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -25,6 +27,7 @@ from whynan.trace.graph import OUTSIDE, Colour, Graph, Leaf, Op, Source
 from whynan.trace.memory import is_part, storage_key, weak_storage
 from whynan.trace.modes import ReplayMode
 from whynan.trace.opaque import called_now
+from whynan.trace.slicing import HAND_ON
 from whynan.tripwire.values import CLEAN, Damage, damage_of, is_mask_like, plain
 
 Layout = tuple[Any, ...]  # offset, shape and strides
@@ -82,12 +85,16 @@ class Tracer(ReplayMode):
         self.caller: Site | None = None  # of the library that it runs in
         self.entry: Entry | None = None
         self.modules: list[str] = []
+        self.scripted = 0  # how many of them are TorchScript
         self.broken = ""
         self.refused: dict[str, torch.Tensor] = {}  # arguments of the last call that raised
         self._refusal: tuple[Op, BaseException] | None = None
         self._writers: dict[int, tuple[object, int]] = {}  # storage: weak reference, op index or -1 - leaf index
         self._results: dict[int, Layout | None] = {}  # of damaged operations with one result, whose damage is theirs: how it lies in its memory
+        self._lent: list[tuple[torch.Tensor, torch.Tensor]] = []  # results in memory of the program, and what was there
+        self._numbers: list[tuple[float, Source]] = []  # those that are not finite and were read out of a tensor
         self._last_node = 0
+        self._begun = sys.maxsize  # the first operation of the model since the last backward pass
         self._blind = False
 
     def __enter__(self) -> Tracer:
@@ -100,11 +107,13 @@ class Tracer(ReplayMode):
         self.calls.__exit__(*details)  # type: ignore[no-untyped-call]
         self.calls.tracer = None  # a cycle would hold the tensors of the replay until the next garbage collection
         super().__exit__(*details)  # type: ignore[no-untyped-call]
+        self._give_back()
 
     def entering(self, entry: Entry) -> None:
         """A tape entry begins."""
         self.entry = entry
         self.graph.sites[entry.number] = entry.site
+        self._begun = sys.maxsize if entry.kind == "backward" else self._begun
 
     def leaving(self, entry: Entry) -> None:
         """A tape entry ended."""
@@ -189,6 +198,23 @@ class Tracer(ReplayMode):
     def _made(self, op: Op, args: Any, result: Any) -> None:
         """An operation of the first pass gave its result; for subclasses that change it."""
 
+    @contextmanager
+    def _changing(self, result: torch.Tensor) -> Iterator[None]:
+        """Let a result be written to. One that is a view of a weight or a batch is put back when the replay is over, and nobody sees that it was written to."""
+        if storage_key(result) not in {storage_key(leaf.tensor) for leaf in self.graph.leaves}:
+            yield
+            return
+        self._lent.append((result.detach(), result.detach().clone()))
+        with torch.autograd._unsafe_preserve_version_counter(result):  # type: ignore[attr-defined]
+            yield
+
+    def _give_back(self) -> None:
+        with torch._C.DisableTorchFunction():
+            while self._lent:
+                result, value = self._lent.pop()
+                with torch.autograd._unsafe_preserve_version_counter(result):  # type: ignore[attr-defined]
+                    result.copy_(value)
+
     def _light(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Second pass: only keep values."""
         index, self.count = self.count, self.count + 1
@@ -213,7 +239,7 @@ class Tracer(ReplayMode):
         graph = self.graph
         index = len(graph.ops)
         node = torch._C._current_autograd_node()
-        site = live_site(_FLOOR, 4)
+        site = live_site(_FLOOR, 3)
         # user code that runs inside the engine with gradients on is a recomputed forward pass (checkpointing)
         backward = node is not None and not (site is not None and torch.is_grad_enabled())
         with torch._C.DisableTorchFunction():
@@ -227,6 +253,7 @@ class Tracer(ReplayMode):
             site=site or (self.entry.site if self.entry else None),
             module=self.modules[-1].strip("\0") if self.modules else "",
             live=site is not None,
+            scripted=self.scripted > 0,
             in_module=bool(self.modules) and self.modules[0] != "\0",
             backward=backward,
             node=node._sequence_nr() if backward and node is not None else made,
@@ -237,6 +264,8 @@ class Tracer(ReplayMode):
         for fresh in range(self._last_node, number):
             graph.node_maker[fresh] = index
         self._last_node = max(number, self._last_node)
+        if op.in_module or (op.node >= 0 and not op.backward):
+            self._begun = min(self._begun, index)
         graph.ops.append(op)
         return op
 
@@ -252,7 +281,17 @@ class Tracer(ReplayMode):
                 sources += [self._source(f"{key}[{i}]", v, site) for i, v in enumerate(value) if isinstance(v, torch.Tensor)]
             else:
                 scalars[key] = value
+                if self._numbers and _stem(_text_of(func)) not in _FILLS and (source := self._read_out(value)) is not None:
+                    sources.append(replace(source, name=key))
+                    if site is None:
+                        self.graph.by_number.add(len(self.graph.ops))
         return sources, scalars
+
+    def _read_out(self, value: Any) -> Source | None:
+        """Return the tensor that a bad number was read out of before (`scale = (1 / x.max()).item()`); Python may have made a NaN of infinities since."""
+        if not isinstance(value, float) or math.isfinite(value):
+            return None
+        return next((source for number, source in reversed(self._numbers) if abs(number) == abs(value) or math.isnan(value)), None)
 
     def _source(self, name: str, tensor: torch.Tensor, site: Site | None) -> Source:
         maker = self._maker(tensor, site)
@@ -283,7 +322,8 @@ class Tracer(ReplayMode):
             around = called_now(_FLOOR) if role == "constant" else None
             if around is not None and around.made(tensor, self.calls.name):
                 leaf.role, leaf.name, leaf.used_at = OUTSIDE, around.name, around.site or outer
-            intended = is_mask_like(tensor) or (leaf.role in ("constant", "buffer") and not leaf.damage.nan)
+            written = self._begun <= leaf.first_use and self.calls.name.endswith("__setitem__")  # a number that stands for a result
+            intended = is_mask_like(tensor) or (leaf.role in ("constant", "buffer") and not leaf.damage.nan) or (leaf.role == "constant" and written)
             leaf.colour = Colour.DELIBERATE if intended else Colour.DAMAGE
         leaf.written_at = outer if self._writing() else None
         self.graph.leaves.append(leaf)
@@ -304,6 +344,8 @@ class Tracer(ReplayMode):
             first = args[0]
             outputs = [t for t in (first if isinstance(first, list | tuple) else [first]) if isinstance(t, torch.Tensor)]
         name = _stem(op.name)
+        if name == "_local_scalar_dense" and isinstance(result, float) and not math.isfinite(result) and op.sources:
+            self._numbers.append((result, op.sources[0]))
         if self.suspects is None or op.index in self.suspects:
             for tensor in outputs:
                 op.damage = op.damage | damage_of(tensor)
@@ -327,22 +369,27 @@ class Tracer(ReplayMode):
                 self._writers[key] = (weak_storage(tensor), op.index)
 
     def _prepares(self, op: Op, written: list[torch.Tensor]) -> bool:
-        """A NaN written into the batch by the step's own code (`x[3] = nan`) is a bad input, met where the batch is read."""
+        """A NaN written into the batch by the step's own code (`x[3] = nan`) is a bad input, met where the batch is read; not into a result."""
         if not self._writing() or not op.name.split(".")[1].endswith("_") or written[0].requires_grad:
             return False
-        made = [self._origin(s) for s in op.sources if s.colour is Colour.DAMAGE]
+        made = [self._origin(s) for s in op.sources if s.damage.nan]
         number = any(isinstance(v, float | complex) and v != v for v in op.scalars.values())
         if not (made or number) or any(not isinstance(m, Leaf) or m.role != "constant" for m in made):
             return False
         site = self.entry.site if self.entry is not None else None
         whole = written[0] if written[0]._base is None else written[0]._base
+        if self._made_by(whole) >= self._begun:
+            return False
         self.graph.leaves.append(Leaf(whole, "input", "", op.damage, Colour.DAMAGE, used_at=site, written_at=site, first_use=op.index))
         self._writers[storage_key(whole)] = (whole, -len(self.graph.leaves))
         return True
 
     def _made_of_nan(self, op: Op, name: str, made: list[torch.Tensor]) -> bool:
-        """A tensor made with a NaN that the loop's own code writes out (`x * float("nan")`, `full(…, nan)`) is a bad input too."""
-        loose = self.entry is not None and self.entry.kind == "call" and not op.backward and not op.in_module and op.node < 0
+        """A tensor made with a NaN that the loop's own code writes out (`x * float("nan")`, `full(…, nan)`) is a bad input too.
+
+        Not after its model has computed: then the NaN stands for a result.
+        """
+        loose = self.entry is not None and self.entry.kind == "call" and not op.backward and op.index < self._begun
         if not loose or name in _SELECTIVE or not any(isinstance(v, float | complex) and v != v for v in op.scalars.values()):
             return False
         if any(s.colour is not Colour.CLEAN for s in op.sources):
@@ -356,6 +403,13 @@ class Tracer(ReplayMode):
         """Return what made an argument, past the lifting of a Python number."""
         made = self.graph.maker(source)
         return self._origin(made.sources[0]) if isinstance(made, Op) and "lift_fresh" in made.name and made.sources else made
+
+    def _made_by(self, tensor: torch.Tensor) -> int:
+        """Return what made a tensor, past the views of it."""
+        maker = self._maker(tensor, None)
+        while maker >= 0 and _stem(self.graph.ops[maker].name) in HAND_ON and self.graph.ops[maker].sources:
+            maker = self.graph.ops[maker].sources[0].maker
+        return maker
 
     def _worse_before(self, maker: int, tensor: torch.Tensor, op: Op) -> bool:
         """Whether the memory behind a part of it (`x[3]`), last written by `maker`, holds damage that this operation neither made nor removed."""

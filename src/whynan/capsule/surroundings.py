@@ -1,0 +1,288 @@
+"""What the code of a model keeps outside its modules: globals and closures it sets, containers and objects of the program that it names.
+
+A replay runs that code again: it must find a counter or a list as the step found it, and leave it as it is for the program. Only the
+program's own code is looked at, not that of installed libraries.
+"""
+
+from __future__ import annotations
+
+import dis
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, Protocol
+
+import torch
+
+from whynan.capsule.sites import is_installed, is_internal
+
+_MISSING = object()
+_OF_MODULES = frozenset(torch.nn.Module().__dict__)  # buffers, parameters, hooks: looked after elsewhere
+_STORES = dis.opmap["STORE_GLOBAL"]
+_STORES_CELL = dis.opmap["STORE_DEREF"]
+_MOST = 10_000  # members of a container that is copied
+_MANY = 2_000  # functions that are looked at
+_NUMBERS = 1 << 18  # of a tensor or array that is copied
+
+
+class Spot(Protocol):
+    """One thing that may change."""
+
+    def take(self) -> Any: ...
+    def put(self, saved: Any) -> None: ...
+    def differs(self, saved: Any) -> bool: ...
+
+
+class Name:
+    """A global variable."""
+
+    def __init__(self, table: dict[str, Any], name: str) -> None:
+        self.table, self.name = table, name
+
+    def take(self) -> Any:
+        return self.table.get(self.name, _MISSING)
+
+    def put(self, saved: Any) -> None:
+        if saved is _MISSING:
+            self.table.pop(self.name, None)
+        else:
+            self.table[self.name] = saved
+
+    def differs(self, saved: Any) -> bool:
+        return self.take() is not saved
+
+
+class Cell:
+    """A variable of a function around another one."""
+
+    def __init__(self, cell: CellType) -> None:
+        self.cell = cell
+
+    def take(self) -> Any:
+        return contents(self.cell)
+
+    def put(self, saved: Any) -> None:
+        if saved is not _MISSING:
+            self.cell.cell_contents = saved
+
+    def differs(self, saved: Any) -> bool:
+        return self.take() is not saved
+
+
+class Inside:
+    """The members of a container, or the attributes of an object."""
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+    def take(self) -> Any:
+        return self.held.copy()
+
+    def put(self, saved: Any) -> None:
+        if not self.differs(saved):
+            return
+        if isinstance(self.held, dict):  # never empty in between: another thread may be reading
+            for key in self.held.keys() - saved.keys():
+                del self.held[key]
+            self.held.update(saved)
+        else:
+            self.held.clear()
+            (self.held.update if isinstance(self.held, set) else self.held.extend)(saved)
+
+    def differs(self, saved: Any) -> bool:
+        if isinstance(saved, dict):
+            return len(saved) != len(self.held) or any(self.held.get(k, _MISSING) is not v for k, v in saved.items())
+        return len(saved) != len(self.held) or any(a is not b for a, b in zip(self.held, saved, strict=False))
+
+
+class Values:
+    """The numbers of a tensor or array that is written in place; of a tensor its version says whether it was."""
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+    def take(self) -> Any:
+        return (self.held.clone(), self.held._version) if isinstance(self.held, torch.Tensor) else self.held.copy()
+
+    def put(self, saved: Any) -> None:
+        if self.differs(saved):
+            self.held[...] = saved[0] if isinstance(saved, tuple) else saved
+
+    def differs(self, saved: Any) -> bool:
+        if isinstance(saved, tuple):
+            return bool(self.held._version != saved[1])
+        return not bool(((self.held == saved) | ((self.held != self.held) & (saved != saved))).all())
+
+
+class Surroundings:
+    """What stands around one root module."""
+
+    def __init__(self, root: torch.nn.Module) -> None:
+        self.spots = _around(root)
+        self.busy: list[Spot] = []  # those that forward passes were seen to change
+        self._kept: list[tuple[Spot, Any]] = []
+
+    def begin(self, everything: bool) -> None:
+        """Take what is there before the first call of a step: all of it in some steps, else what is known to change."""
+        self._kept = taken(self.spots if everything else self.busy)
+
+    def learn(self) -> None:
+        """A forward pass is over: note what it has changed."""
+        self.busy += [spot for spot, saved in self._kept if spot not in self.busy and spot.differs(saved)]
+        self._kept = [kept for kept in self._kept if kept[0] in self.busy]  # nothing else is held
+
+    def put_back(self) -> None:
+        """Put back what forward passes change."""
+        put(kept for kept in self._kept if kept[0] in self.busy)  # others were perhaps taken for a call that is not over
+
+
+def taken(spots: Iterable[Spot]) -> list[tuple[Spot, Any]]:
+    """Return spots with what they hold."""
+    return [(spot, spot.take()) for spot in spots]
+
+
+def put(kept: Iterable[tuple[Spot, Any]]) -> None:
+    """Put back what spots held."""
+    with torch.no_grad(), torch._C.DisableTorchFunction():
+        for spot, saved in kept:
+            spot.put(saved)
+
+
+def _around(root: torch.nn.Module) -> list[Spot]:
+    """Find what the code of a model could change outside its modules."""
+    search = _Search()
+    for module in root.modules():
+        search.classes(type(module))
+        for name, value in vars(module).items():
+            if name not in _OF_MODULES:
+                search.meet(value, depth=2, direct=False)
+    search.follow()
+    return list(search.spots.values())
+
+
+def names_numpy(root: torch.nn.Module) -> bool:
+    """Whether the files a model is written in, or those of functions they name, know numpy: its generator's state takes long to look at."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return False
+    files = {cls.__module__ for module in root.modules() for cls in type(module).__mro__ if not cls.__module__.startswith("torch")}
+    tables = {id(table): table for file in files if (table := getattr(sys.modules.get(file), "__dict__", None)) is not None}
+    named = [v for table in tables.values() for v in list(table.values()) if isinstance(v, FunctionType) and not is_internal(v.__code__)]
+    tables |= {id(function.__globals__): function.__globals__ for function in named}
+    known = (numpy, numpy.random, getattr(numpy.random.rand, "__self__", None))
+    return any(v in known or getattr(v, "__self__", None) is known[2] for table in tables.values() for v in list(table.values()) if _is_plain(v))
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value can be compared without doing anything: a module or a function."""
+    return isinstance(value, ModuleType | BuiltinFunctionType | MethodType)
+
+
+def contents(cell: CellType) -> Any:
+    """Return what a variable of an outer function holds."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return _MISSING
+
+
+class _Search:
+    def __init__(self) -> None:
+        self.spots: dict[Any, Spot] = {}
+        self._functions: dict[int, FunctionType] = {}
+        self._todo: deque[FunctionType] = deque()
+        self._classes: set[type] = set()
+
+    def classes(self, cls: type) -> None:
+        """Look at the methods of a class and of those it is made of."""
+        for own in cls.__mro__:
+            if own not in self._classes and _is_own(own.__module__):
+                self._classes.add(own)
+                for value in vars(own).values():
+                    self._function(getattr(value, "__func__", getattr(value, "fget", value)))
+
+    def _function(self, value: Any) -> None:
+        value = getattr(value, "__wrapped__", value)
+        if isinstance(value, FunctionType) and id(value) not in self._functions and len(self._functions) < _MANY and _is_own_code(value.__code__):
+            self._functions[id(value)] = value
+            self._todo.append(value)
+
+    def follow(self) -> None:
+        """Look at what functions name, and at the functions among that."""
+        while self._todo:
+            function = self._todo.popleft()
+            table = function.__globals__
+            codes = list(_codes(function.__code__))
+            for name in {name for code in codes for name in _stored(code, _STORES)}:
+                self.spots[id(table), name] = Name(table, name)
+            for name in {name for code in codes for name in code.co_names if name in table}:
+                self.meet(table[name], depth=2)
+            cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))
+            for name in {name for code in codes for name in _stored(code, _STORES_CELL) if name in cells}:
+                self.spots[id(cells[name])] = Cell(cells[name])
+            for cell in cells.values():
+                self.meet(contents(cell), depth=2)
+
+    def meet(self, value: Any, depth: int, direct: bool = True) -> None:
+        """A value that code can reach: a function is followed; a container or an object of the program's own may change."""
+        kind = type(value)
+        if kind is FunctionType or kind is MethodType:
+            self._function(getattr(value, "__func__", value))
+            value = getattr(value, "__self__", None)
+            kind = type(value)
+        if isinstance(value, torch.nn.Module | type) or id(value) in self.spots or not depth:
+            if isinstance(value, type) and _is_own(value.__module__):
+                self.classes(value)
+        elif kind in (list, dict, set, deque):
+            if direct and len(value) <= _MOST:  # those that stand in a module are looked after with its attributes
+                self.spots[id(value)] = Inside(value)
+            for inner in list(value.values() if kind is dict else value)[:64]:
+                self.meet(inner, depth - 1, direct)
+        elif (direct and _is_tensor(value)) or _is_array(value):
+            self.spots[id(value)] = Values(value)
+        elif hasattr(value, "__dict__") and _is_own(kind.__module__):
+            self.spots[id(value)] = Inside(vars(value))
+            self.classes(kind)
+            for inner in list(vars(value).values()):
+                self.meet(inner, depth - 1)
+
+
+def _is_tensor(value: Any) -> bool:
+    """Whether a value is a small plain tensor that can be read and written."""
+    if type(value) is not torch.Tensor or value.requires_grad or value.is_meta or value.is_inference() or value.numel() > _NUMBERS:
+        return False
+    return value.layout is torch.strided and not value.is_quantized and not value.is_nested
+
+
+def _is_array(value: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and type(value) is numpy.ndarray and value.size <= _NUMBERS and value.flags.writeable and value.dtype != object
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
+
+
+def _stored(code: CodeType, opcode: int) -> list[str]:
+    """Return the names of the variables of a sort that a function sets."""
+    if opcode not in code.co_code[::2]:
+        return []
+    return [str(i.argval) for i in dis.get_instructions(code) if i.opcode == opcode]
+
+
+def _is_own(module: str | None) -> bool:
+    """Whether a class stands in a file of the program's own."""
+    file = getattr(sys.modules.get(module or ""), "__file__", None)
+    return module == "__main__" or (file is not None and file.endswith(".py") and _is_own_file(file))
+
+
+def _is_own_code(code: CodeType) -> bool:
+    return not is_internal(code) and not is_installed(code)
+
+
+def _is_own_file(file: str) -> bool:
+    return _is_own_code(compile("", file, "exec"))
