@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 from choices import CODES, IN_STATE, ONLY_CUDA, OPTIMIZERS, PLACES, POLICIES, PRECISIONS, REST, Case, drawn
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from unharmed import Expecting, Outcome, all_events, differences, only_replayed, unwatched, watched
 
@@ -139,11 +139,17 @@ everything = st.fixed_dictionaries(
 ).map(lambda chosen: Case(**chosen).made_possible())
 
 
-@settings(max_examples=200, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-@given(everything.filter(lambda case: not case.impossible()))
-def test_any_program(case: Case) -> None:
-    """The same for programs drawn at random."""
-    check(case)
+@pytest.mark.parametrize("part", range(4))
+def test_any_program(part: int) -> None:
+    """The same for 200 programs drawn at random; in parts, so that several processes share them."""
+
+    @seed(part)
+    @settings(max_examples=50, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(everything.filter(lambda case: not case.impossible()))
+    def each(case: Case) -> None:
+        check(case)
+
+    each()
 
 
 # -- gradient scalers ---------------------------------------------------------------------------------------------

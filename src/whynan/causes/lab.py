@@ -340,7 +340,7 @@ class Lab:
         alive = frozenset[int]().union(*(o.reached for o in seen))
         if not outcome.norm or self._excused or not _most_of(alive - outcome.reached, alive):
             return ""
-        if not any(o.finite for o in seen):
+        if self.wide is None or not self.wide.finite:  # another step may train other weights: the other half of a GAN
             alive &= self._reachable()
         lost = alive - outcome.reached
         return f"{len(lost)} of {len(alive)}" if _most_of(lost, alive) else ""

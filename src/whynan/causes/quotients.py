@@ -74,7 +74,7 @@ def zero_over_zero(scene: Scene) -> Finding | None:
         return None
     hit = (above == 0) & (below == 0)
     count = int(hit.sum())
-    if not count:
+    if 2 * count <= int((hit | (below == 0)).sum()):  # mostly something else is divided by 0, or nothing is
         return None
     norm = _norm_below(view)
     evidence = [share(int((below == 0).sum()), below, "denominators are 0"), counted(count, "quotients are 0 / 0")]

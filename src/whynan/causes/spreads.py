@@ -84,7 +84,7 @@ class Spread:
         if values is None or not values.dim():
             return self.what
         if self.same_rows():
-            return f"{self.what} of {len(values)} identical rows"
+            return f"{self.what} of " + (f"{len(values)} identical rows" if len(values) > 1 else f"{values.numel()} identical values")
         words = self.words()
         return f"{self.what}: {words}" if words else self.what
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
+
 from whynan.capsule.sites import Site, is_installed, resolve
 from whynan.causes.arguments import factorised
 from whynan.causes.catalogue import Finding, Rule, Scene, first_match, rules
@@ -19,7 +21,7 @@ from whynan.errors import let_through
 from whynan.records import NOWHERE, Cause, Confidence, Experiment, Origin, Phase, Remedy, Span, TensorStats
 from whynan.trace.arrays import code_of, first_fault, warned
 from whynan.trace.birth import Birth
-from whynan.trace.graph import OUTSIDE, Leaf
+from whynan.trace.graph import OUTSIDE, Colour, Leaf
 from whynan.trace.hidden import hidden_birth
 from whynan.trace.locate import infinities_behind, setup_birth
 from whynan.trace.mending import places_of, without
@@ -243,7 +245,8 @@ def _samples(scene: Scene, finding: Finding) -> tuple[list[int], Outcome | None]
         for index in (birth.op.index, birth.forward.op.index if birth.forward is not None else -1):
             output = birth.outputs.get(index)
             if output is not None and output.dim() and output.shape[0] == size:
-                rows = bad_rows(output)
+                meant = bool(output.isnan().any()) and any(s.colour is Colour.DELIBERATE for s in birth.graph.ops[index].sources)
+                rows = bad_rows(torch.where(output.isnan(), output, 0) if meant else output)  # infinities that came in stay in their rows
                 break
     if size and finding.among not in (0, size):
         return (finding.rows if _is_cut(birth, size, finding.among) else []), None  # else they are rows of something else than the batch
