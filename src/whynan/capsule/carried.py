@@ -37,9 +37,12 @@ from whynan.capsule.tape import (
     tensors_of,
     version_of,
 )
+from whynan.tripwire.values import damage_of
 
 _Place = tuple[int, bool, int, int]  # the number of a site, with gradients or without, how often it was passed before, and which of the tensors read there
 _Read = Slot | Inner | Outside
+_Key = Slot | Inner | int  # a tensor that was read, one from outside by its number
+_Known = tuple[torch.Tensor, int, _Key]  # a value that was read, its version, and whose it was
 
 
 class DroppedStep:
@@ -54,8 +57,16 @@ class DroppedStep:
         self._passed: dict[tuple[int, bool], int] = {}
         entries = sorted((entry for entry in (*tape, *tape.cut) if entry.number > tape.rolled), key=lambda entry: entry.number)
         self.made = _of_forward_pass(entries)  # the numbers of the entries whose results would not be there without this batch
+        self._history: dict[int, tuple[list[_Key], bool]] = {e.number: ([tape.key_of(r) for r in e.reads], e.needs_grad) for e in entries}
+        self.made -= self._prepared(entries)
         self._values = _values_read(recorder, entries, self.made)
         self._write_back(recorder)
+
+    def _prepared(self, entries: list[Entry]) -> set[int]:
+        """Return the writes to older tensors from before anything that is trained was computed: a rollout, which later steps read too. Bad ones are damage."""
+        begun = min((entry.number for entry in entries if entry.needs_grad), default=0)
+        writes = [entry for entry in entries if entry.kind == "write" and entry.number < begun and entry.number in self.made]
+        return {e.number for e in writes if (target := _target_tensor(e, self._tape)) is not None and not damage_of(target.detach())}
 
     def goes_on(self) -> bool:
         """A step ends: the dropped one itself, perhaps that of another optimizer in the same turn of the loop, then the steps after it."""
@@ -71,6 +82,8 @@ class DroppedStep:
         poisoned = [(place, read) for place, read in enumerate(reads) if self._tape.maker_of(read) in self.made]
         after = not self._next and self._age == 0 and bool(reads) and _is_after(self._where)
         self._next = self._next or (bool(reads) and not after)
+        if after:
+            self._history[number] = [self._tape.key_of(read) for read in reads], False
         if after and poisoned:
             self.made.add(number)
         done = False
@@ -78,19 +91,37 @@ class DroppedStep:
             if (place, read) in poisoned:
                 done = (not after and self._put_back(read, self._values.get((*key, passed, place)))) or done
             elif self._age == 0 and isinstance(read, Outside) and _is_value(read) and bytes_of(read.tensor) <= WRITE_LIMIT:
-                self._values[*key, passed, place] = _kept(read.value())
+                self._values[*key, passed, place] = _kept(read.value(), self._tape.key_of(read))
         if done:
             self._passed[key] -= 1  # it is noted once more
         return done
 
-    def _put_back(self, read: _Read, known: tuple[torch.Tensor, int] | None) -> bool:
+    def _put_back(self, read: _Read, known: _Known | None) -> bool:
         tensor = read.tensor if isinstance(read, Outside) else self._tape.alive(read) if isinstance(read, Slot) else None
         if tensor is None or known is None or version_of(known[0]) != known[1] or self._is_others(read, tensor):
             return False
-        if known[0].shape != tensor.shape or known[0].dtype is not tensor.dtype or not _put(tensor, known[0]):
+        if known[0].shape != tensor.shape or known[0].dtype is not tensor.dtype or not self._replaces(read, tensor, known[2]):
+            return False
+        if not _put(tensor, known[0]):
             return False
         self._tape.forget(tensor)  # from here on a plain value
         return True
+
+    def _replaces(self, read: _Read, tensor: torch.Tensor, old: _Key) -> bool:
+        """Whether a tensor stands for one that the dropped step read at its place: computed from it, or a bad result of the model.
+
+        Another may be there by the order of things: a batch that was prepared one step ahead, a feature of another sample.
+        """
+        todo, seen, trained = [self._tape.maker_of(read)], set[int](), False
+        while todo:
+            number = todo.pop()
+            keys, needs_grad = self._history.get(number, ([], False))
+            if old in keys:
+                return True
+            trained = trained or needs_grad
+            seen.add(number)
+            todo += {key.entry for key in keys if not isinstance(key, int)} - seen
+        return trained and bool(damage_of(tensor.detach()))
 
     def _is_others(self, read: _Read, tensor: torch.Tensor) -> bool:
         """Whether a tensor lives in memory that was there before the dropped step: `x.to(state)` gives back `x` itself."""
@@ -154,10 +185,10 @@ def _of_forward_pass(entries: Iterable[Entry]) -> set[int]:
     return found
 
 
-def _values_read(recorder: Recorder, entries: list[Entry], made: set[int]) -> dict[_Place, tuple[torch.Tensor, int]]:
+def _values_read(recorder: Recorder, entries: list[Entry], made: set[int]) -> dict[_Place, _Known]:
     """Return what the calls of a step have read, but for weights and what the step made of its batch, by their places."""
     tape = recorder.tape
-    found: dict[_Place, torch.Tensor | Slot] = {}
+    found: dict[_Place, tuple[torch.Tensor | Slot, _Read]] = {}
     passed: dict[tuple[int, bool], int] = {}
     for entry in entries:
         key = (id(entry.site), entry.grad_enabled)
@@ -165,22 +196,22 @@ def _values_read(recorder: Recorder, entries: list[Entry], made: set[int]) -> di
         for place, read in enumerate(entry.reads):
             if isinstance(read, Outside):
                 if _is_value(read):
-                    found[*key, passed[key], place] = read.value()
+                    found[*key, passed[key], place] = read.value(), read
             elif read.entry <= tape.rolled:
                 if (tensor := tape.brought.get(read)) is not None:
-                    found[*key, passed[key], place] = tensor
+                    found[*key, passed[key], place] = tensor, read
             elif isinstance(read, Slot) and read.entry < min(made, default=0):
-                found[*key, passed[key], place] = read
-    values = _values_of(recorder, {read for read in found.values() if isinstance(read, Slot)})
-    tensors = {place: read if isinstance(read, torch.Tensor) else values.get(read) for place, read in found.items()}
-    return {place: _kept(t) for place, t in tensors.items() if t is not None and bytes_of(t) <= READ_LIMIT}
+                found[*key, passed[key], place] = read, read
+    values = _values_of(recorder, {held for held, _ in found.values() if isinstance(held, Slot)})
+    tensors = {place: (held if isinstance(held, torch.Tensor) else values.get(held), read) for place, (held, read) in found.items()}
+    return {place: _kept(t, tape.key_of(read)) for place, (t, read) in tensors.items() if t is not None and bytes_of(t) <= READ_LIMIT}
 
 
-def _kept(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
+def _kept(tensor: torch.Tensor, key: _Key) -> _Known:
     """Keep a value: a small one as a copy, a large one as it is, with its version."""
     with torch._C.DisableTorchFunction():
         held = tensor.detach().clone() if bytes_of(tensor) <= WRITE_LIMIT else tensor.detach()
-    return held, version_of(held)
+    return held, version_of(held), key
 
 
 def _is_value(read: Outside) -> bool:
@@ -206,7 +237,7 @@ def _target_tensor(entry: Entry, tape: Tape) -> torch.Tensor | None:
 def _put(tensor: torch.Tensor, value: torch.Tensor) -> bool:
     """Write a value into a tensor; return whether it could be: not where several of its elements are one place in memory."""
     try:
-        with torch.no_grad(), torch._C.DisableTorchFunction():
+        with torch.no_grad(), torch._C.DisableTorchFunction(), torch.autograd._unsafe_preserve_version_counter(tensor):  # type: ignore[attr-defined]  # a graph may hold it
             tensor.detach().copy_(value)
     except RuntimeError:
         return False

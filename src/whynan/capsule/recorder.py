@@ -610,8 +610,8 @@ class Recorder(TorchFunctionMode):
         self._begun.clear()
 
     def around(self) -> list[Spot]:
-        """Return what the code of these modules may change outside them."""
-        return [spot for _, state in self.states.values() for spot in state.around.spots]
+        """Return what the code of these modules was seen to change outside them. Nothing else is touched: other threads change things, too."""
+        return [spot for _, state in self.states.values() for spot in state.around.busy]
 
     def roots(self) -> list[torch.nn.Module]:
         """Return the outermost modules seen so far."""

@@ -12,20 +12,21 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
-from itertools import islice, zip_longest
+from itertools import zip_longest
 from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
 
 from whynan.capsule.generators import States, put
-from whynan.capsule.surroundings import Spot, Surroundings, names_numpy, taken
+from whynan.capsule.surroundings import Spot, Surroundings, names_numpy, taken, tensors_among
 from whynan.capsule.surroundings import put as put_around
 from whynan.tripwire.values import damage_of
 
 _generator, _cuda = torch.default_generator, torch.cuda
 _BASE_KEYS = frozenset(torch.nn.Module().__dict__)
 _MAY_HOLD = frozenset({torch.Tensor, list, tuple, dict})
+_MOST, _DEEPEST = 256, 4  # members, and levels, of a container in an attribute that is looked through at every call
 Kept = list[tuple[torch.nn.Module, dict[str, Any]]]
 Copies = dict[int, tuple[torch.Tensor, torch.Tensor, int]]  # id(buffer): buffer, copy, version
 
@@ -74,8 +75,7 @@ class ModuleState:
             self._first = copies, self._homes, self._attributes, self._parameters
         self._copy_attributes()
         self._copy_parameters()
-        if not again:
-            self.around.begin(everything=self.calls < 5 or self.calls % 64 == 1)
+        self.around.begin(everything=self.calls < 5 or self.calls % 64 == 1, again=again)
         self._still = not (self._copies or self.busy or self._holders or self._rebinding or self.around.busy or again)
         if not self._copies:
             return
@@ -102,9 +102,9 @@ class ModuleState:
                 if name in _BASE_KEYS:
                     continue
                 if left is None:
-                    if type(value) in _MAY_HOLD:
+                    if type(value) in _MAY_HOLD and _is_small(value):
                         yield module, name, value, False
-                elif left.get(name) != _mark(value):
+                elif left.get(name) != _mark(value) and _is_small(value):
                     self._set.add(id(module))
                     yield module, name, value, True
 
@@ -198,7 +198,8 @@ class ModuleState:
             put_back(module, attributes, keep=("training", "forward"))  # Lightning puts another forward in place for a call
         for item in self._held:
             item.restore()
-        self.around.put_back()
+        with torch.autograd._unsafe_preserve_version_counter(self.around.tensors()):  # type: ignore[attr-defined]
+            self.around.put_back(alone)
 
     def leave(self) -> list[tuple[torch.nn.Module, str]]:
         """The program leaves a bad step: the next begins with the buffers that this one has damaged. Return whose they are, and their names."""
@@ -235,9 +236,22 @@ def _mark(value: Any) -> object:
     """Return something by which to tell that an attribute was set or filled anew, without holding a tensor."""
     if isinstance(value, torch.Tensor):
         return id(value), weakref.ref(value)  # another tensor may have the number of one that is gone
-    if type(value) in _MAY_HOLD:
-        return tuple(_mark(v) for v in islice(value.values() if type(value) is dict else value, 256)), len(value)
+    if type(value) in _MAY_HOLD and _is_small(value):
+        return tuple(_mark(v) for v in (value.values() if type(value) is dict else value)), len(value)
     return id(value)
+
+
+def _is_small(value: Any) -> bool:
+    """Whether a value can be gone through at every call: not a vocabulary, not a tree that knows its parents."""
+    todo, members = [(value, 0)], 0
+    while todo:
+        item, depth = todo.pop()
+        if type(item) in _MAY_HOLD and type(item) is not torch.Tensor:
+            members += len(item)
+            if members > _MOST or depth > _DEEPEST:
+                return False
+            todo += [(v, depth + 1) for v in (item.values() if type(item) is dict else item)]
+    return True
 
 
 def _equal(buffer: torch.Tensor, copy: torch.Tensor) -> bool:
@@ -318,8 +332,9 @@ class Stasis:
         self._buffers = [(b, b.detach().clone(), b._version) for b in homes.values() if not is_lazy(b) and not b.is_inference()]
         tables: list[dict[str, Any]] = [table for m in modules for table in (m._buffers, m._parameters) if isinstance(table, dict)]  # else scripted
         self._homes = [(table, dict(table)) for table in tables]
-        # a live autograd graph may have saved these buffers: their version counters must not move
-        self._versions = torch.autograd._unsafe_preserve_version_counter(tuple(b for b, _, _ in self._buffers))  # type: ignore[attr-defined]
+        # a live autograd graph may have saved these: their version counters must not move
+        held = (*(b for b, _, _ in self._buffers), *tensors_among(spot for spot, _ in self._around))
+        self._versions = torch.autograd._unsafe_preserve_version_counter(held)  # type: ignore[attr-defined]
         self._versions.__enter__()
         after = [getattr(leaf, "_post_accumulate_grad_hooks", None) for leaf in self._leaves]
         self._hooks = [(h, dict(h)) for h in after if h]  # optimizers stepped inside backward would eat the gradients
@@ -339,6 +354,7 @@ class Stasis:
         with torch.no_grad():
             for buffer, copy, _version in self._buffers:
                 buffer.copy_(copy)
+        put_around(self._around)
         self._versions.__exit__()
         for home, tensors in self._homes:
             home.update(tensors)
@@ -349,7 +365,6 @@ class Stasis:
             tensor.__dict__.update(attributes)
         for item in self._lists:
             item.restore()
-        put_around(self._around)
 
 
 class Mutable:

@@ -7,6 +7,7 @@ program's own code is looked at, not that of installed libraries.
 from __future__ import annotations
 
 import dis
+import functools
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -23,6 +24,7 @@ _STORES = dis.opmap["STORE_GLOBAL"]
 _STORES_CELL = dis.opmap["STORE_DEREF"]
 _MOST = 10_000  # members of a container that is copied
 _MANY = 2_000  # functions that are looked at
+_Cached = type(functools.cache(len))
 _NUMBERS = 1 << 18  # of a tensor or array that is copied
 
 
@@ -86,6 +88,8 @@ class Inside:
             for key in self.held.keys() - saved.keys():
                 del self.held[key]
             self.held.update(saved)
+        elif isinstance(self.held, list):
+            self.held[:] = saved
         else:
             self.held.clear()
             (self.held.update if isinstance(self.held, set) else self.held.extend)(saved)
@@ -122,19 +126,31 @@ class Surroundings:
         self.spots = _around(root)
         self.busy: list[Spot] = []  # those that forward passes were seen to change
         self._kept: list[tuple[Spot, Any]] = []
+        self._first: list[tuple[Spot, Any]] = []  # of the first micro-batch, where there is another
 
-    def begin(self, everything: bool) -> None:
-        """Take what is there before the first call of a step: all of it in some steps, else what is known to change."""
-        self._kept = taken(self.spots if everything else self.busy)
+    def begin(self, everything: bool, again: bool = False) -> None:
+        """Take what is there before the first call of a step, or of a further micro-batch in it: all of it in some steps, else what is known to change."""
+        self._first = (self._first or self._kept) if again else []
+        self._kept = taken(self.spots if everything and not again else self.busy)
 
     def learn(self) -> None:
         """A forward pass is over: note what it has changed."""
         self.busy += [spot for spot, saved in self._kept if spot not in self.busy and spot.differs(saved)]
         self._kept = [kept for kept in self._kept if kept[0] in self.busy]  # nothing else is held
 
-    def put_back(self) -> None:
-        """Put back what forward passes change."""
-        put(kept for kept in self._kept if kept[0] in self.busy)  # others were perhaps taken for a call that is not over
+    def put_back(self, alone: bool = True) -> None:
+        """Put back what forward passes change: to the beginning of the micro-batch, or of its whole step."""
+        kept = self._kept if alone or not self._first else self._first
+        put(k for k in kept if k[0] in self.busy)  # others were perhaps taken for a call that is not over
+
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Return the tensors among what forward passes change."""
+        return tensors_among(self.busy)
+
+
+def tensors_among(spots: Iterable[Spot]) -> tuple[torch.Tensor, ...]:
+    """Return the tensors whose numbers are kept."""
+    return tuple(spot.held for spot in spots if isinstance(spot, Values) and isinstance(spot.held, torch.Tensor))
 
 
 def taken(spots: Iterable[Spot]) -> list[tuple[Spot, Any]]:
@@ -200,10 +216,13 @@ class _Search:
             if own not in self._classes and _is_own(own.__module__):
                 self._classes.add(own)
                 for value in vars(own).values():
-                    self._function(getattr(value, "__func__", getattr(value, "fget", value)))
+                    if isinstance(value, staticmethod | classmethod):
+                        value = value.__func__
+                    self._function(value.fget if isinstance(value, property) else value)
 
     def _function(self, value: Any) -> None:
-        value = getattr(value, "__wrapped__", value)
+        if type(value) in (FunctionType, _Cached):  # any other object may do as it likes when it is asked for an attribute
+            value = getattr(value, "__wrapped__", value)
         if isinstance(value, FunctionType) and id(value) not in self._functions and len(self._functions) < _MANY and _is_own_code(value.__code__):
             self._functions[id(value)] = value
             self._todo.append(value)
@@ -241,7 +260,7 @@ class _Search:
                 self.meet(inner, depth - 1, direct)
         elif (direct and _is_tensor(value)) or _is_array(value):
             self.spots[id(value)] = Values(value)
-        elif hasattr(value, "__dict__") and _is_own(kind.__module__):
+        elif kind.__dictoffset__ and _is_own(kind.__module__):
             self.spots[id(value)] = Inside(vars(value))
             self.classes(kind)
             for inner in list(vars(value).values()):

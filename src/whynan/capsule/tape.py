@@ -311,10 +311,15 @@ class Tape:
 
     def maker_of(self, read: Slot | Inner | Outside) -> int:
         """Return the number of the entry that made what was read, also where it is taken as a plain value; 0 where none did."""
+        key = self.key_of(read)
+        return 0 if isinstance(key, int) else key.entry
+
+    def key_of(self, read: Slot | Inner | Outside) -> Slot | Inner | int:
+        """Tell tensors that were read apart: by what made them, else by their number."""
         if not isinstance(read, Outside):
-            return read.entry
+            return read
         made = self._slots.get(id(read.tensor))
-        return made.slot.entry if made is not None and made() is read.tensor else 0
+        return made.slot if made is not None and made() is read.tensor else id(read.tensor)
 
     def _living_in(self, memory: int) -> list[Outside]:
         for outside in self._unfiled:
@@ -380,6 +385,7 @@ class Tape:
     def prune(self) -> None:
         """Forget calls made without gradients whose results are gone: a validation loop must not hold on to its batches."""
         self._idle = self._held = 0
+        del self.cut[next((i for i, entry in enumerate(self.cut) if i >= IDLE or _is_large(entry)), len(self.cut)) :]  # from the end: they are counted
         keep: set[int] = set()
         read_later: set[int] = set()
         for number in reversed(self.entries):
@@ -538,6 +544,10 @@ def _unused(entry: Entry, read_later: set[int]) -> bool:
     if isinstance(target, Outside):
         return id(target.tensor) not in read_later  # who meets the tensor from now on takes it as it is
     return all(ref() is None for ref in entry.refs)
+
+
+def _is_large(entry: Entry) -> bool:
+    return any(isinstance(read, Outside) and bytes_of(read.tensor) > WRITE_LIMIT for read in entry.reads)
 
 
 def memory_of(tensor: torch.Tensor) -> int:
