@@ -82,10 +82,53 @@ def test_a_diagnosis_leaves_it_as_it_is(kind: str, box: Sandbox) -> None:
     assert done.incidents and done.out == box.plain(box.write(source, "plain.py")).out
 
 
-def test_a_dropped_step_has_not_moved_it(box: Sandbox) -> None:
+def test_a_counter_goes_on_with_a_dropped_step(box: Sandbox) -> None:
+    """Put back, a schedule or a cursor that is bad at one count would stay there until the budget ends."""
     done = box.watched(program("a global counter"))
     counts = [line.split()[2] for line in done.out.splitlines()]
-    assert counts[:5] == ["1", "2", "3", "3", "3"]  # the fourth call is bad each time: its step was never made
+    assert counts[:6] == ["1", "2", "3", "4", "5", "6"]
+
+
+SPOILT = {
+    "a number of the file": ("mean = 0.0", "global mean; mean = 0.9 * mean + 0.1 * x.mean().item()", "mean"),
+    "an object": ("class Scale:\n    mean = 0.0\nscale = Scale()", "scale.mean = 0.9 * scale.mean + 0.1 * x.mean()", "scale.mean"),
+    "an array": ("table = np.zeros(1)", "table[0] = 0.9 * table[0] + 0.1 * x.mean().item()", "table[0]"),
+    "a list": ("last = [0.0]", "last[0] = 0.9 * last[0] + 0.1 * x.mean().item()", "last[0]"),
+}
+
+
+@pytest.mark.parametrize("kind", SPOILT)
+def test_what_a_dropped_step_has_left_bad_is_put_back(kind: str, box: Sandbox) -> None:
+    """Every later step would read it."""
+    helpers, moved, shown = SPOILT[kind]
+    source = f"""
+import numpy as np, torch
+from torch import nn
+torch.manual_seed(0)
+{helpers}
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 1)
+    def forward(self, x):
+        {moved}
+        return self.linear(x) - float({shown})
+net = Net()
+opt = torch.optim.SGD(net.parameters(), 0.01)
+for i in range(8):
+    x = torch.rand(8, 4)
+    if i == 5:
+        if DROPS:
+            continue
+        x[0, 0] = float("nan")
+    opt.zero_grad()
+    net(x).square().mean().backward()
+    opt.step()
+print(float({shown}), net.linear.weight.tolist())
+"""
+    done = box.watched("DROPS = False" + source)
+    assert [i["step"] for i in done.incidents] == [5], done.err
+    assert done.out == box.plain(box.write("DROPS = True" + source)).out
 
 
 def test_an_iterator_that_replays_move_on_is_not_blamed_on_the_machine(box: Sandbox) -> None:

@@ -12,7 +12,7 @@ in place from the dropped step's forward pass are undone, or left out.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import CodeType, FrameType
 from typing import Any
 
@@ -48,8 +48,9 @@ _Known = tuple[torch.Tensor, int, _Key]  # a value that was read, its version, a
 class DroppedStep:
     """What a dropped step was made of, until the two steps after it are over."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, say: Callable[[], None]) -> None:
         self._tape = tape = recorder.tape
+        self._say = say  # that something of the program's own is put back
         self._first = tape.rolled
         self._where = _stack()
         self._age = 0  # steps since
@@ -75,7 +76,7 @@ class DroppedStep:
         self._passed.clear()
         return self._age < 2
 
-    def puts_back(self, site: Site | None, number: int, reads: Sequence[_Read], grad: bool) -> bool:
+    def puts_back(self, site: Site | None, number: int, reads: Sequence[_Read], grad: bool, args: Any) -> bool:
         """A call is about to be made: put back what it reads of the dropped step; return whether something was."""
         key = (id(site), grad)
         passed = self._passed[key] = self._passed.get(key, -1) + 1
@@ -84,7 +85,7 @@ class DroppedStep:
         self._next = self._next or (bool(reads) and not after)
         if after:
             self._history[number] = [self._tape.key_of(read) for read in reads], False
-        if after and poisoned:
+        if after and poisoned and not (isinstance(args[0], torch.Tensor) and _is_record(args, args[0])):
             self.made.add(number)
         done = False
         for place, read in enumerate(reads):
@@ -105,6 +106,7 @@ class DroppedStep:
         if not _put(tensor, known[0]):
             return False
         self._tape.forget(tensor)  # from here on a plain value
+        self._say()
         return True
 
     def _replaces(self, read: _Read, tensor: torch.Tensor, old: _Key) -> bool:
@@ -121,7 +123,7 @@ class DroppedStep:
             trained = trained or needs_grad
             seen.add(number)
             todo += {key.entry for key in keys if not isinstance(key, int)} - seen
-        return trained and bool(damage_of(tensor.detach()))
+        return trained and tensor.numel() > 1 and bool(damage_of(tensor.detach()))  # a single number is more often a loss that is kept for the log
 
     def _is_others(self, read: _Read, tensor: torch.Tensor) -> bool:
         """Whether a tensor lives in memory that was there before the dropped step: `x.to(state)` gives back `x` itself."""
@@ -133,7 +135,7 @@ class DroppedStep:
 
     def leaves_out(self, target: torch.Tensor, sources: Any) -> bool:
         """Whether a write is left out: of something of the dropped step, after its update, to something older; what was done to it for that write is undone."""
-        if self._next or self._age or (target.requires_grad and is_leaf(target)):
+        if self._next or self._age or (target.requires_grad and is_leaf(target)) or _is_record(sources, target):
             return False
         if not any(self._tape.maker_of(Outside(source, 0)) in self.made for source in tensors_of(sources) if source is not target):
             return False
@@ -151,7 +153,8 @@ class DroppedStep:
         """Undo what was written in place from the forward pass; weights and buffers are others' affair."""
         tape = self._tape
         writes = [entry for entry in tape if entry.kind == "write" and entry.number in self.made]
-        targets = {entry.number: target for entry in writes if (target := _target_tensor(entry, tape)) is not None}
+        found = {entry.number: (entry, target) for entry in writes if (target := _target_tensor(entry, tape)) is not None}
+        targets = {number: target for number, (entry, target) in found.items() if not _is_record(entry.args, target)}
         places = {memory_of(target) for target in targets.values()}
         state = {memory_of(t) for root in recorder.roots() for t in (*root.parameters(), *root.buffers())}
         for kept in tape.written(self._first):
@@ -161,6 +164,7 @@ class DroppedStep:
             if memory_of(tensor) in places:
                 _put(tensor, kept.saved)
                 tape.forget(tensor)
+                self._say()
         begun = {entry.number: slot for entry in writes if entry.number in targets and (slot := self._unwritten(entry)) is not None}
         values = _values_of(recorder, set(begun.values()))
         for number, slot in begun.items():
@@ -183,6 +187,13 @@ def _of_forward_pass(entries: Iterable[Entry]) -> set[int]:
         if entry.kind == "module" or entry.needs_grad or (found and entry.kind in ("grad", "clip")) or not found.isdisjoint(dependencies(entry)):
             found.add(entry.number)
     return found
+
+
+def _is_record(args: Any, target: torch.Tensor) -> bool:
+    """Whether a write sets one element of a tensor (`losses[step] = loss`): what the program writes down about its steps stays as it wrote it."""
+    index = args[1] if len(args) == 3 else None
+    places = (index,) if isinstance(index, int) else index if isinstance(index, tuple) else ()
+    return target.dim() > 0 and len(places) == target.dim() and all(isinstance(place, int) for place in places)
 
 
 def _values_read(recorder: Recorder, entries: list[Entry], made: set[int]) -> dict[_Place, _Known]:

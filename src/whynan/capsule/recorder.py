@@ -319,7 +319,7 @@ class Recorder(TorchFunctionMode):
         if self.tape.numbers and any(type(v) is float and v - v != 0 for v in (*args, *named.values())):
             reads = (*reads, *self.tape.numbers)
         dropped = self.tape.dropped
-        if dropped is not None and dropped.puts_back(site, self.tape.last + 1, reads, _is_grad_enabled()):
+        if dropped is not None and dropped.puts_back(site, self.tape.last + 1, reads, _is_grad_enabled(), args or (None,)):
             return self.note(kind, fn, args, kwargs, ours + 1)
         self.tape.last = number = self.tape.last + 1
         autocast = autocast_state() if _autocast_on() else ()

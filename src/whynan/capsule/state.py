@@ -199,7 +199,7 @@ class ModuleState:
         for item in self._held:
             item.restore()
         with torch.autograd._unsafe_preserve_version_counter(self.around.tensors()):  # type: ignore[attr-defined]
-            self.around.put_back(alone)
+            self.around.mend(alone)
 
     def leave(self) -> list[tuple[torch.nn.Module, str]]:
         """The program leaves a bad step: the next begins with the buffers that this one has damaged. Return whose they are, and their names."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import math
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -17,6 +18,7 @@ from typing import Any, Protocol
 import torch
 
 from whynan.capsule.sites import is_installed, is_internal
+from whynan.tripwire.values import damage_of
 
 _MISSING = object()
 _OF_MODULES = frozenset(torch.nn.Module().__dict__)  # buffers, parameters, hooks: looked after elsewhere
@@ -138,14 +140,33 @@ class Surroundings:
         self.busy += [spot for spot, saved in self._kept if spot not in self.busy and spot.differs(saved)]
         self._kept = [kept for kept in self._kept if kept[0] in self.busy]  # nothing else is held
 
-    def put_back(self, alone: bool = True) -> None:
-        """Put back what forward passes change: to the beginning of the micro-batch, or of its whole step."""
+    def put_back(self) -> None:
+        """Put back what forward passes change, for a replay of the step."""
+        put(kept for kept in self._kept if kept[0] in self.busy)  # others were perhaps taken for a call that is not over
+
+    def mend(self, alone: bool) -> None:
+        """Put back what the forward passes of a dropped step have left bad: to the beginning of the micro-batch, or of its whole step.
+
+        A counter, a cursor, a list of names has gone on, as everything else that the program does in Python.
+        """
         kept = self._kept if alone or not self._first else self._first
-        put(k for k in kept if k[0] in self.busy)  # others were perhaps taken for a call that is not over
+        put((spot, saved) for spot, saved in kept if spot in self.busy and _is_spoilt(spot.take()) and not _is_spoilt(saved))
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """Return the tensors among what forward passes change."""
         return tensors_among(self.busy)
+
+
+def _is_spoilt(value: Any, depth: int = 2) -> bool:
+    """Whether a value is, or holds, a number that is not finite."""
+    if isinstance(value, torch.Tensor):
+        return bool(damage_of(value.detach()))
+    if isinstance(value, float):
+        return not math.isfinite(value)
+    if _is_array(value):
+        return value.dtype.kind in "fc" and not bool((abs(value) < math.inf).all())
+    members = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple | set | deque) else ()
+    return depth > 0 and any(_is_spoilt(member, depth - 1) for member in list(members))
 
 
 def tensors_among(spots: Iterable[Spot]) -> tuple[torch.Tensor, ...]:

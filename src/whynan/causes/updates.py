@@ -11,7 +11,7 @@ from whynan.causes.fixes import Fix
 from whynan.records import Phase, Remedy, number
 
 if TYPE_CHECKING:
-    from whynan.trace.birth import View
+    from whynan.trace.birth import Birth
 
 _USUAL = {
     True: "a schedule that gives nan takes the root of a negative number, or divides 0 by 0",
@@ -63,11 +63,10 @@ def update_not_finite(scene: Scene) -> Finding | None:
     steps (WN605).
     """
     birth = scene.birth
-    if birth is not None and birth.view is not None and birth.phase is Phase.OPTIMIZER and (rate := _rate_by_hand(birth.view)) is not None:
-        before = ["weights and gradients are finite before the update"]
-        return Finding(f"the update is multiplied by {number(rate)}", before, [Fix(f"keep the step size finite: {_USUAL[math.isnan(rate)]}")])
-    if birth is None or not any(e.kind == "optimizer" for e in scene.program.entries):
+    if birth is None:
         return None
+    if not any(e.kind == "optimizer" for e in scene.program.entries):
+        return _by_hand(birth)
     if birth.leaf is not None or birth.error is not None:
         return None  # or: all of its numbers were finite when it raised
     view = birth.view
@@ -125,13 +124,16 @@ def _bad_rate(scene: Scene, rate: float, evidence: list[str]) -> Finding:
     return Finding(label, evidence, [Fix(f"keep the learning rate finite: {usual}")], proven=proven)
 
 
-def _rate_by_hand(view: View) -> float | None:
-    """Return the number that is not finite by which an update of the program's own was multiplied, in this operation or the one before."""
-    for op in (view, *view.parents()):
-        for value in op.op.scalars.values():
-            if isinstance(value, float) and not math.isfinite(value):
-                return value
-    return None
+def _by_hand(birth: Birth) -> Finding | None:
+    """An update of the program's own that was multiplied by a number which is not finite, in this operation or the one before."""
+    view = birth.view
+    if view is None or birth.phase is not Phase.OPTIMIZER:
+        return None
+    numbers = [value for op in (view, *view.parents()) for value in op.op.scalars.values() if isinstance(value, float) and not math.isfinite(value)]
+    if not numbers:
+        return None
+    fix = Fix(f"keep the step size finite: {_USUAL[math.isnan(numbers[0])]}")
+    return Finding(f"the update is multiplied by {number(numbers[0])}", ["weights and gradients are finite before the update"], [fix])
 
 
 class _With:

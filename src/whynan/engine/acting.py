@@ -130,9 +130,14 @@ class Acting:
     def _keep_carried(self) -> None:
         """Keep what the program carries in tensors of its own from what this step has made of it."""
         session = self.session
-        found = session.guarded(lambda: DroppedStep(session.recorder)) if not session.by_hand else None  # without optimizers nobody knows where a step begins
+        found = None if session.by_hand else session.guarded(lambda: DroppedStep(session.recorder, self._say_carried))  # else nobody knows where a step begins
         if found is not None and found.made:  # else another optimizer of a step that was dropped before
             session.recorder.tape.dropped = found
+
+    def _say_carried(self) -> None:
+        if "carried" not in self._said:
+            self._said.add("carried")
+            self.session.journal.say("whynan: tensors that the loop itself carries from step to step are put back with the dropped step")
 
     def _put_weights_back(self) -> None:
         """Undo what the forward pass itself did to weights that are bad now: set from the first batch, outside every module call."""
