@@ -391,7 +391,7 @@ class Recorder(TorchFunctionMode):
             state, looks = self._begin_state(module)
             entry = self.note("module", module, args, kwargs, ours=4)
             entry.rng = state.draws.take() if looks else take_rng()
-            if state.busy:
+            if state.busy or state.rebinding:
                 self._give(entry, state)
             if self.beside.generators.known:
                 entry.generators = self.beside.generators.take()
@@ -402,25 +402,25 @@ class Recorder(TorchFunctionMode):
         result = call(module, *args, **kwargs) if self.outputs is None or not self.outputs.listens else self.outputs.around(module, call, args, kwargs)
         self.failed = None
         self._add(entry, result)
-        if looks or state.busy:
+        if looks or state.busy or state.rebinding:
             self._ended(entry, state, looks)
         return result
 
     def _give(self, entry: Entry, state: ModuleState) -> None:
-        """Note what the loop has put into attributes of a module (the weights of a hypernetwork, fast weights): a replay puts it there before the call."""
+        """Note what the loop has put into a module (the weights of a hypernetwork, fast weights): a replay puts it there before the call."""
         reads: list[Slot | Inner | Outside]
-        for module, name, value, since in state.given():
+        for table, name, value, since in state.given():
             self._reads = reads = []
             kept = self._keep(value)
             if since or any(not isinstance(read, Outside) and read.entry > self.tape.rolled for read in reads):
-                entry.given = (*entry.given, (module, name, kept))
+                entry.given = (*entry.given, (table, name, kept))
                 entry.reads = (*entry.reads, *reads)
 
     def _ended(self, entry: Entry, state: ModuleState, looks: bool) -> None:
         try:
             if looks:
                 state.ended(entry.rng)
-            if state.busy:
+            if state.busy or state.rebinding:
                 state.called()
         except Exception as error:
             self.faulty(error)

@@ -95,7 +95,7 @@ class Entry:
     wanted: set[tuple[int, int]] | frozenset[tuple[int, int]] = frozenset()  # of the tensors born inside, those that are picked up elsewhere
     left: dict[Inner, tuple[torch.nn.Module, str]] | None = None  # of those, the ones that stand in an attribute of a module
     error: str = ""
-    given: tuple[tuple[torch.nn.Module, str, Any], ...] = ()  # attributes of the called module that the loop has set
+    given: tuple[tuple[dict[str, Any], str, Any], ...] = ()  # attributes and parameters of the called module that the loop has set
     within: Within | None = None  # made by a hook of a module, inside another call
     caller: Site | None = None  # the line of the program that called the library which made this call
 
