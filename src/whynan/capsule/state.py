@@ -48,6 +48,7 @@ class ModuleState:
         self._left: dict[int, dict[str, Any]] = {}  # those and others as the last call in this step has left them
         self.calls = 0
         self._still = False  # until the next look nothing of it has to be copied: it has no buffers, and its attributes do not change
+        self.open = False  # what it does is recorded, and not its call
         self.begun = False  # called in the step in progress, and not put back
         self._outdated = False  # put back without a move of the version counters, perhaps to before its own beginning: the copies say nothing
         self._rewound = False  # whether attributes change cannot be learned from a step that was taken back
@@ -95,7 +96,7 @@ class ModuleState:
             self._resnapshot()
 
     def given(self) -> Iterator[tuple[dict[str, Any], str, Any, bool]]:
-        """Yield what a loop may have set before a call, with the table it stands in: what holds tensors, and all that is other since the last call of this step."""
+        """Yield what a loop may have set before a call, with its table: what holds tensors, and all that is other since the last call of this step."""
         for table, exchanged in self._tables():
             left = self._left.get(id(table))
             for name, value in list(table.items()):
