@@ -167,9 +167,10 @@ for s in range(8):
 """
 
 
-def test_a_model_that_gets_results_of_the_step_from_a_global_is_followed_inside(box: Sandbox) -> None:
-    """Its call alone cannot be made again once the global is empty."""
-    (incident,) = box.watched(STYLED).incidents
+@pytest.mark.parametrize("around", ["", "with torch.device('cpu'): "])
+def test_a_model_that_gets_results_of_the_step_from_a_global_is_followed_inside(around: str, box: Sandbox) -> None:
+    """Its call alone cannot be made again once the global is empty; a mode of the user's may stand above ours."""
+    (incident,) = box.watched(STYLED.replace("loss = net(x)", around + "loss = net(x)")).incidents
     assert (incident["step"], incident["cause"]["code"], incident["remedies"][0]["result"]) == (5, "WN501", "proven")
     assert incident["origin"]["exact"] and incident["origin"]["code"].startswith("return torch.sqrt(")
 

@@ -395,7 +395,7 @@ class Recorder(TorchFunctionMode):
             if not state.open:
                 entry = self.note("module", module, args, kwargs, ours=4)
                 entry.rng = state.draws.take() if looks else take_rng()
-                if state.busy or state.rebinding:
+                if state.tables:
                     self._give(entry, state)
                 if self.beside.generators.known:
                     entry.generators = self.beside.generators.take()
@@ -408,19 +408,21 @@ class Recorder(TorchFunctionMode):
         result = call(module, *args, **kwargs) if self.outputs is None or not self.outputs.listens else self.outputs.around(module, call, args, kwargs)
         self.failed = None
         self._add(entry, result)
-        if looks or state.busy or state.rebinding:
+        if looks or state.tables:
             self._ended(entry, state, looks)
         return result
 
     def _opened(self, call: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run a module with recording on: its call alone, without what stands around it, cannot be made again."""
         outer, self.inside = self.inside, 0
+        below = any(_at(i) is self for i in range(modes()))  # a mode of the user's stands above
         try:
-            _push(self)
+            if not below:
+                _push(self)
             return call(module, *args, **kwargs)
         finally:
             self.inside = outer
-            if self.running and (top := _pop()) is not self:  # else `stop` took it off
+            if not below and self.running and (top := _pop()) is not self:  # else `stop` took it off
                 _push(top)
 
     def _open(self, module: torch.nn.Module) -> None:
@@ -446,7 +448,7 @@ class Recorder(TorchFunctionMode):
             if state.draws.calls < 4:
                 entry.apart = None
                 self.tape.stands_apart(entry, [made for ref in entry.refs if (made := ref()) is not None])
-            if state.busy or state.rebinding:
+            if state.tables:
                 state.called()
         except Exception as error:
             self.faulty(error)

@@ -41,11 +41,12 @@ class ModuleState:
         self._holders: list[torch.nn.Module] = []
         self._held: list[Mutable] = []
         self._parameters: Kept = []
-        self.rebinding: list[torch.nn.Module] = []  # those whose parameters are exchanged for others
+        self._rebinding: list[torch.nn.Module] = []  # those whose parameters are exchanged for others
         self._modules = own_modules(root)
         self.busy = self._modules  # those whose attributes change
-        self._set: set[int] = set()  # tables in which the loop sets something between two calls of a step
-        self._left: dict[int, dict[str, Any]] = {}  # those and others as the last call in this step has left them
+        self.tables: list[tuple[dict[str, Any], bool]] = []  # where a loop may set something: attributes, and parameters, of which a plain tensor is foreign
+        self._set: set[int] = set()  # those in which it does between two calls of a step
+        self._left: dict[int, dict[str, Any]] = {}  # all as the last call in this step has left them
         self.calls = 0
         self._still = False  # until the next look nothing of it has to be copied: it has no buffers, and its attributes do not change
         self.open = False  # what it does is recorded, and not its call
@@ -75,9 +76,11 @@ class ModuleState:
             self._first = copies, self._homes, self._attributes, self._parameters
         self._copy_attributes()
         self._copy_parameters()
+        if self.calls % 64 < 5:  # in others it stays the same
+            self.tables = [(vars(m), False) for m in self.busy] + [(m._parameters, True) for m, _ in self._parameters]
         if not again:
             self.around.begin(everything=self.calls < 5 or self.calls % 64 == 1)
-        self._still = not (self._copies or self.busy or self._holders or self.rebinding or self.around.busy or again)
+        self._still = not (self._copies or self.busy or self._holders or self._rebinding or self.around.busy or again)
         if not self._copies:
             return
         self._learn_silent()
@@ -97,7 +100,7 @@ class ModuleState:
 
     def given(self) -> Iterator[tuple[dict[str, Any], str, Any, bool]]:
         """Yield what a loop may have set before a call, with its table: what holds tensors, and all that is other since the last call of this step."""
-        for table, exchanged in self._tables():
+        for table, exchanged in self.tables:
             left = self._left.get(id(table))
             for name, value in list(table.items()):
                 if name in _BASE_KEYS:
@@ -111,11 +114,7 @@ class ModuleState:
 
     def called(self) -> None:
         """A call is over: what is set from here on is set by the loop."""
-        self._left = {id(table): {k: _mark(v) for k, v in table.items() if k not in _BASE_KEYS} for table, _ in self._tables()}
-
-    def _tables(self) -> list[tuple[dict[str, Any], bool]]:
-        """Return where a loop may set something: attributes, and parameters, of which a plain tensor is not the module's own (a step of a meta-optimizer)."""
-        return [(vars(m), False) for m in self.busy] + [(m._parameters, True) for m, _ in self._parameters]
+        self._left = {id(table): {k: _mark(v) for k, v in table.items() if k not in _BASE_KEYS} for table, _ in self.tables}
 
     def ended(self, before: Rng) -> None:
         """A call is over before which everything was taken: note what it draws from and changes outside torch."""
@@ -134,8 +133,8 @@ class ModuleState:
         """Keep which parameters stand where, in modules where new ones are put in place (a codebook that is averaged, fast weights); as for attributes."""
         turn = self.calls % 64
         if turn == 3:
-            self.rebinding = [m for m, kept in self._parameters if id(m._parameters) in self._set or _differs(m._parameters, kept)]
-        modules = self._modules if turn in (1, 2) else self.rebinding
+            self._rebinding = [m for m, kept in self._parameters if id(m._parameters) in self._set or _differs(m._parameters, kept)]
+        modules = self._modules if turn in (1, 2) else self._rebinding
         self._parameters = [(m, dict(m._parameters)) for m in modules if isinstance(m._parameters, dict)]  # a scripted module has none of its own
 
     def _root_of(self) -> torch.nn.Module:
