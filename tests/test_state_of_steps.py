@@ -540,10 +540,35 @@ for s in range(8):
     loss.backward()
     opt.step()
 """
+EXCHANGED = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(4, 3))
+    def forward(self, x):
+        return torch.sqrt((x @ self.w).pow(2).sum(-1))
+net, scale = Net(), nn.Parameter(torch.ones(4))
+first = net.w{copy}
+opt = torch.optim.Adam([scale], 1e-2)
+for s in range(8):
+    x, y = torch.randn(5, 4), torch.randn(5, 4)
+    if s == 5:
+        y[2] = 0
+    net._parameters["w"] = first
+    for turn in range(2):
+        (g,) = torch.autograd.grad(net(x * scale).mean(), net.w, create_graph=True)
+        net._parameters["w"] = net.w - 0.1 * g
+    loss = net(y * scale).mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
 GIVEN = {
     "the weights of a hypernetwork": (HYPER, "WN101"),
     "fast weights": (FAST.format(empty="None", read="self.w if self.fast is None else self.fast", write="net.fast = net.w - 0.1 * g"), "WN501"),
     "fast weights in a list": (FAST.format(empty="[]", read="self.fast[-1] if self.fast else self.w", write="net.fast.append(net.w - 0.1 * g)"), "WN501"),
+    "parameters that are exchanged": (EXCHANGED.format(copy=""), "WN501"),
+    "parameters that begin as copies": (EXCHANGED.format(copy=".clone()"), "WN501"),
 }
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from conftest import Sandbox
+
+import whynan
 
 PROGRAM = """
 import collections, itertools, random
@@ -136,3 +139,120 @@ def test_an_iterator_that_replays_move_on_is_not_blamed_on_the_machine(box: Sand
     parts = {"helpers": "", "before": "pass", "made": "self.scales = itertools.cycle([1.0, 0.7, 0.5, 0.0, 0.9])", "value": "next(self.scales)", "shown": "0"}
     first = box.watched(PROGRAM.format(**parts)).incidents[0]
     assert first["cause"]["code"] == "WN901" and "such as an iterator" in str(first["cause"]["evidence"])
+
+
+STYLED = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+style = {}
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout(0.2))
+    def forward(self, x):
+        h = self.layers(x) * style["now"]
+        return torch.sqrt(h.pow(2).sum(-1))
+net, mapper = Net(), nn.Linear(2, 3, bias=False)
+opt = torch.optim.Adam([*net.parameters(), *mapper.parameters()], 1e-2)
+for s in range(8):
+    x, z = torch.randn(5, 4), torch.randn(2)
+    style["now"] = mapper(z * (s != 5))
+    loss = net(x).mean()
+    style.clear()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+    print(s, loss.item(), *(v.double().sum().item() for v in net.state_dict().values()))
+"""
+HANDLED = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+handlers = []
+class Handler:
+    def __init__(self, **values):
+        self.values, self.seen = values, {{}}
+    def __enter__(self):
+        handlers.append(self)
+        return self
+    def __exit__(self, *_):
+        handlers.remove(self)
+def sample(name, value):
+    for handler in handlers:
+        value = handler.seen[name] = handler.values.get(name, value)
+    return value
+class Model(nn.Module):
+    def forward(self, x):
+        sample("rate", torch.relu(x @ sample("w", torch.rand(3))))
+class Guide(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.place = nn.Parameter(torch.full((3,), 0.5))
+    def forward(self):
+        sample("w", self.place + 0.01 * torch.randn(3))
+model, guide = Model(), Guide()
+opt = torch.optim.Adam(guide.parameters(), 1e-2)
+for s in range(8):
+    x = torch.rand(5, 3) + 0.1
+    if s == {bad}:
+        x[2] = -1
+    with Handler() as drawn:
+        guide()
+    with Handler(**drawn.seen) as replayed:
+        model(x)
+    rate = replayed.seen["rate"]
+    loss = (rate - torch.log(rate)).mean()  # the log
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+    print(s, loss.item())
+"""
+
+
+@pytest.mark.parametrize("around", ["", "with torch.device('cpu'): "])
+def test_a_model_that_gets_results_of_the_step_from_a_global_is_followed_inside(around: str, box: Sandbox) -> None:
+    """Its call alone cannot be made again once the global is empty; a mode of the user's may stand above ours."""
+    (incident,) = box.watched(STYLED.replace("loss = net(x)", around + "loss = net(x)")).incidents
+    assert (incident["step"], incident["cause"]["code"], incident["remedies"][0]["result"]) == (5, "WN501", "proven")
+    assert incident["origin"]["exact"] and incident["origin"]["code"].startswith("return torch.sqrt(")
+
+
+@pytest.mark.parametrize("bad", [0, 5])
+def test_values_that_handlers_around_a_call_give_and_take_are_found(bad: int, box: Sandbox) -> None:
+    """A replay without the handlers drew a value of its own. In the first step the model's part is taken as it is, and that is said."""
+    first = box.watched(HANDLED.format(bad=bad)).incidents[0]
+    assert (first["step"], first["cause"]["code"], first["origin"]["exact"]) == (bad, "WN101", bad > 0)
+    assert first["origin"]["code"].endswith("# the log")
+
+
+@pytest.mark.parametrize("source", [STYLED, HANDLED.format(bad=9)])
+def test_a_model_that_is_followed_inside_trains_as_it_would(source: str, box: Sandbox) -> None:
+    done = box.watched(source, "--policy", "observe")
+    assert done.out == box.plain(box.write(source, "plain.py")).out
+
+
+def test_models_that_get_all_by_arguments_and_attributes_run_unseen() -> None:
+    """What a call left in an attribute is there for the next one in a replay too."""
+
+    class Leaky(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.potential = torch.nn.Linear(3, 3), torch.zeros(3)
+
+        def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+            self.potential = 0.9 * self.potential + self.linear(batch["x"])
+            return self.potential.tanh()
+
+    cell, head = Leaky(), torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD([*cell.parameters(), *head.parameters()], 0.1)
+    with whynan.watch(cell, optimizer, files=False) as watch:
+        for _ in range(3):
+            cell.potential = torch.zeros(3)
+            outputs = [cell({"x": x * 2}) for x in torch.randn(4, 2, 3)]
+            loss = sum((head(out).square().mean() for out in outputs), torch.zeros(()))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        states = watch._guard.recorder.states.values()
+        assert len(states) == 2 and not any(state.open for _, state in states)

@@ -289,6 +289,38 @@ for s in range(6):
     assert "could not be left out" in incident["cause"]["evidence"][-1]
 
 
+CARRIED_ALONG = {
+    "a Jacobian": ("torch.sqrt((x ** 2).sum())", "torch.func.vmap(lambda p: torch.func.jacfwd(u)(p).sum())(points)", "WN501"),
+    "a directional derivative": ("(x ** 2).sum() ** 0.5", "torch.stack([torch.func.jvp(u, (p,), (torch.ones(2),))[1] for p in points])", "WN501"),
+    "a Hessian": ("torch.sqrt((x ** 2).sum())", "torch.func.vmap(lambda p: torch.func.hessian(u)(p).trace())(points)", "WN501"),
+    "a quotient of its own": ("(x / torch.sqrt((x ** 2).sum())).sum()", "torch.func.vmap(lambda p: torch.func.jacfwd(u)(p).sum())(points)", "WN104"),
+}
+
+
+@pytest.mark.parametrize("kind", CARRIED_ALONG)
+def test_derivatives_that_forward_mode_carries_along_are_told_as_such(kind: str, box: Sandbox) -> None:
+    """The tangent of sqrt is a division inside its call, which nobody wrote; one that the program writes is one."""
+    radius, derived, code = CARRIED_ALONG[kind]
+    done = box.watched(f"""{HEAD}
+net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
+opt = torch.optim.Adam(net.parameters(), 1e-3)
+def u(x):
+    radius = {radius}
+    return (net(x) * radius).squeeze()
+for s in range(5):
+    points = torch.rand(6, 2) + 0.1
+    points[2] *= s != 3
+    loss = ({derived} - 1).square().mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""")
+    (incident,) = done.incidents
+    assert (incident["step"], incident["cause"]["code"], incident["remedies"][0]["result"]) == (3, code, "proven"), done.err
+    assert incident["origin"]["code"] == f"radius = {radius}"
+    assert incident["origin"]["phase"] == ("backward" if code == "WN501" else "loss")
+
+
 def test_a_stop_over_damaged_weights_does_not_call_them_sound(box: Sandbox) -> None:
     """The program itself brought the bad values in."""
     done = box.watched(f"""{HEAD}

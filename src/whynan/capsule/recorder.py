@@ -42,6 +42,7 @@ FORGET = 64  # steps after which a module that is not called any more is let go
 _PLAIN = frozenset({int, float, bool, str, type(None)})
 _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 _EMPTY = frozenset({torch.empty, torch.empty_like, torch.Tensor.new_empty})
+_CLOSED = ("torch.nn.parallel", "torch.distributed", "torch._dynamo", "torch.jit")  # classes whose calls do more than compute
 _JOINS = frozenset({torch.cat, torch.stack, torch.concat, torch.vstack, torch.hstack, torch.Tensor.clone, torch.Tensor.to})
 
 
@@ -133,6 +134,7 @@ class Recorder(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.tape = Tape()
+        self.tape.seen_apart = self._open
         self.states: dict[int, tuple[torch.nn.Module, ModuleState]] = {}
         self.thread = get_ident()
         self.running = False
@@ -389,38 +391,64 @@ class Recorder(TorchFunctionMode):
             if self.before_draw and _is_grad_enabled():  # not for a validation between update and scheduler
                 self.draw()
             state, looks = self._begin_state(module)
-            entry = self.note("module", module, args, kwargs, ours=4)
-            entry.rng = state.draws.take() if looks else take_rng()
-            if state.busy:
-                self._give(entry, state)
-            if self.beside.generators.known:
-                entry.generators = self.beside.generators.take()
+            entry = None
+            if not state.open:
+                entry = self.note("module", module, args, kwargs, ours=4)
+                entry.rng = state.draws.take() if looks else take_rng()
+                if state.tables:
+                    self._give(entry, state)
+                if self.beside.generators.known:
+                    entry.generators = self.beside.generators.take()
         except Exception as error:
             self.faulty(error)
             return call(module, *args, **kwargs)
+        if entry is None:
+            return self._opened(call, module, args, kwargs)
         self.failed = entry
         result = call(module, *args, **kwargs) if self.outputs is None or not self.outputs.listens else self.outputs.around(module, call, args, kwargs)
         self.failed = None
         self._add(entry, result)
-        if looks or state.busy:
+        if looks or state.tables:
             self._ended(entry, state, looks)
         return result
 
+    def _opened(self, call: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run a module with recording on: its call alone, without what stands around it, cannot be made again."""
+        outer, self.inside = self.inside, 0
+        below = any(_at(i) is self for i in range(modes()))  # a mode of the user's stands above
+        try:
+            if not below:
+                _push(self)
+            return call(module, *args, **kwargs)
+        finally:
+            self.inside = outer
+            if not below and self.running and (top := _pop()) is not self:  # else `stop` took it off
+                _push(top)
+
+    def _open(self, module: torch.nn.Module) -> None:
+        """Have a module run with recording on from its next call on, where that can be."""
+        known = self.states.get(id(module))
+        if known is not None and not any(cls.__module__.startswith(_CLOSED) for cls in type(module).__mro__):
+            known[1].open = module._compiled_call_impl is None
+
     def _give(self, entry: Entry, state: ModuleState) -> None:
-        """Note what the loop has put into attributes of a module (the weights of a hypernetwork, fast weights): a replay puts it there before the call."""
+        """Note what the loop has put into a module (the weights of a hypernetwork, fast weights): a replay puts it there before the call."""
         reads: list[Slot | Inner | Outside]
-        for module, name, value, since in state.given():
+        for table, name, value, since in state.given():
             self._reads = reads = []
             kept = self._keep(value)
             if since or any(not isinstance(read, Outside) and read.entry > self.tape.rolled for read in reads):
-                entry.given = (*entry.given, (module, name, kept))
+                entry.given = (*entry.given, (table, name, kept))
                 entry.reads = (*entry.reads, *reads)
 
     def _ended(self, entry: Entry, state: ModuleState, looks: bool) -> None:
         try:
             if looks:
                 state.ended(entry.rng)
-            if state.busy:
+            if state.draws.calls < 4:
+                entry.apart = None
+                self.tape.stands_apart(entry, [made for ref in entry.refs if (made := ref()) is not None])
+            if state.tables:
                 state.called()
         except Exception as error:
             self.faulty(error)

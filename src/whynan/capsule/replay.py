@@ -236,8 +236,8 @@ class Program:
         get = functools.partial(_value, run)
         args = [get(a) for a in entry.args]
         kwargs = {k: get(v) for k, v in entry.kwargs.items()}
-        for module, name, kept in entry.given:
-            module.__dict__[name] = get(kept)
+        for table, name, kept in entry.given:
+            table[name] = get(kept)
         if entry.kind in ("backward", "derivative"):
             given = args[0] if args else kwargs.get("tensors", kwargs.get("outputs"))
             run.losses.extend(t for t in tensors_of(given) if t.requires_grad or self.without_graph)

@@ -42,13 +42,15 @@ class ModuleState:
         self._holders: list[torch.nn.Module] = []
         self._held: list[Mutable] = []
         self._parameters: Kept = []
-        self._rebinding: list[torch.nn.Module] = []
+        self._rebinding: list[torch.nn.Module] = []  # those whose parameters are exchanged for others
         self._modules = own_modules(root)
         self.busy = self._modules  # those whose attributes change
-        self._set: set[int] = set()  # whose attributes the loop sets between two calls of a step
-        self._left: dict[int, dict[str, Any]] = {}  # their attributes as the last call in this step has left them
+        self.tables: list[tuple[dict[str, Any], bool]] = []  # where a loop may set something: attributes, and parameters, of which a plain tensor is foreign
+        self._set: set[int] = set()  # those in which it does between two calls of a step
+        self._left: dict[int, dict[str, Any]] = {}  # all as the last call in this step has left them
         self.calls = 0
         self._still = False  # until the next look nothing of it has to be copied: it has no buffers, and its attributes do not change
+        self.open = False  # what it does is recorded, and not its call
         self.begun = False  # called in the step in progress, and not put back
         self._outdated = False  # put back without a move of the version counters, perhaps to before its own beginning: the copies say nothing
         self._rewound = False  # whether attributes change cannot be learned from a step that was taken back
@@ -75,6 +77,8 @@ class ModuleState:
             self._first = copies, self._homes, self._attributes, self._parameters
         self._copy_attributes()
         self._copy_parameters()
+        if self.calls % 64 < 5:  # in others it stays the same
+            self.tables = [(vars(m), False) for m in self.busy] + [(m._parameters, True) for m, _ in self._parameters]
         self.around.begin(everything=self.calls < 5 or self.calls % 64 == 1, again=again)
         self._still = not (self._copies or self.busy or self._holders or self._rebinding or self.around.busy or again)
         if not self._copies:
@@ -94,23 +98,23 @@ class ModuleState:
         if any(m._buffers.get(name) is not buffer for m, name, buffer in self._homes):
             self._resnapshot()
 
-    def given(self) -> Iterator[tuple[torch.nn.Module, str, Any, bool]]:
-        """Yield the attributes that a loop may have set before a call: those that hold tensors, and all that are others since the last call of this step."""
-        for module in self.busy:
-            left = self._left.get(id(module))
-            for name, value in list(vars(module).items()):
+    def given(self) -> Iterator[tuple[dict[str, Any], str, Any, bool]]:
+        """Yield what a loop may have set before a call, with its table: what holds tensors, and all that is other since the last call of this step."""
+        for table, exchanged in self.tables:
+            left = self._left.get(id(table))
+            for name, value in list(table.items()):
                 if name in _BASE_KEYS:
                     continue
                 if left is None:
                     if type(value) in _MAY_HOLD and _is_small(value):
-                        yield module, name, value, False
+                        yield table, name, value, exchanged
                 elif left.get(name) != _mark(value) and _is_small(value):
-                    self._set.add(id(module))
-                    yield module, name, value, True
+                    self._set.add(id(table))
+                    yield table, name, value, True
 
     def called(self) -> None:
         """A call is over: what is set from here on is set by the loop."""
-        self._left = {id(module): {k: _mark(v) for k, v in vars(module).items() if k not in _BASE_KEYS} for module in self.busy}
+        self._left = {id(table): {k: _mark(v) for k, v in table.items() if k not in _BASE_KEYS} for table, _ in self.tables}
 
     def ended(self, before: Rng) -> None:
         """A call is over before which everything was taken: note what it draws from and changes outside torch."""
@@ -126,10 +130,10 @@ class ModuleState:
                 self._silent.add(key)
 
     def _copy_parameters(self) -> None:
-        """Keep which parameters stand where, in modules whose forward pass puts new ones in place (a codebook that is averaged); as for attributes."""
+        """Keep which parameters stand where, in modules where new ones are put in place (a codebook that is averaged, fast weights); as for attributes."""
         turn = self.calls % 64
         if turn == 3:
-            self._rebinding = [m for m, kept in self._parameters if any(m._parameters.get(name) is not p for name, p in kept.items())]
+            self._rebinding = [m for m, kept in self._parameters if id(m._parameters) in self._set or _differs(m._parameters, kept)]
         modules = self._modules if turn in (1, 2) else self._rebinding
         self._parameters = [(m, dict(m._parameters)) for m in modules if isinstance(m._parameters, dict)]  # a scripted module has none of its own
 
@@ -152,7 +156,7 @@ class ModuleState:
         # after a few steps only the submodules that were seen to change an attribute are copied
         if self.calls % 64 == 4 and not self._rewound:
             before = self._attributes
-            changing = [m for m, old in before if id(m) in self._set or _differs(m.__dict__, old)]
+            changing = [m for m, old in before if id(vars(m)) in self._set or _differs(m.__dict__, old)]
             self.busy = changing if len(before) == len(self._modules) else self.busy
         elif self.calls % 64 == 2:
             self.busy, self._rewound = self._modules, False

@@ -95,7 +95,8 @@ class Entry:
     wanted: set[tuple[int, int]] | frozenset[tuple[int, int]] = frozenset()  # of the tensors born inside, those that are picked up elsewhere
     left: dict[Inner, tuple[torch.nn.Module, str]] | None = None  # of those, the ones that stand in an attribute of a module
     error: str = ""
-    given: tuple[tuple[torch.nn.Module, str, Any], ...] = ()  # attributes of the called module that the loop has set
+    apart: bool | None = False  # computes with results of the step that were not handed to it; None where that is to be asked
+    given: tuple[tuple[dict[str, Any], str, Any], ...] = ()  # attributes and parameters of the called module that the loop has set
     within: Within | None = None  # made by a hook of a module, inside another call
     caller: Site | None = None  # the line of the program that called the library which made this call
 
@@ -191,6 +192,7 @@ class Tape:
         self.carries = False  # the program has computed with something that the step before had made
         self.dropped: Carried | None = None  # the step before this one, where it was dropped
         self.numbers: list[Slot] = []  # the calls of this step that read a bad number out of a tensor
+        self.seen_apart: Callable[[torch.nn.Module], None] = lambda module: None
         self._unfiled: list[Outside] = []  # not in `_memory` yet: it is asked for only when something is written
 
     def __iter__(self) -> Iterator[Entry]:
@@ -331,12 +333,29 @@ class Tape:
         number = tensor.grad_fn._sequence_nr()  # type: ignore[union-attr]
         for entry in self.entries.values():
             if entry.first_node <= number < entry.last_node:
+                home = self._home_of(tensor, entry.fn) if isinstance(entry.fn, torch.nn.Module) else None
+                if home is None and self.stands_apart(entry, [tensor]):
+                    return None
                 inner = Inner(entry.number, number - entry.first_node, tensor.output_nr)
                 entry.wanted = entry.wanted | {(inner.offset, inner.output_nr)}
-                if isinstance(entry.fn, torch.nn.Module) and (home := self._home_of(tensor, entry.fn)) is not None:
+                if home is not None:
                     entry.left = {**(entry.left or {}), inner: home}
                 return inner
         return None
+
+    def stands_apart(self, entry: Entry, made: Iterable[torch.Tensor]) -> bool:
+        """Whether what a module call made goes back to calls of this step whose results it got by no argument: by a global, or a handler around it.
+
+        A replay may not find them there any more. What others pick up from inside such a call is taken as it is.
+        """
+        if entry.apart is None:
+            known = {entry.number, *dependencies(entry)}
+            others = [e for e in self.entries.values() if e.number > self.rolled and e.number not in known]
+            handed = {node_of(t) for read in entry.reads if isinstance(read, Slot) and (t := self.alive(read)) is not None}
+            if any(e.first_node <= n < e.last_node and not _share(e.fn, entry.fn) for n in _behind(entry, made, handed) for e in others):
+                entry.apart = True
+                self.seen_apart(entry.fn)  # type: ignore[arg-type]
+        return entry.apart is True
 
     def _home_of(self, tensor: torch.Tensor, root: torch.nn.Module) -> tuple[torch.nn.Module, str] | None:
         """Return the module and the attribute that a forward pass left a tensor in: where it was the last time, or anywhere below a root."""
@@ -523,6 +542,26 @@ def is_leaf(tensor: torch.Tensor) -> bool:
         return tensor.is_leaf
     except RuntimeError:
         return False
+
+
+def _behind(entry: Entry, made: Iterable[torch.Tensor], handed: set[Any]) -> Iterator[int]:
+    """Yield the numbers of the autograd nodes from before a call that its results go back to, but for those `handed` to it."""
+    seen = {None, *handed}  # holds them: the same node would come back as another object
+    todo = [node_of(tensor) for tensor in made]
+    while todo:
+        node = todo.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node._sequence_nr() < entry.first_node:
+            yield node._sequence_nr()
+        else:
+            todo += [before for before, _ in node.next_functions]
+
+
+def _share(one: object, other: object) -> bool:
+    """Whether two calls are of models with parts in common: what the one leaves in attributes the other finds, also in a replay."""
+    return isinstance(one, torch.nn.Module) and isinstance(other, torch.nn.Module) and not set(one.modules()).isdisjoint(other.modules())
 
 
 def _alive(refs: Sequence[Made]) -> bool:

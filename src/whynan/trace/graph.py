@@ -71,8 +71,8 @@ class Op:
     scalars: dict[str, Any]
     site: Site | None
     module: str
-    backward: bool
-    node: int  # backward: number of the autograd node that runs; forward: of the node it made, or -1
+    backward: bool  # autograd's own: of the way back, or a tangent
+    node: int  # backward: number of the autograd node that runs; forward: of the node it made, or -1; below that for a tangent
     call: str  # the Python-level function it ran under (`torch.nn.functional.normalize`)
     entry: int
     kind: str  # kind of the tape entry
@@ -84,6 +84,11 @@ class Op:
     damage: Damage = CLEAN
     colour: Colour = Colour.CLEAN
     error: BaseException | None = None
+
+    @property
+    def tangent(self) -> bool:
+        """Whether it belongs to a derivative that forward mode carries along with the values (`jacfwd`)."""
+        return self.node < -1
 
 
 @dataclass(slots=True)

@@ -124,7 +124,7 @@ def infinities_behind(birth: Birth) -> list[Leaf]:
 
 def _inner_loss(graph: Graph) -> list[int]:
     """Return the loss that `torch.func.grad` keeps to itself, if it is bad: the number that was made last before the way back began."""
-    turn = next((op.index for op in graph.ops if op.backward), 0)
+    turn = next((op.index for op in graph.ops if op.backward and not op.tangent), 0)
     last = next((op for op in reversed(graph.ops[:turn]) if op.shape == () and "ones_like" not in op.name), None)
     return [last.index] if last is not None and last.colour is Colour.DAMAGE else []
 
@@ -306,7 +306,7 @@ def _of_a_gradient(graph: Graph, op: Op) -> bool:
     todo, seen = [op], {op.index}
     while todo:
         makers = [graph.ops[s.maker] for s in todo.pop().sources if s.maker >= 0 and s.maker not in seen]
-        if any(made.backward or made.kind == "grad" for made in makers):
+        if any((made.backward and not made.tangent) or made.kind == "grad" for made in makers):
             return True
         seen.update(made.index for made in makers)
         todo += [made for made in makers if made.node < 0]

@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
 from whynan.capsule.replay import Enough, call_entry
@@ -34,6 +35,7 @@ Layout = tuple[Any, ...]  # offset, shape and strides
 _NAN = Damage(nan=True)
 _node_number = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 _FLOOR = call_entry.__code__
+_OF_TANGENTS = -2  # minus the operation whose derivative is carried along: the number of a node that autograd does not have
 
 _UNWRITTEN = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "empty_permuted")
 _FILLS = (
@@ -245,6 +247,7 @@ class Tracer(ReplayMode):
         with torch._C.DisableTorchFunction():
             sources, scalars = self._arguments(func, args, kwargs, site)
         made = number - 1 if number > self._last_node else -1
+        tangent = not backward and self._is_tangent(func, index)
         op = Op(
             index=index,
             name=_text_of(func),
@@ -252,11 +255,11 @@ class Tracer(ReplayMode):
             scalars=scalars,
             site=site or (self.entry.site if self.entry else None),
             module=self.modules[-1].strip("\0") if self.modules else "",
-            live=site is not None,
+            live=site is not None and not tangent,
             scripted=self.scripted > 0,
             in_module=bool(self.modules) and self.modules[0] != "\0",
-            backward=backward,
-            node=node._sequence_nr() if backward and node is not None else made,
+            backward=backward or tangent,
+            node=node._sequence_nr() if backward and node is not None else _OF_TANGENTS - self.calls.value if tangent else made,
             call=self.calls.name,
             entry=self.entry.number if self.entry else -1,
             kind=self.entry.kind if self.entry else "",
@@ -268,6 +271,16 @@ class Tracer(ReplayMode):
             self._begun = min(self._begun, index)
         graph.ops.append(op)
         return op
+
+    def _is_tangent(self, func: Any, index: int) -> bool:
+        """Whether an operation belongs to the derivative that a call of torch carries along in forward mode (`jacfwd`): it comes behind the value itself."""
+        if forward_ad._current_level < 0:
+            return False
+        if self.calls.value < 0 and _stem(_text_of(func)).strip("_") == self.calls.name.rsplit(".", 1)[-1].strip("_"):
+            self.calls.value = index
+            self.graph.node_maker[_OF_TANGENTS - index] = index
+            return False
+        return self.calls.value >= 0
 
     def _arguments(self, func: Any, args: Any, kwargs: dict[str, Any], site: Site | None) -> tuple[list[Source], dict[str, Any]]:
         sources: list[Source] = []
@@ -487,11 +500,13 @@ class CallTracker(TorchFunctionMode):
         super().__init__()
         self.tracer = tracer
         self.name = ""
+        self.value = -1  # the operation that is what it computes, where a derivative is carried along
         self.swap = swap
         self._names: dict[Any, str] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         outer, self.name = self.name, self._names.get(func) or self._names.setdefault(func, _readable(func))
+        around, self.value = self.value, -1
         try:
             return func(*args, **(kwargs or {}))
         except Exception as error:
@@ -499,7 +514,7 @@ class CallTracker(TorchFunctionMode):
                 self.tracer.call_failed(self.name, args, error)
             raise
         finally:
-            self.name = outer
+            self.name, self.value = outer, around
 
 
 _text_of: Callable[[Any], str] = functools.cache(str)
