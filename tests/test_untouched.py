@@ -246,3 +246,35 @@ print([v.isnan().item() for v in losses], table.isnan().tolist(), mean.isnan().i
     bad = [i == 4 for i in range(8)]
     assert done.out == f"{bad} {bad} False\n", done.out
     assert done.err.count("tensors that the loop itself carries from step to step are put back with the dropped step") == 1
+
+
+def test_a_cache_that_the_program_drops_is_let_go(box: Sandbox) -> None:
+    done = box.watched(
+        HEAD
+        + """
+import weakref
+cache = []
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 1)
+    def forward(self, x):
+        return self.linear(x)
+    def look(self):
+        return cache
+net = Net()
+opt = torch.optim.SGD(net.parameters(), 0.01)
+def train(steps):
+    for i in range(steps):
+        opt.zero_grad()
+        net(torch.rand(8, 4)).pow(2).mean().backward()
+        opt.step()
+train(8)
+cache.append(torch.rand(4))
+held = weakref.ref(cache[0])
+cache = []
+train(130)
+print(held() is None)
+"""
+    )
+    assert done.out == "True\n", done.err

@@ -26,6 +26,7 @@ _STORES = dis.opmap["STORE_GLOBAL"]
 _STORES_CELL = dis.opmap["STORE_DEREF"]
 _MOST = 10_000  # members of a container that is copied
 _MANY = 2_000  # functions that are looked at
+_OURS = 2  # references to what only a spot holds, when it is asked for
 _Cached = type(functools.cache(len))
 _NUMBERS = 1 << 18  # of a tensor or array that is copied
 
@@ -133,6 +134,8 @@ class Surroundings:
     def begin(self, everything: bool, again: bool = False) -> None:
         """Take what is there before the first call of a step, or of a further micro-batch in it: all of it in some steps, else what is known to change."""
         self._first = (self._first or self._kept) if again else []
+        if everything:
+            self.spots, self.busy = ([spot for spot in spots if not _is_orphan(spot)] for spots in (self.spots, self.busy))
         self._kept = taken(self.spots if everything and not again else self.busy)
 
     def learn(self) -> None:
@@ -155,6 +158,11 @@ class Surroundings:
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """Return the tensors among what forward passes change."""
         return tensors_among(self.busy)
+
+
+def _is_orphan(spot: Spot) -> bool:
+    """Whether nobody but us holds a container any more: the program has begun a new one."""
+    return hasattr(spot, "held") and sys.getrefcount(spot.held) <= _OURS
 
 
 def _is_spoilt(value: Any, depth: int = 2) -> bool:
