@@ -6,6 +6,7 @@ program's own code is looked at, not that of installed libraries.
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import functools
 import math
@@ -26,6 +27,7 @@ _STORES = dis.opmap["STORE_GLOBAL"]
 _STORES_CELL = dis.opmap["STORE_DEREF"]
 _MOST = 10_000  # members of a container that is copied
 _MANY = 2_000  # functions that are looked at
+_REFUSALS = (RuntimeError, ValueError, TypeError)  # of an array made read-only, a tensor resized, a queue that another thread fills
 _OURS = 2  # references to what only a spot holds, when it is asked for
 _Cached = type(functools.cache(len))
 _NUMBERS = 1 << 18  # of a tensor or array that is copied
@@ -140,7 +142,7 @@ class Surroundings:
 
     def learn(self) -> None:
         """A forward pass is over: note what it has changed."""
-        self.busy += [spot for spot, saved in self._kept if spot not in self.busy and spot.differs(saved)]
+        self.busy += [spot for spot, saved in self._kept if spot not in self.busy and _differs(spot, saved)]
         self._kept = [kept for kept in self._kept if kept[0] in self.busy]  # nothing else is held
 
     def put_back(self) -> None:
@@ -191,7 +193,15 @@ def put(kept: Iterable[tuple[Spot, Any]]) -> None:
     """Put back what spots held."""
     with torch.no_grad(), torch._C.DisableTorchFunction():
         for spot, saved in kept:
-            spot.put(saved)
+            with contextlib.suppress(*_REFUSALS):
+                spot.put(saved)
+
+
+def _differs(spot: Spot, saved: Any) -> bool:
+    try:
+        return spot.differs(saved)
+    except _REFUSALS:
+        return False
 
 
 def _around(root: torch.nn.Module) -> list[Spot]:

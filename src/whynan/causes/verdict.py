@@ -82,7 +82,7 @@ def _in_setup(scene: Scene, birth: Birth, origin: Origin, cause: Cause) -> tuple
 
 def _in_arrays(scene: Scene, birth: Birth, origin: Origin, cause: Cause) -> tuple[Origin, Cause, list[Remedy]] | None:
     """Go on to the line at which numpy made a bad value, where a replay runs that line again."""
-    leaves = [birth.leaf] if birth.leaf is not None else infinities_behind(birth)
+    leaves = [birth.leaf] if birth.leaf is not None else infinities_behind(birth) if cause.confidence is Confidence.SUSPECTED else []
     if not any(leaf.role in ("constant", OUTSIDE) for leaf in leaves):
         return None
     try:
