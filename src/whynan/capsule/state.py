@@ -78,7 +78,9 @@ class ModuleState:
         self._copy_attributes()
         self._copy_parameters()
         if self.calls % 64 < 5:  # in others it stays the same
-            self.tables = [(vars(m), False) for m in self.busy] + [(m._parameters, True) for m, _ in self._parameters]
+            self.tables = [(vars(m), False) for m in self.busy]
+            if not self._sharded:  # there it is not the loop that exchanges parameters
+                self.tables += [(m._parameters, True) for m, _ in self._parameters]
         self.around.begin(everything=self.calls < 5 or self.calls % 64 == 1, again=again)
         self._still = not (self._copies or self.busy or self._holders or self._rebinding or self.around.busy or again)
         if not self._copies:
@@ -145,6 +147,7 @@ class ModuleState:
     def _resnapshot(self) -> None:
         root = self._root_of()
         self._modules = own_modules(root)
+        self._sharded = any(cls.__module__.startswith("torch.distributed") for m in self._modules for cls in type(m).__mro__)
         self._homes = [(m, n, b) for m in self._modules for n, b in m._buffers.items() if b is not None and not is_lazy(b)]
         with torch.no_grad():
             buffers = [b for _, _, b in self._homes if not b.is_inference()] + frozen_state(root)

@@ -105,6 +105,8 @@ def changes_at(part: Part) -> list[Put]:
 def _fitting(part: Part) -> Iterator[tuple[Fix, Trial]]:
     expression = _read_again(part.scene, part.expression)
     for fix in part.finding.fixes:
+        if fix.limit:
+            continue  # whether there is one is asked of a change alone
         trial = _trial(part.scene, fix, expression, part.site)
         if trial is not None and trial.put is not None:
             yield fix, trial
