@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from enum import IntEnum
 from threading import get_ident
 from typing import Any, Protocol
 
@@ -22,6 +21,7 @@ from whynan.capsule.generators import Generators
 from whynan.capsule.infinities import Infinities
 from whynan.capsule.setup import Setup
 from whynan.capsule.sites import forget, passer_at, passers, take_site, take_sites
+from whynan.capsule.sorts import Sort, sort_of
 from whynan.capsule.state import ModuleState, take_rng
 from whynan.capsule.surroundings import Spot
 from whynan.capsule.tape import CONTAINERS, LEAVES, Entry, Inner, Outside, Rebuild, Slot, Tape, Within, is_leaf, tensors_of
@@ -41,71 +41,11 @@ IDS = 1 << 20  # whole numbers given to a model that are kept as long as its hoo
 FORGET = 64  # steps after which a module that is not called any more is let go
 _PLAIN = frozenset({int, float, bool, str, type(None)})
 _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
-_EMPTY = frozenset({torch.empty, torch.empty_like, torch.Tensor.new_empty})
 _CLOSED = ("torch.nn.parallel", "torch.distributed", "torch._dynamo", "torch.jit")  # classes whose calls do more than compute
 _JOINS = frozenset({torch.cat, torch.stack, torch.concat, torch.vstack, torch.hstack, torch.Tensor.clone, torch.Tensor.to})
 
 
-class Sort(IntEnum):
-    """How a torch function is treated while recording."""
-
-    PASS = 0  # never makes or changes a tensor
-    CALL = 1
-    WRITE = 2  # changes an argument in place
-    RANDOM = 3
-    PROBE = 4  # the user looks at a value: isnan(loss), loss.item()
-    GRAD = 5  # reads or sets .grad
-    BLANK = 6  # makes a tensor that nothing was written to
-    HANG = 7  # hangs something on a tensor that the way back will come to
-    CUT = 8  # takes a value out of its history
-
-
 _PASS, _CALL, _WRITE, _RANDOM, _PROBE, _GRAD, _BLANK, _HANG, _CUT = Sort  # looked up once: every call outside modules asks
-
-# names of everything torch tags as drawing from a random generator, by stem
-_RANDOM_STEMS = (
-    "rand", "bernoulli", "multinomial", "normal", "dropout", "uniform", "exponential", "cauchy", "geometric", "log_normal",
-    "poisson", "rrelu", "gumbel_softmax", "scaled_dot_product_attention", "standard_gamma", "sample_dirichlet", "binomial",
-    "alpha_dropout", "feature_alpha_dropout", "feature_dropout", "native_dropout", "lstm", "gru", "rnn_", "fractional_max_pool",
-)  # fmt: skip
-_PROBES = frozenset({"isnan", "isinf", "isfinite", "item", "__float__", "tolist", "allclose"})
-_PASSED = frozenset(
-    {"backward", "grad", "requires_grad_", "size", "dim", "numel", "stride", "element_size", "is_floating_point", "__len__", "__hash__",
-     "__repr__", "__format__", "_set_grad_enabled", "numpy", "get_device",
-     "register_post_accumulate_grad_hook", "data_ptr", "is_contiguous", "untyped_storage", "storage", "__reduce_ex__",
-     "_fix_weakref", "__deepcopy__", "manual_seed", "__bool__", "__int__", "__index__", "ndimension", "share_memory_"}
-)  # fmt: skip
-_HANGERS = frozenset({"register_hook", "retain_grad"})
-_WRITERS = frozenset({"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__", "copyto"})
-
-
-def sort_of(func: Callable[..., Any]) -> Sort:
-    """Classify a torch function, by its name as a rule."""
-    if func in _EMPTY:
-        return Sort.BLANK
-    name = getattr(func, "__name__", "")
-    if name in ("__get__", "__set__", "__delete__"):
-        attribute = getattr(getattr(func, "__self__", None), "__name__", "")
-        if attribute == "grad":
-            return Sort.GRAD
-        if name != "__get__":
-            return Sort.WRITE if attribute == "data" else Sort.PASS
-        if attribute == "data":
-            return Sort.CUT
-        return Sort.CALL if attribute in ("T", "mT", "H", "mH", "real", "imag") else Sort.PASS
-    if name in _PROBES:
-        return Sort.PROBE
-    if name == "detach":
-        return Sort.CUT
-    if name in _HANGERS:
-        return Sort.HANG
-    if name in _PASSED or name.startswith(("is_", "_record_function", "set_", "get_", "has_")):
-        return Sort.PASS
-    if name.lstrip("_").startswith(_RANDOM_STEMS) or "dropout" in name:
-        return Sort.RANDOM
-    if name in _WRITERS or (name.endswith("_") and not name.endswith("__")):
-        return Sort.WRITE
-    return Sort.CALL
 
 
 class Hearing(Protocol):
@@ -321,7 +261,7 @@ class Recorder(TorchFunctionMode):
         if self.tape.numbers and any(type(v) is float and v - v != 0 for v in (*args, *named.values())):
             reads = (*reads, *self.tape.numbers)
         dropped = self.tape.dropped
-        if dropped is not None and dropped.puts_back(site, self.tape.last + 1, reads, _is_grad_enabled(), args or (None,)):
+        if dropped is not None and dropped.puts_back(site, self.tape.last + 1, reads, _is_grad_enabled(), args):
             return self.note(kind, fn, args, kwargs, ours + 1)
         self.tape.last = number = self.tape.last + 1
         autocast = autocast_state() if _autocast_on() else ()

@@ -9,17 +9,18 @@ from __future__ import annotations
 import contextlib
 import dis
 import functools
-import math
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Protocol
 
 import torch
 
 from whynan.capsule.sites import is_installed, is_internal
-from whynan.tripwire.values import damage_of
+from whynan.capsule.sources import is_users
+from whynan.tripwire.values import holds_bad
 
 _MISSING = object()
 _OF_MODULES = frozenset(torch.nn.Module().__dict__)  # buffers, parameters, hooks: looked after elsewhere
@@ -41,11 +42,12 @@ class Spot(Protocol):
     def differs(self, saved: Any) -> bool: ...
 
 
+@dataclass(slots=True, eq=False)
 class Name:
     """A global variable."""
 
-    def __init__(self, table: dict[str, Any], name: str) -> None:
-        self.table, self.name = table, name
+    table: dict[str, Any]
+    name: str
 
     def take(self) -> Any:
         return self.table.get(self.name, _MISSING)
@@ -60,11 +62,11 @@ class Name:
         return self.take() is not saved
 
 
+@dataclass(slots=True, eq=False)
 class Cell:
     """A variable of a function around another one."""
 
-    def __init__(self, cell: CellType) -> None:
-        self.cell = cell
+    cell: CellType
 
     def take(self) -> Any:
         return contents(self.cell)
@@ -77,11 +79,15 @@ class Cell:
         return self.take() is not saved
 
 
-class Inside:
-    """The members of a container, or the attributes of an object."""
+@dataclass(slots=True, eq=False)
+class Held:
+    """Something whose inside may change."""
 
-    def __init__(self, held: Any) -> None:
-        self.held = held
+    held: Any
+
+
+class Inside(Held):
+    """The members of a container, or the attributes of an object."""
 
     def take(self) -> Any:
         return self.held.copy()
@@ -105,11 +111,8 @@ class Inside:
         return len(saved) != len(self.held) or any(a is not b for a, b in zip(self.held, saved, strict=False))
 
 
-class Values:
+class Values(Held):
     """The numbers of a tensor or array that is written in place; of a tensor its version says whether it was."""
-
-    def __init__(self, held: Any) -> None:
-        self.held = held
 
     def take(self) -> Any:
         return (self.held.clone(), self.held._version) if isinstance(self.held, torch.Tensor) else self.held.copy()
@@ -155,7 +158,7 @@ class Surroundings:
         A counter, a cursor, a list of names has gone on, as everything else that the program does in Python.
         """
         kept = self._kept if alone or not self._first else self._first
-        put((spot, saved) for spot, saved in kept if spot in self.busy and _is_spoilt(spot.take()) and not _is_spoilt(saved))
+        put((spot, saved) for spot, saved in kept if spot in self.busy and holds_bad(spot.take()) and not holds_bad(saved))
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """Return the tensors among what forward passes change."""
@@ -164,19 +167,7 @@ class Surroundings:
 
 def _is_orphan(spot: Spot) -> bool:
     """Whether nobody but us holds a container any more: the program has begun a new one."""
-    return hasattr(spot, "held") and sys.getrefcount(spot.held) <= _OURS
-
-
-def _is_spoilt(value: Any, depth: int = 2) -> bool:
-    """Whether a value is, or holds, a number that is not finite."""
-    if isinstance(value, torch.Tensor):
-        return bool(damage_of(value.detach()))
-    if isinstance(value, float):
-        return not math.isfinite(value)
-    if _is_array(value):
-        return value.dtype.kind in "fc" and not bool((abs(value) < math.inf).all())
-    members = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple | set | deque) else ()
-    return depth > 0 and any(_is_spoilt(member, depth - 1) for member in list(members))
+    return isinstance(spot, Held) and sys.getrefcount(spot.held) <= _OURS
 
 
 def tensors_among(spots: Iterable[Spot]) -> tuple[torch.Tensor, ...]:
@@ -252,7 +243,7 @@ class _Search:
     def classes(self, cls: type) -> None:
         """Look at the methods of a class and of those it is made of."""
         for own in cls.__mro__:
-            if own not in self._classes and _is_own(own.__module__):
+            if own not in self._classes and _is_own(own):
                 self._classes.add(own)
                 for value in vars(own).values():
                     if isinstance(value, staticmethod | classmethod):
@@ -262,7 +253,9 @@ class _Search:
     def _function(self, value: Any) -> None:
         if type(value) in (FunctionType, _Cached):  # any other object may do as it likes when it is asked for an attribute
             value = getattr(value, "__wrapped__", value)
-        if isinstance(value, FunctionType) and id(value) not in self._functions and len(self._functions) < _MANY and _is_own_code(value.__code__):
+        if not isinstance(value, FunctionType) or is_internal(value.__code__) or is_installed(value.__code__):
+            return
+        if id(value) not in self._functions and len(self._functions) < _MANY:
             self._functions[id(value)] = value
             self._todo.append(value)
 
@@ -290,7 +283,7 @@ class _Search:
             value = getattr(value, "__self__", None)
             kind = type(value)
         if isinstance(value, torch.nn.Module | type) or id(value) in self.spots or not depth:
-            if isinstance(value, type) and _is_own(value.__module__):
+            if isinstance(value, type) and _is_own(value):
                 self.classes(value)
         elif kind in (list, dict, set, deque):
             if direct and len(value) <= _MOST:  # those that stand in a module are looked after with its attributes
@@ -299,7 +292,7 @@ class _Search:
                 self.meet(inner, depth - 1, direct)
         elif (direct and _is_tensor(value)) or _is_array(value):
             self.spots[id(value)] = Values(value)
-        elif kind.__dictoffset__ and _is_own(kind.__module__):
+        elif kind.__dictoffset__ and _is_own(kind):
             self.spots[id(value)] = Inside(vars(value))
             self.classes(kind)
             for inner in list(vars(value).values()):
@@ -332,15 +325,7 @@ def _stored(code: CodeType, opcode: int) -> list[str]:
     return [str(i.argval) for i in dis.get_instructions(code) if i.opcode == opcode]
 
 
-def _is_own(module: str | None) -> bool:
+def _is_own(cls: type) -> bool:
     """Whether a class stands in a file of the program's own."""
-    file = getattr(sys.modules.get(module or ""), "__file__", None)
-    return module == "__main__" or (file is not None and file.endswith(".py") and _is_own_file(file))
-
-
-def _is_own_code(code: CodeType) -> bool:
-    return not is_internal(code) and not is_installed(code)
-
-
-def _is_own_file(file: str) -> bool:
-    return _is_own_code(compile("", file, "exec"))
+    module = sys.modules.get(cls.__module__ or "")
+    return module is not None and is_users(module)

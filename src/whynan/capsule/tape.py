@@ -37,7 +37,7 @@ class Slot:
 
 
 class Carried(Protocol):
-    """What a dropped step began with, see `carried.py`."""
+    """What a dropped step began with, see `recovery/carried.py`."""
 
     def goes_on(self) -> bool: ...
     def puts_back(self, site: Site | None, number: int, reads: Sequence[Slot | Inner | Outside], grad: bool, args: Any) -> bool: ...

@@ -141,7 +141,7 @@ def bare(called: str) -> str:
 
 def draws(name: str) -> bool:
     """Whether a function of torch draws random numbers."""
-    from whynan.capsule.recorder import Sort, sort_of
+    from whynan.capsule.sorts import Sort, sort_of
 
     def named() -> None: ...
 

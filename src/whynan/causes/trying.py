@@ -54,7 +54,7 @@ def remedies_of(scene: Scene, finding: Finding, expression: Expression | None, s
         remedy = _attempt(scene, finding, fix, expression, site)
         if fix.template and remedy.result == "not tried" and not remedy.effect:
             continue  # it does not fit this source
-        if fix.limit and (remedy.result != "proven" or not _has_a_limit(scene, fix, remedy, expression, site)):
+        if fix.limit and (remedy.result != "proven" or not _has_a_limit(scene, fix, expression, site)):
             continue
         tried.append(remedy)
         if remedy.result == "proven" and remedy.alive:
@@ -63,7 +63,7 @@ def remedies_of(scene: Scene, finding: Finding, expression: Expression | None, s
     return sorted(tried, key=lambda r: (order[r.result], not r.alive, not r.diff))
 
 
-def _has_a_limit(scene: Scene, fix: Fix, remedy: Remedy, expression: Expression | None, site: Site | None) -> bool:
+def _has_a_limit(scene: Scene, fix: Fix, expression: Expression | None, site: Site | None) -> bool:
     """Whether a step gives the same with another number in a change: so it does not depend on the change at all."""
     lab, trials = scene.lab, [_trial(scene, replace(fix, template=text), expression, site) for text in (fix.template, fix.limit)]
     losses = [trial.play(None).loss for trial in trials if trial is not None]

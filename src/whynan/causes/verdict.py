@@ -8,7 +8,8 @@ import torch
 
 from whynan.capsule.sites import Site, is_installed, resolve
 from whynan.causes.arguments import factorised
-from whynan.causes.catalogue import Finding, Rule, Scene, first_match, rules
+from whynan.causes.arrays import as_warned, in_arrays
+from whynan.causes.catalogue import Finding, Rule, Scene, first_match
 from whynan.causes.handed import batch_size, hook_words, line_in_data, sample_words
 from whynan.causes.lab import Lab, Outcome, without_rows
 from whynan.causes.naming import names_of
@@ -19,11 +20,10 @@ from whynan.causes.trying import remedies_of, tempting
 from whynan.causes.weighing import bad_weight, is_weight, source_text, weight_name
 from whynan.errors import let_through
 from whynan.records import NOWHERE, Cause, Confidence, Experiment, Origin, Phase, Remedy, Span, TensorStats
-from whynan.trace.arrays import code_of, first_fault, warned
 from whynan.trace.birth import Birth
-from whynan.trace.graph import OUTSIDE, Colour, Leaf
+from whynan.trace.graph import Colour, Leaf
 from whynan.trace.hidden import hidden_birth
-from whynan.trace.locate import infinities_behind, setup_birth
+from whynan.trace.locate import setup_birth
 from whynan.trace.mending import places_of, without
 from whynan.trace.slicing import HAND_ON, base
 from whynan.tripwire.values import bad_rows, stats
@@ -50,7 +50,7 @@ def judge(scene: Scene) -> tuple[Origin, Cause, list[Remedy], list[Experiment]]:
     origin = _origin(verdict.scene, chosen, finding, verdict.expression, verdict.samples)
     if scene.birth is not None and (before := _in_setup(verdict.scene, scene.birth, origin, cause)) is not None:
         return *before, scene.experiments
-    if scene.birth is not None and (outside := _in_arrays(scene, scene.birth, origin, cause)) is not None:
+    if scene.birth is not None and (outside := in_arrays(scene, scene.birth, origin, cause)) is not None:
         return *outside, scene.experiments
     if chosen.code in ("WN701", "WN702") and scene.birth is not None:
         origin, cause = _in_data(scene, scene.birth, origin, cause)
@@ -80,38 +80,11 @@ def _in_setup(scene: Scene, birth: Birth, origin: Origin, cause: Cause) -> tuple
     return replace(first, phase=Phase.INPUT, from_=(*first.from_, span)), told, [Remedy(fix.title) for fix in finding.fixes if fix.title]
 
 
-def _in_arrays(scene: Scene, birth: Birth, origin: Origin, cause: Cause) -> tuple[Origin, Cause, list[Remedy]] | None:
-    """Go on to the line at which numpy made a bad value, where a replay runs that line again."""
-    leaves = [birth.leaf] if birth.leaf is not None else infinities_behind(birth) if cause.confidence is Confidence.SUSPECTED else []
-    if not any(leaf.role in ("constant", OUTSIDE) for leaf in leaves):
-        return None
-    try:
-        with scene.program.still():
-            fault = first_fault(scene.program.play)
-    except Exception as error:  # a program that turns numpy's complaints into exceptions, or too little memory
-        let_through(error)
-        return None
-    if fault is None:
-        return None
-    expression = expression_at(fault.site, resolve(fault.site).file)
-    chosen = rules().get(code_of(fault, expression.node if expression is not None else None))
-    words = f"numpy computed it, outside of torch: {fault.kind}" + "".join(f"; {value}" for value in fault.values)
-    there = resolve(fault.site)
-    span = replace(origin.span, label="handed to torch here")
-    beside = (span, *origin.from_) if span.known and span.line != there.line else origin.from_
-    told = replace(cause, evidence=(*cause.evidence, words), label=f"numpy: {fault.kind}")
-    if chosen is not None:
-        told = replace(told, code=chosen.code, slug=chosen.slug, title=chosen.title, evidence=(words,))
-    phase = Phase.FORWARD if origin.phase is Phase.INPUT else origin.phase
-    advice = Remedy("guard this line against that value, or compute it in torch, where a change can be replayed")
-    return replace(origin, phase=phase, span=there, from_=beside, exact=True, note=""), told, [advice]
-
-
 def _in_data(scene: Scene, birth: Birth, origin: Origin, cause: Cause) -> tuple[Origin, Cause]:
     """Go on to the line of the data set that made a bad sample, where there is one."""
     scene.in_data = line = scene.in_data or line_in_data(scene.program, birth, list(origin.samples))
     if line is None:
-        return _as_warned(birth, origin, cause)
+        return as_warned(birth, origin, cause)
     span = resolve(line.site)
     whole = replace(span, column=max(span.indent, 0), end_column=max(span.indent, 0) + len(span.code), end_line=span.line)
     kind = "nan" if birth.leaf is not None and birth.leaf.damage.nan else "inf"
@@ -122,17 +95,6 @@ def _in_data(scene: Scene, birth: Birth, origin: Origin, cause: Cause) -> tuple[
         replace(origin, span=whole, from_=(handed_in, *origin.from_)),
         replace(cause, evidence=(*cause.evidence, words), label=f"{kind} appears here first{values}"),
     )
-
-
-def _as_warned(birth: Birth, origin: Origin, cause: Cause) -> tuple[Origin, Cause]:
-    """Go on to the line that numpy has warned of, where there is one: what it made was not followed from there."""
-    found = warned(birth.leaf is not None and birth.leaf.damage.nan)
-    if found is None or birth.phase is not Phase.INPUT or (origin.span.file, origin.span.line) == (found[0].file, found[0].line):
-        return origin, cause
-    note = "numpy warned of this line in this run; that the value comes from there was not seen"
-    handed_in = replace(origin.span, label=cause.label)
-    moved = replace(origin, span=found[0], from_=(handed_in, *origin.from_), exact=False, note=note)
-    return moved, replace(cause, label=f"numpy: {found[1]}")
 
 
 def _members(scene: Scene) -> list[str]:

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from whynan.capsule.recorder import Sort, sort_of
 from whynan.capsule.replay import Program
+from whynan.capsule.sorts import Sort, sort_of
 from whynan.capsule.tape import Outside
 
 LARGEST = 50_000_000  # parameters; above it one step in float64 takes longer than all other experiments together

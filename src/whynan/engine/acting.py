@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from whynan.capsule.alone import is_sharded
-from whynan.capsule.carried import DroppedStep
 from whynan.capsule.raised import entry_behind, passed_through
 from whynan.capsule.replay import Program
 from whynan.capsule.sites import take_site
@@ -28,6 +27,7 @@ from whynan.engine.together import Together
 from whynan.engine.updating import with_update
 from whynan.errors import TrainingStopped
 from whynan.records import DAMAGED, Incident, Symptom
+from whynan.recovery.carried import DroppedStep
 from whynan.recovery.followers import Followers
 from whynan.recovery.place import rank_here
 from whynan.tripwire.checks import gradients

@@ -6,31 +6,20 @@ became of the value is not followed.
 
 from __future__ import annotations
 
-import ast
 import linecache
 import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 from whynan.capsule.sites import Site, is_installed, is_internal, shorten
+from whynan.capsule.sources import is_users
 from whynan.records import Span
+from whynan.trace.lines import used
 
 _WARNED = re.compile(r"(divide by zero|overflow|invalid value) encountered in ")
-_CALLS = {
-    "divide by zero": {"log": "WN101", "log2": "WN101", "log10": "WN101", "log1p": "WN101", "power": "WN106", "reciprocal": "WN106", "arctanh": "WN107"},
-    "overflow": {"exp": "WN201", "expm1": "WN201", "exp2": "WN201", "sinh": "WN201", "cosh": "WN201"},
-    "invalid value": {"log": "WN102", "log2": "WN102", "log10": "WN102", "log1p": "WN102", "sqrt": "WN105", "power": "WN105",
-                      "arccos": "WN107", "arcsin": "WN107", "arccosh": "WN107", "arctanh": "WN107", "multiply": "WN302"},
-}  # fmt: skip
-_OPERATORS: dict[str, dict[type[ast.operator], str]] = {
-    "divide by zero": {ast.Div: "WN103", ast.Pow: "WN106"},
-    "overflow": {},
-    "invalid value": {ast.Div: "WN104", ast.Pow: "WN105", ast.Sub: "WN301", ast.Add: "WN301", ast.Mult: "WN302"},
-}
-_OTHERWISE = {"divide by zero": "WN103", "overflow": "WN203"}
 _SHOWN = 3
 
 
@@ -63,30 +52,14 @@ def first_fault(call: Callable[[], Any]) -> Fault | None:
 
 
 def _words(frame: FrameType) -> list[str]:
-    """Say which arrays that a line names hold zeros, or nothing but one value."""
+    """Say which arrays that a line computes with hold zeros."""
     found = []
-    named = frame.f_code.co_varnames + frame.f_code.co_freevars
-    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
-    for name in named:
-        value: Any = frame.f_locals.get(name)
-        if not re.search(rf"\b{re.escape(name)}\b", line) or getattr(getattr(value, "dtype", None), "kind", "") != "f" or not value.size:
-            continue
-        zeros = int((value == 0).sum())
+    for name, value in used(frame, frame.f_lasti):
+        zeros = int((value == 0).sum()) if hasattr(value, "dtype") else int(value == 0)
         if zeros:
-            found.append(f"`{name}` is 0" if value.size == 1 else f"{zeros} of {value.size} values of `{name}` are 0")
+            size = getattr(value, "size", 1)
+            found.append(f"`{name}` is 0" if size == 1 else f"{zeros} of {size} values of `{name}` are 0")
     return found[:_SHOWN]
-
-
-def code_of(fault: Fault, node: ast.AST | None) -> str:
-    """Return the code of what numpy complained about, by the expression at that place; nothing where it does not say."""
-    if isinstance(node, ast.BinOp | ast.AugAssign):
-        return _OPERATORS[fault.kind].get(type(node.op)) or _OTHERWISE.get(fault.kind, "")
-    if isinstance(node, ast.Call):
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        if name in ("divide", "true_divide"):
-            return _OPERATORS[fault.kind].get(ast.Div, "")
-        return _CALLS[fault.kind].get(name, "WN203" if fault.kind == "overflow" else "")
-    return ""
 
 
 def warned(nan: bool) -> tuple[Span, str] | None:
@@ -95,14 +68,9 @@ def warned(nan: bool) -> tuple[Span, str] | None:
     kinds = ("invalid value", "divide by zero", "overflow") if nan else ("divide by zero", "overflow")
     for module in list(sys.modules.values()):
         table = getattr(module, "__dict__", {})
-        file = table.get("__file__")
-        if (
-            not isinstance(file, str)
-            or not isinstance(table.get("__warningregistry__"), dict)
-            or is_internal(code := compile("", file, "exec"))
-            or is_installed(code)
-        ):
+        if not isinstance(module, ModuleType) or not isinstance(table.get("__warningregistry__"), dict) or not is_users(module):
             continue
+        file = str(module.__file__)
         for key in table["__warningregistry__"]:
             if isinstance(key, tuple) and len(key) == 3 and key[1] is RuntimeWarning and (said := _WARNED.match(str(key[0]))) and said[1] in kinds:
                 found.setdefault((file, key[2]), str(key[0]))

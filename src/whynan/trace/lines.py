@@ -6,6 +6,7 @@ The function runs once more under Python's line tracing; after each line of the 
 from __future__ import annotations
 
 import dis
+import functools
 import re
 import sys
 import time
@@ -18,11 +19,12 @@ import torch
 
 from whynan.capsule.sites import Site, is_installed, is_internal
 from whynan.records import number
+from whynan.tripwire.values import holds_bad
 
-LARGEST = 64 << 20  # bytes of a value that is still looked at
 PATIENCE = 5.0  # seconds after which the looking ends; the function itself runs on
-_WIDE = 64  # values of a container that are looked at
+LARGEST = 64 << 20  # bytes of a value that is still looked at
 _SHOWN = 3  # values that are told
+_is_bad = functools.partial(holds_bad, largest=LARGEST, wide=64)  # asked of every variable after every line
 
 
 @dataclass(slots=True)
@@ -98,9 +100,9 @@ class _Watch:
     def _judge(self, frame: FrameType, lasti: int) -> None:
         """The line that begins here made the first bad value: of finite ones, or it read what was bad already."""
         self._over = True
-        used, made_here = dict(_used(frame, lasti)), _names(frame.f_code, lasti, "STORE")
-        given = {name: value for name, value in used.items() if name not in made_here}
-        if used and not any(_is_bad(value, self.nan) for value in given.values()):
+        read, made_here = dict(used(frame, lasti)), _names(frame.f_code, lasti, "STORE")
+        given = {name: value for name, value in read.items() if name not in made_here}
+        if read and not any(_is_bad(value, self.nan) for value in given.values()):
             self.found = Line(Site(frame.f_code, lasti), _words(given))
 
 
@@ -111,7 +113,7 @@ def _returning(code: CodeType, lines: list[int]) -> int:
     return lines[-2] if len(lines) > 1 and seen[-1] in seen[:-1] else lines[-1]
 
 
-def _used(frame: FrameType, lasti: int) -> Iterator[tuple[str, Any]]:
+def used(frame: FrameType, lasti: int) -> Iterator[tuple[str, Any]]:
     """Yield what a line computes with: floating-point variables, and such attributes of `self`, by name."""
     owner = frame.f_locals.get(next(iter(frame.f_code.co_varnames), ""))
     own = getattr(owner, "__dict__", {})
@@ -145,24 +147,6 @@ def _is_floating(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return value.is_floating_point()
     return isinstance(value, float) or getattr(getattr(value, "dtype", None), "kind", "") == "f"  # an array or a number of numpy's
-
-
-def _is_bad(value: Any, nan: bool, depth: int = 3) -> bool:
-    """Whether a value, or one inside it, is NaN, or infinite."""
-    if isinstance(value, torch.Tensor):
-        if not value.is_floating_point() or value.layout is not torch.strided or value.numel() * value.element_size() > LARGEST:
-            return False
-        return bool((value.isnan() if nan else value.isinf()).any())
-    if isinstance(value, float):
-        return value != value if nan else value in (float("inf"), float("-inf"))
-    if getattr(getattr(value, "dtype", None), "kind", "") == "f" and hasattr(value, "nbytes"):
-        numpy = sys.modules.get("numpy")
-        small = numpy is not None and isinstance(value, numpy.ndarray | numpy.generic) and value.nbytes <= LARGEST
-        return small and bool((numpy.isnan(value) if nan else numpy.isinf(value)).any())  # type: ignore[union-attr]
-    if depth and isinstance(value, dict | list | tuple):
-        items = list(value.values()) if isinstance(value, dict) else value
-        return any(_is_bad(item, nan, depth - 1) for item in items[:_WIDE])
-    return False
 
 
 def _words(values: dict[str, Any]) -> list[str]:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
+import sys
+from collections import deque
 from dataclasses import dataclass
+from itertools import islice
+from typing import Any
 
 import torch
 
@@ -182,6 +186,30 @@ def stats(name: str, tensor: torch.Tensor) -> TensorStats:
         min=float(finite.min()) if finite.numel() else None,
         max=float(finite.max()) if finite.numel() else None,
     )
+
+
+def holds_bad(value: Any, nan: bool | None = None, *, largest: float = math.inf, wide: int | None = None, depth: int = 3) -> bool:
+    """Whether a value of any kind, or one inside it, is not finite; with `nan`, only NaN or only infinities count.
+
+    What takes more than `largest` bytes counts as finite, and so do the members of a container after the first `wide`.
+
+    >>> holds_bad({"mean": [0.5, float("inf")]}), holds_bad(torch.tensor([float("inf")]), nan=True)
+    (True, False)
+    """
+    if isinstance(value, torch.Tensor):
+        if value.layout is not torch.strided or value.nbytes > largest:
+            return False
+        damage = damage_of(value)
+        return damage.nan if nan else bool(damage) if nan is None else bool(damage) and bool(value.isinf().any())
+    if isinstance(value, float):
+        return not math.isfinite(value) if nan is None else math.isnan(value) if nan else math.isinf(value)
+    if getattr(getattr(value, "dtype", None), "kind", "") in ("f", "c") and hasattr(value, "nbytes"):
+        numpy: Any = sys.modules.get("numpy")
+        if numpy is None or not isinstance(value, numpy.ndarray | numpy.generic) or value.nbytes > largest:
+            return False
+        return bool((~numpy.isfinite(value) if nan is None else numpy.isnan(value) if nan else numpy.isinf(value)).any())
+    members = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple | set | deque) else ()
+    return depth > 0 and any(holds_bad(member, nan, largest=largest, wide=wide, depth=depth - 1) for member in islice(list(members), wide))
 
 
 def bad_rows(tensor: torch.Tensor, limit: int = 64) -> list[int]:

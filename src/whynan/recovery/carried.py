@@ -85,7 +85,7 @@ class DroppedStep:
         self._next = self._next or (bool(reads) and not after)
         if after:
             self._history[number] = [self._tape.key_of(read) for read in reads], False
-        if after and poisoned and not (isinstance(args[0], torch.Tensor) and _is_record(args, args[0])):
+        if after and poisoned and not _is_record(args, next(iter(args), None)):
             self.made.add(number)
         done = False
         for place, read in enumerate(reads):
@@ -103,7 +103,14 @@ class DroppedStep:
             return False
         if known[0].shape != tensor.shape or known[0].dtype is not tensor.dtype or not self._replaces(read, tensor, known[2]):
             return False
-        if not _put(tensor, known[0]):
+        return self._put(tensor, known[0])
+
+    def _put(self, tensor: torch.Tensor, value: torch.Tensor) -> bool:
+        """Give a tensor the value it had; return whether it could be: not where several of its elements are one place in memory."""
+        try:
+            with torch.no_grad(), torch._C.DisableTorchFunction(), torch.autograd._unsafe_preserve_version_counter(tensor):  # type: ignore[attr-defined]  # a graph may hold it
+                tensor.detach().copy_(value)
+        except RuntimeError:
             return False
         self._tape.forget(tensor)  # from here on a plain value
         self._say()
@@ -146,7 +153,7 @@ class DroppedStep:
             return False
         for kept in self._tape.written(self._tape.rolled):
             if kept.tensor is target and kept.saved is not None:
-                _put(target, kept.saved)
+                self._put(target, kept.saved)
         return True
 
     def _write_back(self, recorder: Recorder) -> None:
@@ -162,15 +169,12 @@ class DroppedStep:
             if kept.saved is None or tensor.requires_grad or memory_of(tensor) in state:
                 continue
             if memory_of(tensor) in places:
-                _put(tensor, kept.saved)
-                tape.forget(tensor)
-                self._say()
+                self._put(tensor, kept.saved)
         begun = {entry.number: slot for entry in writes if entry.number in targets and (slot := self._unwritten(entry)) is not None}
         values = _values_of(recorder, set(begun.values()))
         for number, slot in begun.items():
             if slot in values:
-                _put(targets[number], values[slot])
-                tape.forget(targets[number])
+                self._put(targets[number], values[slot])
 
     def _unwritten(self, entry: Entry) -> Slot | None:
         """Return what a tensor was before the forward pass wrote to it, where this step has made it: in the first one of a program."""
@@ -189,11 +193,11 @@ def _of_forward_pass(entries: Iterable[Entry]) -> set[int]:
     return found
 
 
-def _is_record(args: Any, target: torch.Tensor) -> bool:
+def _is_record(args: Any, target: Any) -> bool:
     """Whether a write sets one element of a tensor (`losses[step] = loss`): what the program writes down about its steps stays as it wrote it."""
     index = args[1] if len(args) == 3 else None
     places = (index,) if isinstance(index, int) else index if isinstance(index, tuple) else ()
-    return target.dim() > 0 and len(places) == target.dim() and all(isinstance(place, int) for place in places)
+    return isinstance(target, torch.Tensor) and target.dim() > 0 and len(places) == target.dim() and all(isinstance(place, int) for place in places)
 
 
 def _values_read(recorder: Recorder, entries: list[Entry], made: set[int]) -> dict[_Place, _Known]:
@@ -243,16 +247,6 @@ def _values_of(recorder: Recorder, slots: set[Slot]) -> dict[Slot, torch.Tensor]
 def _target_tensor(entry: Entry, tape: Tape) -> torch.Tensor | None:
     target = target_of(entry)
     return target.tensor if isinstance(target, Outside) else tape.alive(target) if isinstance(target, Slot) else None
-
-
-def _put(tensor: torch.Tensor, value: torch.Tensor) -> bool:
-    """Write a value into a tensor; return whether it could be: not where several of its elements are one place in memory."""
-    try:
-        with torch.no_grad(), torch._C.DisableTorchFunction(), torch.autograd._unsafe_preserve_version_counter(tensor):  # type: ignore[attr-defined]  # a graph may hold it
-            tensor.detach().copy_(value)
-    except RuntimeError:
-        return False
-    return True
 
 
 def _stack() -> list[tuple[CodeType, int]]:
