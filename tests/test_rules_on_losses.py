@@ -1,0 +1,281 @@
+"""Targets, weights and terms of losses on whole programs: what is said must be true of that program's own values and lineage."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+from conftest import Sandbox
+from going_bad import HEAD, first, sentences
+
+from whynan.causes import catalogue
+
+
+def test_a_loss_made_of_a_bad_gradient_is_not_called_finite(box: Sandbox) -> None:
+    """A derivative that is taken inside the step goes into its loss."""
+    incident = first(
+        box,
+        """
+for step in range(5):
+    x = torch.rand(6, 4) + 0.1
+    if step == 3:
+        x[2] = 0
+    x.requires_grad_()
+    out = torch.sqrt(x.pow(2).sum(1)) * net(x)[:, 0]
+    slope = torch.autograd.grad(out.sum(), x, create_graph=True)[0]
+    loss = (slope.norm(dim=1) - 1).pow(2).mean()
+""",
+    )
+    assert incident["cause"]["code"] == "WN501"
+    assert "goes into the loss, which is nan" in sentences(incident)
+    assert "(nan) are finite" not in sentences(incident)
+
+
+def test_what_a_function_adds_up_inside_is_no_term(box: Sandbox) -> None:
+    """Arguments of a call are not what is added."""
+    head = HEAD.replace("nn.Linear(4, 1)", "nn.Linear(4, 3)")
+    body = """
+for step in range(5):
+    labels = torch.randint(0, 3, (6,))
+    if step == 3:
+        labels[:] = -100
+    {}
+"""
+    one = first(box, body.format("loss = F.cross_entropy(net(torch.randn(6, 4)), labels, label_smoothing=0.1)"), head)
+    assert one["cause"]["code"] == "WN402"
+    assert "terms of the loss" not in sentences(one)
+
+
+def test_terms_that_are_added_keep_their_names(box: Sandbox) -> None:
+    """A term that adds something up inside is one term."""
+    head = HEAD.replace("nn.Linear(4, 1)", "nn.Linear(4, 3)")
+    incident = first(
+        box,
+        """
+for step in range(5):
+    labels, out = torch.randint(0, 3, (6,)), net(torch.randn(6, 4))
+    if step == 3:
+        labels[:] = -100
+    size = out.square().mean()
+    loss = F.cross_entropy(out, labels, label_smoothing=0.1) + size
+""",
+        head,
+    )
+    (words,) = [line for line in sentences(incident).splitlines() if line.startswith("terms of the loss: ")]
+    assert words.count("nan") == 1
+    assert "size 0." in words and "labels nan" not in words
+
+
+def test_a_row_of_something_else_than_the_batch_is_no_sample(box: Sandbox) -> None:
+    """A state that cannot be reached: the loss is finite and only its gradient is bad, and a large negative number gives the same loss."""
+    incident = first(
+        box,
+        """
+moves = nn.Parameter(torch.randn(5, 5) * 0.1)
+never = torch.zeros(5, 5)
+never[:, 0] = float("-inf")
+opt = torch.optim.SGD([moves], 0.01)
+for step in range(3):
+    emit = torch.randn(7, 5)
+    state = torch.full((5,), float("-inf"))
+    state[0] = 0.0
+    for at in range(7):
+        state = torch.logsumexp(state[:, None] + moves + never, 0) + emit[at]
+    loss = torch.logsumexp(state, 0) - moves.sum()
+""",
+    )
+    remedy = incident["remedies"][0]
+    assert incident["cause"]["code"] == "WN401"
+    assert not incident["origin"]["samples"]
+    assert "of the batch" not in sentences(incident)
+    assert "is finite; the gradient is not" in sentences(incident)
+    assert not any("samples" in remedy["title"] for remedy in incident["remedies"])
+    assert (remedy["result"], "-1e30" in remedy["diff"]) == ("proven", True)
+
+
+@pytest.mark.parametrize("loss", ["nn.MSELoss()(net(x), y)", "crit(net(x), y[:6])", "F.mse_loss(net(x), y)", "(net(x) - y).pow(2).mean()", "crit(net(x), y)"])
+def test_a_bad_target_has_its_name(loss: str, box: Sandbox) -> None:
+    """The argument is called what the source calls it, or a target; an input it is not."""
+    incident = first(
+        box,
+        f"""
+crit = nn.MSELoss()
+for step in range(5):
+    x, y = torch.randn(6, 4), torch.randn(6, 1)
+    if step == 3:
+        y[2] = float("nan")
+    loss = {loss}
+""",
+    )
+    (value,) = incident["origin"]["inputs"]
+    assert incident["cause"]["code"] == "WN702"
+    assert value["name"] == ("target" if loss.startswith("nn.") else "y[:6]" if "[" in loss else "y")
+
+
+CLASSES = """
+net = nn.Linear(4, 3)
+opt = torch.optim.SGD(net.parameters(), 0.01)
+weights = torch.tensor([1.0, 2.0, float("{bad}")])
+crit = {crit}
+for step in range(5):
+    x, y = torch.randn(6, 4), torch.tensor([0, 1, 0, 1, 0, 2 if step == 3 else 1])
+    hot = F.one_hot(y, 3).float()
+    loss = {loss}
+"""
+HANDED = {
+    "keyword": ("F.cross_entropy(net(x), y, weight=weights)", "weights"),
+    "smoothed": ("F.cross_entropy(net(x), y, weight=weights, label_smoothing=0.1)", "weight"),  # multiplied by hand inside: -inf, which is no mask
+    "place": ("F.nll_loss(net(x).log_softmax(1), y, weights)", "weights"),
+    "positive": ("F.binary_cross_entropy_with_logits(net(x), hot, pos_weight=weights)", "pos_weight"),  # written in the step that reads it first
+}
+OWNED = {
+    "classes": ("nn.CrossEntropyLoss(weight=weights)", "crit(net(x), y)", "weight"),
+    "smoothed": ("nn.CrossEntropyLoss(weight=weights, label_smoothing=0.1)", "crit(net(x), y)", "weight"),
+    "log-probabilities": ("nn.NLLLoss(weights)", "crit(net(x).log_softmax(1), y)", "weight"),
+    "positive": ("nn.BCEWithLogitsLoss(pos_weight=weights)", "crit(net(x), hot)", "pos_weight"),
+}
+
+
+@pytest.mark.parametrize(("loss", "name"), HANDED.values(), ids=list(HANDED))
+def test_a_weight_that_is_handed_to_a_loss_is_no_target(loss: str, name: str, box: Sandbox) -> None:
+    """It has the name that the source gives it, and its third entry is a class and not the third sample."""
+    incident = first(box, CLASSES.format(bad="inf", crit="None", loss=loss))
+    assert (incident["cause"]["code"], incident["origin"]["samples"]) == ("WN701", [])
+    assert name in [value["name"] for value in incident["origin"]["inputs"]]
+    assert f"`{name}` holds 1 non-finite value (entry 2)" in sentences(incident)
+
+
+@pytest.mark.parametrize("bad", ["inf", "nan"])
+@pytest.mark.parametrize(("crit", "loss", "name"), OWNED.values(), ids=list(OWNED))
+def test_a_weight_that_a_loss_was_made_with(crit: str, loss: str, name: str, bad: str, box: Sandbox) -> None:
+    """It is a buffer of the loss: known by its name, and with a finite number in its place the step is finite."""
+    incident = first(box, CLASSES.format(bad=bad, crit=crit, loss=loss))
+    assert incident["cause"]["code"] == "WN602"
+    assert f"`{name}` of the loss is not finite: 1 of 3 values (entry 2)" in sentences(incident)
+    assert not incident["origin"]["samples"]
+    assert incident["remedies"][0]["result"] == "proven"
+
+
+WEIGHED = {
+    "after": ("((net(x) - y).pow(2) * w).mean()", "WN701", "w"),
+    "before": ("(w * (net(x) - y).pow(2)).mean()", "WN701", "w"),
+    "of torch's loss": ("(F.mse_loss(net(x), y, reduction='none') * w).mean()", "WN701", "w"),
+    "a target in a product": ("-(w * F.logsigmoid(net(x))).mean()", "WN702", "w"),
+}
+
+
+@pytest.mark.parametrize(("loss", "code", "name"), WEIGHED.values(), ids=list(WEIGHED))
+def test_a_factor_of_what_met_its_target_is_no_target(loss: str, code: str, name: str, box: Sandbox) -> None:
+    """A weight of each sample has the rows of the batch; what is multiplied with the output of the model itself is a target."""
+    incident = first(
+        box,
+        f"""
+for step in range(5):
+    x, y, w = torch.randn(6, 4), torch.randn(6, 1), torch.rand(6, 1)
+    if step == 3:
+        w[2] = float("nan")
+    loss = {loss}
+""",
+    )
+    (value,) = incident["origin"]["inputs"]
+    assert (incident["cause"]["code"], value["name"], incident["origin"]["samples"]) == (code, name, [2])
+
+
+@pytest.mark.parametrize(("index", "words"), [(6, "the slope of exp is 300"), (3, "the gradient that is handed back here is 300")])
+def test_a_copy_has_no_slope(index: int, words: str) -> None:
+    """Right after an exponential it is the copy that autograd keeps of the result; elsewhere nothing is known of what has the slope."""
+    import torch
+
+    from whynan.causes.absurd import absurd_value
+
+    power = SimpleNamespace(op=SimpleNamespace(index=index), name="exp", site="line 1", input=lambda _: torch.tensor([4.0]))
+    copy = SimpleNamespace(op=SimpleNamespace(index=7, node=2), name="detach", site="line 1", maker=lambda _: power, output=lambda: torch.tensor([2.0]))
+    birth = SimpleNamespace(leaf=None, derivative=True, forward=copy)
+    jump = SimpleNamespace(size=300.0, usual=0.5, name="gradient norm", value=300.0, level=0.5, explains=False)
+    finding = absurd_value(cast("catalogue.Scene", SimpleNamespace(birth=birth, jump=jump)))
+    assert finding is not None and finding.label == f"{words}; 0.5 is usual"
+
+
+def test_a_loss_that_was_near_0_once_did_not_grow() -> None:
+    """The first loss of a policy gradient is rounding alone; from there to its usual size is no divergence."""
+    from whynan.causes.progress import _growth
+
+    assert _growth([1e-8, 0.35, 1.2e-8, 0.34, 0.35, 0.3467, 0.3467, 0.35, 0.06]) is None
+    assert _growth([1e-8] * 30 + [1e-5, 1e-2, 10.0]) is not None
+    assert _growth([1.0, 3.0, 40.0, 5e3, 1e7, 1e12]) is not None
+
+
+TARGETS = {
+    "prepared": "torch.log(out) - torch.log(y)",
+    "compared before": "(torch.log(out) - torch.log(y))[~(y <= 0)]",
+    "picked by a comparison": "torch.log(out[~(y <= 0)]) - torch.log(y[~(y <= 0)])",
+}
+
+
+@pytest.mark.parametrize("error", TARGETS.values(), ids=list(TARGETS))
+def test_a_target_that_is_prepared_is_still_a_target(error: str, box: Sandbox) -> None:
+    """It never meets the model; a comparison lets no NaN through and is not where it comes in."""
+    incident = first(
+        box,
+        f"""
+for step in range(5):
+    x, y = torch.randn(6, 4), torch.rand(6) + 0.5
+    y[2] = float("nan") if step == 3 else 1.0
+    out = F.softplus(net(x)).squeeze(-1)
+    keep = y.gt(0)
+    error = {error}
+    loss = error.square().mean()
+""",
+    )
+    assert (incident["cause"]["code"], incident["origin"]["code"], incident["origin"]["samples"]) == ("WN702", f"error = {error}", [2])
+
+
+def test_a_number_of_the_program_that_is_nan(box: Sandbox) -> None:
+    """A weight of a loss that was computed outside torch came in like a bad input."""
+    incident = first(
+        box,
+        """
+for step in range(5):
+    x = torch.randn(6, 4)
+    weight = float("inf") - float("inf") if step == 3 else 0.1
+    loss = net(x).square().mean() + weight * net.weight.abs().sum()
+""",
+    )
+    assert (incident["cause"]["code"], incident["cause"]["label"]) == ("WN701", "a number that goes in here is nan")
+    assert incident["origin"]["code"] == "loss = net(x).square().mean() + weight * net.weight.abs().sum()"
+
+
+@pytest.mark.parametrize("made", ["net.weight = nn.Parameter(torch.empty(1, 4))", 'net = nn.Linear(4, 1, device="meta").to_empty(device="cpu")'])
+def test_a_weight_without_a_value_is_told_where_it_was_made(made: str, box: Sandbox) -> None:
+    """The line that uses it is where the NaN comes up; the one that took the memory is what has to be changed."""
+    head = HEAD.replace("net = nn.Linear(4, 1)", f"torch.use_deterministic_algorithms(True)\nnet = nn.Linear(4, 1)\n{made}")
+    incident = first(box, "\nfor step in range(2):\n    loss = net(torch.randn(8, 4)).square().mean()\n", head)
+    assert incident["cause"]["code"] == "WN608"
+    (span,) = incident["origin"]["from"]
+    assert (span["line"], span["label"]) == (8, "made here, without a value")
+
+
+def test_a_weight_that_a_loss_of_probabilities_was_made_with(box: Sandbox) -> None:
+    """The loss multiplies by it under no name: 0 of an unseen class times inf is nan in every step."""
+    incident = first(box, CLASSES.format(bad="inf", crit="nn.CrossEntropyLoss(weight=weights)", loss="crit(net(x), hot)"))
+    assert incident["cause"]["code"] == "WN602" and [value["name"] for value in incident["origin"]["inputs"]] == ["weight"]
+    assert "`weight` of the loss is not finite: 1 of 3 values (entry 2)" in sentences(incident)
+
+
+def test_a_mask_below_label_smoothing_is_still_one(box: Sandbox) -> None:
+    """The loss has a finite weight, and its logits are -inf where the program wrote it."""
+    masked = 'F.cross_entropy(net(x).masked_fill(torch.arange(3) == 2, float("-inf")), y, weight=weights, label_smoothing=0.1)'
+    assert first(box, CLASSES.format(bad="1", crit="None", loss=masked))["cause"]["code"] == "WN405"
+
+
+def test_many_bad_terms_are_listed_once(box: Sandbox) -> None:
+    """Terms that are bad because of the birth are not named a second time as those that it goes into."""
+    body = """
+for step in range(3):
+    rates = net(torch.randn(9, 4)).squeeze(1).exp() - (torch.arange(9) > 5) * (9.0 if step == 1 else 0.0)
+    parts = [torch.log(rate) for rate in rates]
+    loss = torch.stack(parts).sum()
+"""
+    said = sentences(first(box, body))
+    assert "9, 3 not finite" in said and "born on the way" not in said
