@@ -1,4 +1,4 @@
-"""A NaN that the code writes itself, where a result should be, is told at the line that writes it and is no bad input."""
+"""A NaN that the code writes itself, where a result should be, is told at the line that writes it; written into a batch, it is a bad input."""
 
 from __future__ import annotations
 
@@ -67,6 +67,9 @@ DATA = {
     "a batch": ("x = torch.full((16, 6), float('nan'))", "WN701"),
     "a target": ("y = torch.full_like(y, float('nan'))", "WN702"),
     "a part of a target": ("y[3] = float('nan')", "WN702"),
+    "an infinity in a batch": ("x[0, 0] = float('inf')", "WN701"),
+    "an infinite sample": ("x = torch.cat([x[1:], torch.full((1, 6), float('-inf'))])", "WN701"),
+    "an infinity in a target": ("y[3] = float('inf')", "WN702"),
 }
 
 
@@ -88,9 +91,15 @@ def test_a_nan_in_the_place_of_a_result_is_no_input(body: str, box: Sandbox) -> 
 
 
 @pytest.mark.parametrize(("bad", "code"), DATA.values(), ids=list(DATA))
-def test_a_batch_that_the_loop_writes_nan_into_is_a_bad_input(bad: str, code: str, box: Sandbox) -> None:
+def test_a_batch_that_the_loop_itself_spoils_is_a_bad_input(bad: str, code: str, box: Sandbox) -> None:
     """Before the model has computed anything, what the loop makes is its data."""
     assert first(box, "def score(a, b):\n    return (a * b).mean()\n", bad)["cause"]["code"] == code
+
+
+def test_an_infinity_is_a_mask_where_it_is_used_as_one(box: Sandbox) -> None:
+    """Written into a tensor of the loop's, too: the row in which nothing is left is the cause."""
+    body = "def score(a, b):\n    return (F.softmax(a[None] + b, -1) * a).sum()\n"
+    assert first(box, body, "y = y.fill_(float('-inf'))")["cause"]["code"] == "WN401"
 
 
 def test_a_second_place_that_only_writes_nan_is_told_as_that(box: Sandbox) -> None:

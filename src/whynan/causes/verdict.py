@@ -23,16 +23,19 @@ from whynan.records import NOWHERE, Cause, Confidence, Experiment, Origin, Phase
 from whynan.trace.birth import Birth
 from whynan.trace.graph import Colour, Leaf
 from whynan.trace.hidden import hidden_birth
-from whynan.trace.locate import setup_birth
+from whynan.trace.locate import locate, setup_birth
 from whynan.trace.mending import places_of, without
 from whynan.trace.slicing import HAND_ON, base
 from whynan.tripwire.values import bad_rows, stats
+
+_LAYERS = ("addmm", "mm", "bmm", "convolution", "native_layer_norm", "native_batch_norm", "native_group_norm")  # no mask goes into these
 
 
 def judge(scene: Scene) -> tuple[Origin, Cause, list[Remedy], list[Experiment]]:
     """Explain a birth and prove the explanation as far as the replay allows."""
     scene.lab = Lab(scene.program, scene.targets, scene.history, scene.scaler, scene.healthy, scene.jump, scene.symptom.place)
     first = _first(scene)
+    first = _in_the_batch(scene, first) or first
     verdict = decide(first, _explain) if scene.jump is None else first
     verdict.remedies = _left_out(verdict) + verdict.remedies
     chosen, finding = verdict.rule, verdict.finding
@@ -133,6 +136,26 @@ def _first(scene: Scene) -> Verdict:
     if here != there:
         older.finding.evidence.append(f"the infinity was hidden at line {here} (its result is finite); what came of it shows at line {there}")
     return older
+
+
+def _in_the_batch(scene: Scene, verdict: Verdict) -> Verdict | None:
+    """Explain a step by an infinity that the loop itself wrote into its batch.
+
+    It could be a mask; not where a layer computes with it, nor where nothing else explains the step. Then it is a bad input, as a NaN is.
+    """
+    birth, code = verdict.scene.birth, verdict.rule.code
+    if birth is None or birth.op is None or scene.jump is not None or not (birth.slice.written_by or birth.op.colour is Colour.DELIBERATE):
+        return None
+    if code != "WN901" and (code not in ("WN301", "WN302") or base(birth.op) not in _LAYERS or not birth.op.in_module):
+        return None
+    try:
+        read = locate(scene.program, scene.targets, meant=False)
+    except MemoryError:
+        return None
+    if read is None or read.leaf is None or read.phase is not Phase.INPUT:
+        return None
+    found = _explain(replace(scene, birth=read))
+    return found if found.rule.code in ("WN701", "WN702") else None
 
 
 def _origin(scene: Scene, chosen: Rule, finding: Finding, expression: Expression | None, samples: list[int]) -> Origin:

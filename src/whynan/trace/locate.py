@@ -41,15 +41,17 @@ class Traced:
     inside: list[TensorStats] = field(default_factory=list)
 
 
-def locate(program: Program, targets: Targets, roles: dict[int, tuple[str, str]] | None = None, suspects: frozenset[int] = frozenset()) -> Birth | None:
+def locate(
+    program: Program, targets: Targets, roles: dict[int, tuple[str, str]] | None = None, suspects: frozenset[int] = frozenset(), meant: bool = True
+) -> Birth | None:
     """Find the birth of the damage in the targets of a program; None when the replay is finite.
 
     `suspects` are storages known to be bad (weights before the first step): their first use is the answer even where
-    the damage has not reached a target yet.
+    the damage has not reached a target yet. With `meant`, infinities that the loop writes into its batch are masks.
 
     Cost: two replays under a dispatch mode, three on a GPU.
     """
-    first = _trace(program, targets, roles or {}, scouted=scout(program))
+    first = _trace(program, targets, roles or {}, scouted=scout(program), meant=meant)
     error = first.run.error
     graph = first.tracer.graph
     starts = first.starts
@@ -244,8 +246,10 @@ def _trace(
     keep: frozenset[int] = frozenset(),
     hold: int = -1,
     scouted: Scouted | None = None,
+    meant: bool = True,
 ) -> Traced:
     tracer = Tracer({}, keep)
+    tracer.meant = meant
     tracer.hold = hold
     if keep and all(entry.kind != "function" for entry in program.entries):  # a step function does more than compute: it is played to its end
         tracer.last = max(*keep, hold)
@@ -264,7 +268,7 @@ def _trace(
         loss = -1 if keep else _loss(tracer, run.losses)
         inside = _inside(tracer)
     if scouted is not None and (tracer.broken or scouted.count != len(tracer.graph.ops) or _overlooked(tracer, starts)):
-        return _trace(program, targets, extra)  # the two did not see the same step
+        return _trace(program, targets, extra, meant=meant)  # the two did not see the same step
     return Traced(tracer, run, starts, loss, inside)
 
 

@@ -80,6 +80,7 @@ class Tracer(ReplayMode):
         self.suspects: frozenset[int] | None = None  # the operations to look at; None: all
         self.nan: frozenset[int] = frozenset()  # of those not looked at: they are known to give NaN
         self.clean: frozenset[int] = frozenset()  # memory that is known to be finite
+        self.meant = True  # an infinity that the loop writes into its batch is taken for a mask
         self.hold = -1  # the operation in whose function the values are to be named
         self.last = sys.maxsize  # the last operation of interest: after it a second pass ends
         self.seen: dict[int, str] = {}  # the operations whose values were kept, by name
@@ -372,7 +373,7 @@ class Tracer(ReplayMode):
             if name == "where" and len([s for s in op.sources if s.damage]) > 1:
                 op.sources = _let_through(op.sources, args)
             op.colour = self._colour(op, name, args)
-        if op.damage.nan and (self._prepares(op, outputs) or self._made_of_nan(op, name, outputs)):
+        if (op.damage.nan or (op.damage and not self.meant)) and (self._prepares(op, outputs) or self._made_of_nan(op, name, outputs)):
             return
         silent = [t for t in args[3:5] if isinstance(t, torch.Tensor)] if name in _BATCH_NORMS else []
         for tensor in outputs + silent:
@@ -385,9 +386,8 @@ class Tracer(ReplayMode):
         """A NaN written into the batch by the step's own code (`x[3] = nan`) is a bad input, met where the batch is read; not into a result."""
         if not self._writing() or not op.name.split(".")[1].endswith("_") or written[0].requires_grad:
             return False
-        made = [self._origin(s) for s in op.sources if s.damage.nan]
-        number = any(isinstance(v, float | complex) and v != v for v in op.scalars.values())
-        if not (made or number) or any(not isinstance(m, Leaf) or m.role != "constant" for m in made):
+        made = [self._origin(s) for s in op.sources if s.damage.nan or (s.damage and not self.meant)]
+        if not (made or self._is_given_bad(op)) or any(not isinstance(m, Leaf) or m.role != "constant" for m in made):
             return False
         site = self.entry.site if self.entry is not None else None
         whole = written[0] if written[0]._base is None else written[0]._base
@@ -403,7 +403,7 @@ class Tracer(ReplayMode):
         Not after its model has computed: then the NaN stands for a result.
         """
         loose = self.entry is not None and self.entry.kind == "call" and not op.backward and op.index < self._begun
-        if not loose or name in _SELECTIVE or not any(isinstance(v, float | complex) and v != v for v in op.scalars.values()):
+        if not loose or name in _SELECTIVE or not self._is_given_bad(op):
             return False
         if any(s.colour is not Colour.CLEAN for s in op.sources):
             return False
@@ -411,6 +411,10 @@ class Tracer(ReplayMode):
         self.graph.leaves.append(Leaf(made[0], "input", "", op.damage, Colour.DAMAGE, used_at=site, written_at=site, first_use=op.index))
         self._writers[storage_key(made[0])] = (made[0], -len(self.graph.leaves))
         return True
+
+    def _is_given_bad(self, op: Op) -> bool:
+        """Whether a number that stands in the code is NaN, or an infinity that is not taken for a mask."""
+        return any(isinstance(v, float | complex) and (v != v or (not self.meant and abs(v) == math.inf)) for v in op.scalars.values())
 
     def _origin(self, source: Source) -> Op | Leaf:
         """Return what made an argument, past the lifting of a Python number."""
