@@ -44,6 +44,21 @@ def test_a_clamp_that_loses_the_gradient_of_float64_fails_and_the_log_of_the_sof
     assert "same loss on the kept healthy steps" in first.effect
 
 
+def test_a_clamp_does_not_hide_how_large_the_loss_is_by_the_same_formula() -> None:
+    """Exponentials of huge energies underflow, in float64 too; their logarithm is finite and huge, and a clamp would only cut it off."""
+
+    def loss_of(out: torch.Tensor, x: torch.Tensor, bad: bool) -> torch.Tensor:
+        energy = (out.square() + 1).mean(-1) * (30_000 if bad else 1)
+        return out.square().mean() + torch.log(torch.exp(-energy).mean())
+
+    incident = first_incident(loss_of)
+    assert incident.cause.code == "WN101"
+    first = incident.remedies[0]
+    assert (first.safe, first.result) == (True, "failed") and "logsumexp" in first.title and "absurd" in first.effect
+    clamps = [r for r in incident.remedies if "clamp" in r.diff]
+    assert clamps and all(r.result == "failed" and "only hides" in r.effect for r in clamps)
+
+
 def test_what_a_clamp_stops_is_counted() -> None:
     """A proven clamp says how many elements let no gradient through, and is marked as not alive."""
 

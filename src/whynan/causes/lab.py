@@ -88,6 +88,7 @@ ALONG = 0.9  # the least cosine with the gradient in float64
 TOLERANCE = 0.01  # by how much the loss of a healthy step may move: an epsilon does not come free
 NOTHING = 1e-20  # a gradient in float64 that is smaller is 0 in what is trained
 ABSURD = 1e8  # a loss or gradient of this size is no remedy where nothing is known of what it was
+FAR_OFF = ("finite, but absurd: ", "finite, but the gradient is absurd: ")  # how that is said
 FEW = 5  # losses from which it is not yet known how far they move
 NO_MEMORY = Outcome(None, None, False, "MemoryError: there was too little memory for another replay")
 
@@ -379,9 +380,9 @@ class Lab:
         if self._is_true(outcome):
             return True, outcome.effect()  # large, but so it is in float64
         if outcome.norm is not None and outcome.norm > max([1e4 * n for n in self.norms[-50:]], default=ABSURD):
-            return False, f"finite, but the gradient is absurd: {outcome.effect()}"
+            return False, f"{FAR_OFF[1]}{outcome.effect()}"
         if outcome.loss is not None and abs(outcome.loss) > self._ceiling():
-            return False, f"finite, but absurd: {outcome.effect()}{self._held_against()}"
+            return False, f"{FAR_OFF[0]}{outcome.effect()}{self._held_against()}"
         if outcome.loss is not None and outcome.loss < self._floor() and not low:
             return False, f"finite, but it rewards the fault: {outcome.effect()}{self._held_against_lowest()}"
         return True, outcome.effect()

@@ -15,7 +15,7 @@ from whynan.causes import apart, patterns
 from whynan.causes.catalogue import Finding, Scene
 from whynan.causes.facts import VIEWS, counted
 from whynan.causes.fixes import Fix, Stopped, guarded, source_name
-from whynan.causes.lab import NO_MEMORY, TOLERANCE, Lab, Outcome, Put
+from whynan.causes.lab import FAR_OFF, NO_MEMORY, TOLERANCE, Lab, Outcome, Put
 from whynan.causes.source import Change, Expression, expression_at, joined, sites_of_node
 from whynan.records import Phase, Remedy, number
 
@@ -59,6 +59,10 @@ def remedies_of(scene: Scene, finding: Finding, expression: Expression | None, s
         tried.append(remedy)
         if remedy.result == "proven" and remedy.alive:
             break
+    exact = next((r for r in tried if r.safe and r.result == "failed" and r.effect.startswith(FAR_OFF)), None)
+    if exact is not None:  # so large is the loss: what cuts the gradient off hides that
+        hides = f"it only hides how far off this step is: by the same formula without rounding, {exact.effect.partition(': ')[2]}"
+        tried = [replace(r, result="failed", effect=hides) if r.result == "proven" and not r.alive else r for r in tried]
     order = {"proven": 0, "not tried": 1, "failed": 2}
     return sorted(tried, key=lambda r: (order[r.result], not r.alive, not r.diff))
 

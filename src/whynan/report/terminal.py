@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 WIDTH = 80
 _NO_TEXT = "(the text of this line is not at hand)"
 _BAR = "   |"
+_MET = ("WN601", "WN602", "WN603", "WN701", "WN702", "WN801", "WN802", "WN901")  # codes whose place is not the birth: the value came from elsewhere
 
 
 def show(incident: Incident) -> None:
@@ -197,7 +198,8 @@ def farewell(incidents: list[Incident], counts: dict[tuple[str, str, int], int],
     first, last = incidents[0], next((i for i in reversed(incidents) if i.action.taken != "observed"), incidents[-1])
     span = first.origin.span
     place = (f"{span.place} `{_short(span.code)}`" if span.code else span.place) if span.known else "a place not known"
-    say(f"whynan: step {first.step}, born at {place} ({first.cause.code}, {first.cause.title})")
+    how = "born" if first.cause.code not in _MET else "met"
+    say(f"whynan: step {first.step}, {how} at {place} ({first.cause.code}, {first.cause.title})")
     total = sum(counts.values())
     if total > 1:
         steps = ", ".join(str(i.step) for i in incidents[:8]) + (" …" if total > min(len(incidents), 8) else "")
