@@ -342,9 +342,10 @@ SMOOTHED = {
 }
 
 
+@pytest.mark.parametrize("masked", ['scores = net(x).masked_fill(~ok, float("-inf"))', 'scores = net(x)\n    scores[~ok] = float("-inf")'])
 @pytest.mark.parametrize(("lines", "label"), SMOOTHED.values(), ids=list(SMOOTHED))
-def test_a_smoothed_target_reaches_masked_classes(lines: str, label: str, box: Sandbox) -> None:
-    """Every class is a little of the target, and some have probability 0 by a mask."""
+def test_a_smoothed_target_reaches_masked_classes(lines: str, label: str, masked: str, box: Sandbox) -> None:
+    """Every class is a little of the target, and some have probability 0 by a mask, however it is written."""
     incident = first(
         box,
         f"""
@@ -352,12 +353,21 @@ for step in range(5):
     x, y = torch.randn(6, 4), torch.tensor([0, 1, 0, 1, 0, 1])
     ok = torch.ones(6, 4, dtype=torch.bool)
     ok[2, 2:] = step != 3
-    scores = net(x).masked_fill(~ok, float("-inf"))
+    {masked}
     {lines}
 """,
         HEAD.replace("nn.Linear(4, 1)", "nn.Linear(4, 4)"),
     )
     assert (incident["cause"]["code"], incident["cause"]["label"], incident["origin"]["samples"]) == ("WN405", label, [2])
+    assert incident["remedies"][0]["result"] == "proven"
+
+
+def test_classes_that_are_never_to_be_chosen_are_written_over(box: Sandbox) -> None:
+    """Padding of a vocabulary: the same columns of every row, set in place; a change lets no gradient into them, and they had none."""
+    body = "for step in range(5):\n    x, y = torch.randn(6, 4), torch.tensor([0, 1, 0, 1, 0, 1])\n    out = net(x)\n    out[..., 2:] = -float('inf')\n"
+    line = "    loss = F.cross_entropy(out.view(-1, 4), y, label_smoothing=0.1 * (step == 3))\n"
+    incident = first(box, body + line, HEAD.replace("nn.Linear(4, 1)", "nn.Linear(4, 4)"))
+    assert (incident["cause"]["code"], incident["origin"]["code"]) == ("WN405", line.strip())
     assert incident["remedies"][0]["result"] == "proven"
 
 

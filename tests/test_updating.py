@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -104,15 +105,16 @@ def test_how_far_weights_with_a_bad_gradient_move_is_measured(bad: str, told: st
     assert update(incident) in incident.cause.evidence
 
 
+@pytest.mark.parametrize("kind", [float, numpy.float64, torch.tensor])
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
-def test_a_learning_rate_that_is_infinite_is_told_before_it_reaches_the_weights(optimizer: Any) -> None:
+def test_a_learning_rate_that_is_infinite_is_told_before_it_reaches_the_weights(optimizer: Any, kind: Any) -> None:
     """The schedule divides by 0 once: that update is taken back, and the run goes on."""
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 1)
     steps = optimizer(model.parameters(), lr=0.01)
     with whynan.watch(model, steps, files=False) as guard:
         for step in range(6):
-            steps.param_groups[0]["lr"] = 0.01 if step != 3 else float("inf")
+            steps.param_groups[0]["lr"] = kind(0.01 if step != 3 else float("inf"))
             before = model.weight.detach().clone()
             steps.zero_grad()
             model(torch.randn(8, 4)).square().mean().backward()

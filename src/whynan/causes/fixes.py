@@ -305,7 +305,7 @@ def _healthy(torch: Any, dead: Any, x: Any, call: Callable[[Any], Any], gradient
             before = torch.autograd.grad(*given)[0]
         except RuntimeError:  # an operation that writes to its argument
             return 0
-    healthy = dead & before.isfinite() & (before != 0)
+    healthy = dead & x.isfinite() & before.isfinite() & (before != 0)  # what is infinite itself is what a change is for
     if value.shape == x.shape:
         healthy &= value.isfinite()
     return int(healthy.sum())

@@ -62,6 +62,8 @@ def update_not_finite(scene: Scene) -> Finding | None:
     The gradient was bad (family WN5xx), the state was (WN603), or the weights grew over many
     steps (WN605).
     """
+    import torch
+
     birth = scene.birth
     if birth is None:
         return None
@@ -72,9 +74,10 @@ def update_not_finite(scene: Scene) -> Finding | None:
     view = birth.view
     assert view is not None
     evidence = ["weights, gradients and optimizer state are finite before the update"]
-    rate = next((r for g in scene.optimizer.param_groups if isinstance(r := g.get("lr"), float) and not math.isfinite(r)), None) if scene.optimizer else None
+    rates = [g.get("lr") for g in scene.optimizer.param_groups] if scene.optimizer is not None else []
+    rate = next((r for r in rates if isinstance(r, float | torch.Tensor) and not math.isfinite(r)), None)
     if rate is not None:
-        return _bad_rate(scene, rate, evidence)
+        return _bad_rate(scene, float(rate), evidence)
     label = f"{view.name} inside the optimizer made the first non-finite value"
     fixes: list[Fix] = []
     group = scene.optimizer.param_groups[0] if scene.optimizer is not None else {}

@@ -21,7 +21,8 @@ _ADD_UP = ("sum", "mean", "dot", "cumsum", "pow", "abs")
 # operations that leave an infinity where it is
 _CARRY = ("view", "_unsafe_view", "reshape", "expand", "transpose", "permute", "t", "clone", "detach", "alias", "unsqueeze", "squeeze",
           "slice", "select", "add", "sub", "mul", "div", "neg", "_to_copy", "copy_", "cat", "stack", "masked_fill", "masked_fill_", "where",
-          "triu", "tril", "_log_softmax", "add_", "mul_", "unbind", "split", "lift_fresh", "unfold", "flatten", "repeat")  # fmt: skip
+          "triu", "tril", "_log_softmax", "add_", "mul_", "unbind", "split", "lift_fresh", "unfold", "flatten", "repeat", "fill", "fill_",
+          "index_put", "index_put_", "index_fill", "index_fill_", "slice_scatter", "select_scatter", "scatter", "scatter_")  # fmt: skip
 
 
 # operations that hand on a part of the batch as it is
