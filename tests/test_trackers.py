@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import os
 import sqlite3
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -236,3 +238,35 @@ def end():
     done = box.watched(TRAIN.format(setup=setup, bad=(3,)))
     assert float(done.out) == random.Random(7).random()
     assert os.path.exists(done.run_dir / "report.md")
+
+
+def test_objects_of_a_class_are_found_anew_where_some_came_or_went(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are looked for among all objects only then; a subclass counts."""
+    from whynan.integrations import telling
+
+    class Writer:
+        pass
+
+    class Special(Writer):
+        pass
+
+    monkeypatch.setitem(sys.modules, "some.tracker", SimpleNamespace(Writer=Writer))
+    walks: list[int] = []
+    walk = telling.gc.get_referrers
+
+    def counted(*kinds: type) -> list[Any]:
+        walks.append(1)
+        return walk(*kinds)
+
+    monkeypatch.setattr(telling.gc, "get_referrers", counted)
+
+    def found() -> list[object]:
+        return telling.living("some.tracker", "Writer")
+
+    assert found() == found() == found() == []
+    one, looked = Special(), len(walks)
+    assert found() == [one] and len(walks) == looked + 1
+    assert found() == [one] and len(walks) == looked + 1
+    other = Writer()
+    del one
+    assert found() == [other]
