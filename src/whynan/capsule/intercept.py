@@ -255,6 +255,8 @@ class Interception:
 
         @functools.wraps(module_load)
         def module_load_state(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if recorder.here:
+                recorder.suspended(recorder.about_to_load, self)
             result = recorder.suspended(module_load, self, *args, **kwargs)
             doors.loaded(self)
             return result

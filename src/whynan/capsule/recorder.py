@@ -38,6 +38,7 @@ _autocast_on = torch._C._is_any_autocast_enabled
 
 ELSEWHERE: Any = object()  # a call that is not to be recorded where it is made
 IDS = 1 << 20  # whole numbers given to a model that are kept as long as its hooks' calls
+NUMBERS = 64  # bad numbers read out of tensors that are kept: an evaluation reads them without end
 FORGET = 64  # steps after which a module that is not called any more is let go
 _PLAIN = frozenset({int, float, bool, str, type(None)})
 _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
@@ -207,6 +208,7 @@ class Recorder(TorchFunctionMode):
             entry = self.note("call", func, args, kwargs)
             self.tape.add(entry, None)
             self.tape.numbers.append(Slot(entry.number, 0))
+            del self.tape.numbers[:-NUMBERS]
         except Exception as error:
             self.faulty(error)
 
@@ -512,6 +514,15 @@ class Recorder(TorchFunctionMode):
         """A backward pass begins inside a function that is recorded whole (a compiled one): that call is the step, as a step function's."""
         if self.failed is not None and self.failed.kind == "call" and not self.replaying and get_ident() == self.thread:
             self.failed.kind = "function"
+
+    def about_to_load(self, module: torch.nn.Module) -> None:
+        """State is about to be loaded into a module: what the program has read of it is kept."""
+        try:
+            for tensor in (*module.parameters(), *module.buffers()):
+                if self.tape.living_in(tensor):
+                    self.tape.about_to_change(tensor)
+        except Exception as error:
+            self.faulty(error)
 
     def came_in(self, tensor: torch.Tensor) -> None:
         """A collective wrote to a tensor: what it and its views hold was made elsewhere."""

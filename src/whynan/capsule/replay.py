@@ -52,10 +52,10 @@ class Run:
     def outside(self, kept: Outside) -> torch.Tensor:
         """Return an outside tensor's value from when the step read it; one that the step writes to as a copy."""
         value = kept.value()
-        if not kept.written or value.requires_grad:
+        if not kept.written or (value.requires_grad and kept.saved is None):
             return value
         if id(kept) not in self.copies:
-            self.copies[id(kept)] = value.detach().clone()
+            self.copies[id(kept)] = value.detach().clone().requires_grad_(value.requires_grad)
         return self.copies[id(kept)]
 
 
@@ -66,7 +66,7 @@ class Enough(BaseException):
 class Program:
     """Something that can be run again: a piece of tape with the state it started from.
 
-    `targets` are the loss tensors and `leaves` the tensors that gradients end in.
+    `targets` are the loss tensors and `leaves` the tensors that gradients end in. `on_weights`: it is what the program does to its weights itself.
     """
 
     def __init__(
@@ -75,6 +75,7 @@ class Program:
         entries: list[Entry],
         leaves_: list[torch.Tensor],
         undo: Callable[[], AbstractContextManager[object]] | None = None,
+        on_weights: bool = False,
     ) -> None:
         self.recorder = recorder
         self.entries = entries
@@ -89,7 +90,7 @@ class Program:
         self.weights = {id(p) for root in self.roots for p in root.parameters()}
         turn, read = first_backward(entries), self.weights.union(*map(read_weights, entries))
         self._written = {id(t): t for e in entries if (t := overwrites(e, turn)) is not None and t.saved is not None and id(t.tensor) in read}
-        if self.ends_with_update:
+        if self.ends_with_update or on_weights:
             self._written |= {id(t): t for e in entries for t in e.reads if isinstance(t, Outside) and t.tensor.requires_grad and is_leaf(t.tensor)}
         self._rewound = [s for root, s in recorder.to_replay() if any(root is r for r in self.roots)]
 

@@ -23,7 +23,7 @@ from whynan.records import NOWHERE, Cause, Confidence, Experiment, Origin, Phase
 from whynan.trace.birth import Birth
 from whynan.trace.graph import Colour, Leaf
 from whynan.trace.hidden import hidden_birth
-from whynan.trace.locate import locate, setup_birth
+from whynan.trace.locate import locate, setup_birth, weights_birth
 from whynan.trace.mending import places_of, without
 from whynan.trace.slicing import HAND_ON, base
 from whynan.tripwire.values import bad_rows, stats
@@ -51,7 +51,7 @@ def judge(scene: Scene) -> tuple[Origin, Cause, list[Remedy], list[Experiment]]:
         finding.label,
     )
     origin = _origin(verdict.scene, chosen, finding, verdict.expression, verdict.samples)
-    if scene.birth is not None and (before := _in_setup(verdict.scene, scene.birth, origin, cause)) is not None:
+    if scene.birth is not None and (before := _outside_of_steps(verdict.scene, scene.birth, origin, cause)) is not None:
         return *before, scene.experiments
     if scene.birth is not None and (outside := in_arrays(scene, scene.birth, origin, cause)) is not None:
         return *outside, scene.experiments
@@ -65,9 +65,10 @@ def _as_recorded(lab: Lab, remedy: Remedy) -> Remedy:
     return replace(remedy, result="not proven") if lab.cut and remedy.result == "proven" else remedy
 
 
-def _in_setup(scene: Scene, birth: Birth, origin: Origin, cause: Cause) -> tuple[Origin, Cause, list[Remedy]] | None:
-    """Go on to the line that made a bad value of finite ones before the first step, where it is known."""
-    found = setup_birth(scene.program, birth)
+def _outside_of_steps(scene: Scene, birth: Birth, origin: Origin, cause: Cause) -> tuple[Origin, Cause, list[Remedy]] | None:
+    """Go on to the line that made a bad value of finite ones before the first step, or a weight between two, where it is known."""
+    before = setup_birth(scene.program, birth)
+    found = before or (weights_birth(scene.program, birth) if cause.code in ("WN601", "WN602") else None)
     if found is None:
         return None
     made, program, targets = found
@@ -77,10 +78,11 @@ def _in_setup(scene: Scene, birth: Birth, origin: Origin, cause: Cause) -> tuple
         return None
     site = finding.site or made.site
     first = _origin(there, chosen, finding, expression_at(site, resolve(site).file) if site is not None else None, [])
-    words = f"made before the first step, and handed in at {origin.span.place}"
+    when, how, phase = ("before the first step", "handed in", Phase.INPUT) if before else ("after the update before this step", "met", Phase.OPTIMIZER)
+    words = f"made {when}, and {how} at {origin.span.place}"
     told = replace(cause, code=chosen.code, slug=chosen.slug, title=finding.title or chosen.title, evidence=(*finding.evidence, words), label=finding.label)
-    span = replace(origin.span, label="handed in here")
-    return replace(first, phase=Phase.INPUT, from_=(*first.from_, span)), told, [Remedy(fix.title) for fix in finding.fixes if fix.title]
+    span = replace(origin.span, label=f"{how} here")
+    return replace(first, phase=phase, from_=(*first.from_, span)), told, [Remedy(fix.title) for fix in finding.fixes if fix.title]
 
 
 def _in_data(scene: Scene, birth: Birth, origin: Origin, cause: Cause) -> tuple[Origin, Cause]:

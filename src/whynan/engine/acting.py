@@ -135,18 +135,22 @@ class Acting:
             session.recorder.tape.dropped = found
 
     def _say_carried(self) -> None:
-        if "carried" not in self._said:
-            self._said.add("carried")
-            self.session.journal.say("whynan: tensors that the loop itself carries from step to step are put back with the dropped step")
+        self._say_once("carried", "tensors that the loop itself carries from step to step are put back with the dropped step")
+
+    def _say_once(self, what: str, words: str) -> None:
+        if what not in self._said:
+            self._said.add(what)
+            self.session.journal.say(f"whynan: {words}")
 
     def _put_weights_back(self) -> None:
-        """Undo what the forward pass itself did to weights that are bad now: set from the first batch, outside every module call."""
+        """Undo what the program itself did to weights that are bad now: set from the first batch, projected or averaged after the last update."""
         session = self.session
         for kept in session.recorder.tape.written(session.window_start):
             tensor = kept.tensor
             if kept.saved is not None and tensor.requires_grad and is_leaf(tensor) and damage_of(tensor.detach()) and not damage_of(kept.saved.detach()):
                 with torch.no_grad():
                     tensor.copy_(kept.saved)
+                self._say_once("weights", "weights that the program itself has made bad are put back to what they were before that")
 
     def dropped(self, optimizer: Any) -> None:
         """An optimizer was kept from its step: its gradients, and no other's, are those of what was dropped."""

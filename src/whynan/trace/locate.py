@@ -93,10 +93,32 @@ def setup_birth(program: Program, birth: Birth) -> tuple[Birth, Program, Targets
     if slot is None:
         return None
     made = Program(program.recorder, needed_for(setup.entries, {slot.entry}), [])
+    return _made_of_finite(made, lambda run: [run.made[slot]] if slot in run.made else [])
 
-    def targets(run: Run) -> list[torch.Tensor]:
-        return [run.made[slot]] if slot in run.made else []
 
+def weights_birth(program: Program, birth: Birth) -> tuple[Birth, Program, Targets] | None:
+    """Find the birth of a bad weight that the program itself has made between the update before and this step: a projection, an average, a soup.
+
+    It is looked for by its value: the program may have loaded it. None where the tape does not show it.
+    """
+    tape, leaf = program.recorder.tape, birth.leaf
+    if leaf is None or leaf.role not in ("parameter", "buffer") or leaf.first_use >= len(birth.graph.ops):
+        return None
+    used = next((e.number for e in program.entries if e.kind == "module"), birth.graph.ops[leaf.first_use].entry)
+    between = {entry.number for entry in tape if tape.rolled < entry.number < used and entry.kind in ("call", "write")}
+    if not between:
+        return None
+    bad = leaf.tensor.detach().clone()
+    made = Program(program.recorder, tape.needed_for(between), [], on_weights=True)
+    return _made_of_finite(made, lambda run: [tensor for tensor in run.made.values() if _is_same(tensor, bad)][-1:])
+
+
+def _is_same(tensor: torch.Tensor, bad: torch.Tensor) -> bool:
+    return tensor.shape == bad.shape and tensor.dtype is bad.dtype and bool(((tensor == bad) | (tensor.isnan() & bad.isnan())).all())
+
+
+def _made_of_finite(made: Program, targets: Targets) -> tuple[Birth, Program, Targets] | None:
+    """Find the birth of what some calls outside of a step have made, where they were given nothing bad."""
     try:
         first = locate(made, targets) if not made.inexact() else None
     except MemoryError:

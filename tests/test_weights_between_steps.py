@@ -1,0 +1,83 @@
+"""What a program does to its weights itself between two steps: projections, averages, soups. A bad one is told at its line, and undone."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import Sandbox
+
+PROGRAM = """
+import torch
+from torch import nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+torch.manual_seed(1)
+net = nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 1))
+opt = torch.optim.{optimizer}(net.parameters(), 0.05)
+ema = {{k: v.clone() for k, v in net.state_dict().items()}}
+pool = []
+
+def soup(states, scores):
+    w = torch.tensor(scores)
+    w = w / w.sum()  # soup
+    return {{k: sum(wi * s[k] for wi, s in zip(w, states)) for k in states[0]}}
+
+def standard(m):
+    if isinstance(m, nn.Linear):
+        with torch.no_grad():
+            m.weight.sub_(m.weight.mean()).div_(m.weight[:0].std())  # applied
+
+for step in range(12):
+    x = torch.randn(8, 5)
+    loss = (net(x) - x.sum(1, keepdim=True)).pow(2).mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+    w = net[0].weight
+{after}
+print("weights", [p.detach().double().sum().item() for p in net.parameters()])
+"""
+AFTER = {
+    "written over": ("WN104", "    with torch.no_grad():\n        w[0] *= step != 6\n        w.copy_(w / w.norm(dim=1, keepdim=True))  # here"),
+    "in place": ("WN104", "    with torch.no_grad():\n        w[0] *= step != 6\n        w.div_(w.norm(dim=1, keepdim=True))  # here"),
+    "by data": ("WN104", "    d = w.data\n    d[0] *= step != 6\n    d.div_(d.norm(dim=1, keepdim=True))  # here"),
+    "rows that are empty": ("WN402", "    if step == 6:\n        with torch.no_grad():\n            w[1] = w[w.abs().sum(1) > 1e9].mean(0)  # here"),
+    "as a vector": (
+        "WN103",
+        "    if step == 6:\n        vector_to_parameters(parameters_to_vector(net.parameters()) / torch.zeros(()), net.parameters())  # here",
+    ),
+    "an average that is loaded": (
+        "WN104",
+        "    for k, v in net.state_dict().items():\n        ema[k].lerp_(v, 0.1)\n"
+        "    if step == 6:\n        net.load_state_dict({k: (v - v) / torch.tensor(0.0) for k, v in ema.items()})  # here",
+    ),
+    "a soup": (
+        "WN104",
+        "    pool.append({k: v.clone() for k, v in net.state_dict().items()})\n"
+        "    if step == 6:\n        net.load_state_dict(soup(pool[-3:], [0.0, 0.0, 0.0]))  # by a soup",
+    ),
+    "a function that is applied": ("WN403", "    if step == 6:\n        net.apply(standard)  # by applied"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
+@pytest.mark.parametrize(("code", "after"), AFTER.values(), ids=list(AFTER))
+def test_what_makes_a_weight_bad_between_two_steps_is_told_and_undone(code: str, after: str, optimizer: str, box: Sandbox) -> None:
+    """The line that made it, not the one that read it; the weights are as before it, and the steps after are finite."""
+    source = PROGRAM.format(optimizer=optimizer, after=after)
+    done = box.watched(source)
+    (incident,) = done.incidents
+    mark = "# " + after.split()[-1]
+    line = next(n for n, text in enumerate(source.splitlines(), 1) if text.endswith(mark))
+    assert (incident["cause"]["code"], incident["origin"]["line"]) == (code, line), done.err
+    assert incident["origin"]["phase"] == ("loss" if "vector" in after else "optimizer")  # a vector made with autograd on is part of the step's graph
+    assert (incident["step"], incident["action"]["taken"], done.status) == (7, "skipped", 0)
+    assert "weights that the program itself has made bad are put back" in done.err
+    assert "nan" not in done.out.splitlines()[-1]
+
+
+def test_weights_that_stay_good_are_left_alone(box: Sandbox) -> None:
+    """Bit for bit the run without whynan."""
+    for _, after in AFTER.values():
+        source = PROGRAM.format(optimizer="Adam", after=after.replace("step == 6", "step == 60").replace("step != 6", "step != 60"))
+        done = box.watched(source)
+        assert not done.incidents
+        assert done.out == box.python("train.py").out
