@@ -168,19 +168,23 @@ class ModuleState:
             self._holders = [m for m in self._modules if holdings(m.__dict__)]
         self._held = [Mutable(v) for m in self._holders for v in holdings(m.__dict__)] if self._holders else []
 
-    def changed_buffers(self) -> list[tuple[str, torch.Tensor]]:
-        """Return the floating-point buffers written since the step began, with their names."""
+    def changed_buffers(self) -> list[torch.Tensor]:
+        """Return the floating-point buffers written since the step began."""
         if not self._homes:
             return []
-        root = self._root()
         self._learn_silent()
-        changed = {k for k, (b, _, version) in self._copies.items() if (b._version != version or k in self._silent) and b.is_floating_point()}
-        others = (m._buffers.get(name) for m, name, buffer in self._homes if m._buffers.get(name) is not buffer)
-        changed |= {id(b) for b in others if b is not None and b.is_floating_point()}  # put in the place of the old one
-        if not changed or root is None:
-            return []
-        self.changing = True
-        return [(name, b) for name, b in root.named_buffers() if id(b) in changed]
+        changed = {k: b for k, (b, _, version) in self._copies.items() if (k in self._silent or b._version != version) and b.is_floating_point()}
+        for module, name, buffer in self._homes:
+            other = module._buffers.get(name)  # put in the place of the old one
+            if other is not buffer and other is not None and other.is_floating_point():
+                changed[id(other)] = other
+        self.changing = self.changing or bool(changed)
+        return list(changed.values())
+
+    def named(self, buffers: list[torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
+        """Return those of some buffers that the model has, with their names."""
+        root, wanted = self._root(), {id(b) for b in buffers}
+        return [(name, b) for name, b in root.named_buffers() if id(b) in wanted] if root is not None else []
 
     def carried(self) -> list[tuple[str, torch.Tensor]]:
         """Return the plain tensors that forward passes put in place of older ones, with the names of their attributes."""
@@ -211,7 +215,7 @@ class ModuleState:
     def leave(self) -> list[tuple[torch.nn.Module, str]]:
         """The program leaves a bad step: the next begins with the buffers that this one has damaged. Return whose they are, and their names."""
         homes = [(m, n, b, m._buffers.get(n)) for m, n, b in self._homes]
-        changed = {id(b) for _, b in self.changed_buffers()}
+        changed = {id(b) for b in self.changed_buffers()}
         bad = {id(now): now for *_, now in homes if now is not None and id(now) in changed and damage_of(now.detach())}
         self._copies.update((key, (b, b.detach().clone(), b._version)) for key, b in bad.items() if not b.is_inference())
         self._homes = [(m, n, now if now is not None and id(now) in bad else b) for m, n, b, now in homes]

@@ -13,7 +13,7 @@ from whynan.engine.markers import Markers
 from whynan.engine.meant import Meant
 from whynan.engine.session import Session, parameters_of, symptom_of
 from whynan.records import Symptom
-from whynan.tripwire.checks import flat_ones, nonfinite, norm_of_gradients, scalar_damage
+from whynan.tripwire.checks import flat_ones, nonfinite, norm_of_gradients, scalar_damage, surely_finite
 from whynan.tripwire.values import Damage, damage_of
 
 Found = tuple[str, torch.Tensor, Damage]
@@ -116,8 +116,10 @@ class Noticing:
             markers.look_again()
         for state in self.session.recorder.current():
             changed = state.changed_buffers()
-            if changed and (bad := [found for found in nonfinite(changed) if not markers.is_left(found[1]) and not markers.is_one(found[1])]):
-                return bad
+            if changed and not surely_finite(changed):
+                bad = [found for found in nonfinite(state.named(changed)) if not markers.is_left(found[1]) and not markers.is_one(found[1])]
+                if bad:
+                    return bad
         return []
 
     def busy_buffers(self) -> bool:

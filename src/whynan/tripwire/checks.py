@@ -56,6 +56,20 @@ def norm_of_gradients(parameters: Iterable[torch.Tensor], flat: list[bool]) -> t
     return total_norm(gradients(parameters))
 
 
+def surely_finite(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether some tensors hold finite values only, by a quick look; false also where it cannot tell (values above 1e19, odd kinds)."""
+    square = 0.0
+    try:
+        for tensor in tensors:
+            if type(tensor) is not _Tensor:
+                return False
+            flat = tensor.view(-1)
+            square += _dot(flat, flat).item()
+    except RuntimeError:  # sparse, not in one piece, without values
+        return False
+    return square < math.inf
+
+
 def total_norm(tensors: list[torch.Tensor]) -> torch.Tensor | float | None:
     """Return the norm over all tensors, of whatever kind and place."""
     usable = [t for t in tensors if t.numel() and (t.is_floating_point() or t.is_complex())]
