@@ -202,6 +202,9 @@ def test_a_loss_that_was_left_is_gone_back_from(box: Sandbox, leaves: str) -> No
 
 SILENT = {
     "shapes": "    loss = (net(x) @ net(x)).mean()",
+    "shapes of a quotient with zeros": "    loss = (net(x) / (x[:, :2] * 0)).mean() if step == 4 else net(x).mean()",
+    "shapes of a singular matrix": "    loss = torch.linalg.solve(torch.zeros(3, 3), net(x)).mean() if step == 4 else net(x).mean()",
+    "the type of a large number": "    loss = (net(x) * 1e6).exp_().long().mean() if step == 4 else net(x).mean()",
     "own check": '    if step == 4:\n        raise ValueError("no data for this month")\n    loss = net(x).mean()',
     "key": "    loss = {}[step] if step == 4 else net(x).mean()",
     "caught before": (

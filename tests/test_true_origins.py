@@ -328,7 +328,7 @@ net = nn.Linear(3, 1)
 opt = torch.optim.SGD(net.parameters(), 1e-2)
 for s in range(6):
     if s == 3:
-        net.load_state_dict({{k: v / 0 * 0 for k, v in net.state_dict().items()}})
+        net.load_state_dict({{k: torch.tensor([float("nan")] * v.numel()).view(v.shape) for k, v in net.state_dict().items()}})
     loss = net(torch.randn(4, 3)).square().mean()
     opt.zero_grad()
     loss.backward()

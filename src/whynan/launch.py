@@ -9,6 +9,9 @@ import io
 import os
 import runpy
 import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import thread as pools
 from importlib.machinery import SourceFileLoader
 from types import CodeType, ModuleType, TracebackType
 
@@ -78,8 +81,9 @@ def _guarded(guard: Guard, program: object) -> int:
     children = Children(guard)
     gc.freeze()  # torch and whynan stay to the end: a collection that the tape's objects bring about need not go through them
     try:
-        with children.watched(), guard:
+        with children.watched(), guard, _threads_heard(guard):
             program()  # type: ignore[operator]
+            _await_threads()
     except TrainingStopped:
         _flush()
         return STOPPED
@@ -96,18 +100,51 @@ def _guarded(guard: Guard, program: object) -> int:
     return STOPPED if guard.stopped or children.stopped else 0
 
 
+@contextlib.contextmanager
+def _threads_heard(guard: Guard) -> Iterator[None]:
+    """Explain what the watched thread raises, where it is not the main one; one that the policy stopped ends without a traceback."""
+    usual = threading.excepthook
+
+    def hook(args: threading.ExceptHookArgs) -> None:
+        error = args.exc_value
+        if error is not None:
+            if args.thread is guard.recorder.thread:
+                guard.failed_with(error)
+            _cut(error)
+        if args.exc_type is not TrainingStopped:
+            usual(threading.ExceptHookArgs((args.exc_type, error, error and error.__traceback__, args.thread)))
+
+    threading.excepthook = hook
+    try:
+        yield
+    finally:
+        if threading.excepthook is hook:
+            threading.excepthook = usual
+
+
+def _await_threads() -> None:
+    """Wait for the program's threads, as Python does at its end; those of an executor are told to end only after that."""
+    while alive := [t for t in threading.enumerate() if not t.daemon and t is not threading.current_thread() and t not in pools._threads_queues]:
+        alive[0].join()
+
+
 def _flush() -> None:
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
 
 
 def _quiet_hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    seen: BaseException | None = error
     error.__traceback__ = trace
+    _cut(error)
+    sys.__excepthook__(kind, error, error.__traceback__)
+
+
+def _cut(error: BaseException) -> None:
+    """Cut our frames out of the tracebacks of an exception and of those behind it."""
+    seen: BaseException | None = error
     while seen is not None:
         seen.__traceback__ = without_own_frames(seen.__traceback__)
         seen = seen.__cause__ or seen.__context__
-    sys.__excepthook__(kind, error, error.__traceback__)
 
 
 def _starts_with_us(trace: TracebackType | None) -> bool:

@@ -45,6 +45,7 @@ class Doors(Protocol):
     recorder: Recorder
     stepping: bool
 
+    def moves_here(self) -> bool: ...
     def step_elsewhere(self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> Any: ...
     def backward(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any: ...
     def grad(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any: ...
@@ -180,6 +181,8 @@ class Interception:
                 return backward(*args, **kwargs)
             if (result := recorder.outermost(doors.backward, backward, args, kwargs)) is not ELSEWHERE:
                 return result
+            if not recorder.mine:
+                return watched_backward(*args, **kwargs) if doors.moves_here() else backward(*args, **kwargs)
             if recorder.replaying and recorder.replayed is not None:
                 recorder.replayed(args[0] if args else kwargs["tensors"])
             elif recorder.inside:
@@ -226,6 +229,8 @@ class Interception:
         def _patch_step_function(self: torch.optim.Optimizer) -> None:
             patch_step(self)
             interception.watch_step_of(type(self))
+            if not recorder.mine:
+                doors.moves_here()
             doors.optimizer_made(self)
 
         @functools.wraps(zero)
@@ -282,7 +287,7 @@ class Interception:
                 return original(self, *args, **kwargs)
             if (result := recorder.outermost(reach.doors.step, original, self, args, kwargs)) is not ELSEWHERE:
                 return result
-            if recorder.replaying:
+            if recorder.replaying and recorder.mine:
                 return recorder.left_out(self, args, kwargs)
             if recorder.running and not reach.doors.stepping:
                 return reach.doors.step_elsewhere(original, self, args, kwargs)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from threading import get_ident
 from typing import Any
 
 import torch
@@ -100,7 +99,7 @@ class Outputs:
         recorder = self._recorder
         try:
             place = self.now.get(id(module))
-            if place is None or place.due > self._step or recorder.replaying or get_ident() != recorder.thread or _is_another_use():
+            if place is None or place.due > self._step or recorder.replaying or not recorder.mine or _is_another_use():
                 return
             with torch.no_grad(), ExitStack() as stack:
                 stack.enter_context(torch._C.DisableTorchFunction())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from threading import get_ident
+from threading import current_thread
 from typing import Any, Protocol
 
 import torch
@@ -72,12 +72,14 @@ class Recorder(TorchFunctionMode):
     Cost: 1 to 4 µs for each torch call made outside modules; nothing inside them.
     """
 
+    moved = False  # to another thread than the one it was started in, on whose stack it still is
+
     def __init__(self) -> None:
         super().__init__()
         self.tape = Tape()
         self.tape.seen_apart = self._open
         self.states: dict[int, tuple[torch.nn.Module, ModuleState]] = {}
-        self.thread = get_ident()
+        self.thread = current_thread()
         self.running = False
         self.inside = 0
         self.replaying = False
@@ -108,8 +110,14 @@ class Recorder(TorchFunctionMode):
 
     def start(self) -> None:
         """Begin to record in this thread."""
-        self.thread = get_ident()
+        self.thread = current_thread()
         self.running = True
+        self.__enter__()  # type: ignore[no-untyped-call]
+
+    def move(self) -> None:
+        """Go on in this thread instead; the one before is let alone."""
+        self.moved = True
+        self.thread = current_thread()
         self.__enter__()  # type: ignore[no-untyped-call]
 
     def stop(self) -> None:
@@ -126,14 +134,19 @@ class Recorder(TorchFunctionMode):
             _push(mode)
 
     @property
+    def mine(self) -> bool:
+        """Whether this is the thread it records in; not by its number, which a later thread may get."""
+        return current_thread() is self.thread
+
+    @property
     def here(self) -> bool:
         """Whether a call made now would be recorded: right thread, not inside anything recorded already."""
-        return self.running and not self.inside and get_ident() == self.thread
+        return self.running and not self.inside and self.mine
 
     def __torch_function__(  # type: ignore[override]
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if self.inside or not self.running:
+        if self.inside or not self.running or (self.moved and not self.mine):
             return func(*args, **(kwargs or {}))
         sort = self._sorts.get(func)
         if sort is None:
@@ -456,6 +469,8 @@ class Recorder(TorchFunctionMode):
             except RuntimeError:  # nothing on the stack of this thread
                 top = None
             if top is self:
+                if self.moved and not self.mine:
+                    return ELSEWHERE
                 self.inside += 1
                 try:
                     return call(*args)
@@ -480,7 +495,7 @@ class Recorder(TorchFunctionMode):
 
     def resumed(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a user's hook that is called from inside a module with recording on again."""
-        if not self.inside or not self.running or self.replaying or get_ident() != self.thread:
+        if not self.inside or not self.running or self.replaying or not self.mine:
             return call(*args, **kwargs)
         outer, entry, around = self.inside, self.failed, self.within
         within = self._hooked(entry, args[0]) if entry is not None and args and isinstance(args[0], torch.nn.Module) else around
@@ -512,7 +527,7 @@ class Recorder(TorchFunctionMode):
 
     def goes_back(self) -> None:
         """A backward pass begins inside a function that is recorded whole (a compiled one): that call is the step, as a step function's."""
-        if self.failed is not None and self.failed.kind == "call" and not self.replaying and get_ident() == self.thread:
+        if self.failed is not None and self.failed.kind == "call" and not self.replaying and self.mine:
             self.failed.kind = "function"
 
     def about_to_load(self, module: torch.nn.Module) -> None:

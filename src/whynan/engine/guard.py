@@ -12,7 +12,7 @@ import functools
 import os
 import weakref
 from collections.abc import Callable, Iterator
-from threading import get_ident
+from threading import Lock
 from typing import Any, TypeVar
 
 import torch
@@ -56,11 +56,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 _LOOSE = 1000  # torch calls of a program that trains without our seeing it; one that only computes something makes fewer
 
 _open_guards: weakref.WeakSet[Guard] = weakref.WeakSet()
+_moving = Lock()
 
 
 def open_guard() -> Guard | None:
     """Return the guard that watches this thread."""
-    return next((guard for guard in list(_open_guards) if guard._open and guard.recorder.thread == get_ident()), None)
+    return next((guard for guard in list(_open_guards) if guard._open and guard.recorder.mine), None)
 
 
 def _before_fork() -> None:
@@ -144,7 +145,7 @@ class Guard:
     def open(self) -> Guard:
         """Begin to watch; a guard still open in this thread ends."""
         for other in list(_open_guards):
-            if other.recorder.thread == get_ident():
+            if other.recorder.mine:
                 other.journal.say("whynan: watching begins anew; what was watched before is closed")
                 other.close()
         self.recovering.begin()
@@ -507,11 +508,23 @@ class Guard:
         finally:
             self.stepping = False
 
+    def moves_here(self) -> bool:
+        """An optimizer is made, or gone back from a loss, in another thread: under `whynan run`, watch that one where nothing was trained in the old one."""
+        with _moving:
+            recorder, window = self.recorder, self.session.window
+            if not self.watches or not self.command or recorder.inside or open_guard() is not None:
+                return False
+            if (self.session.step_count or window.backwards or recorder.moved) and recorder.thread.is_alive():
+                return False
+            recorder.move()
+        self._say_once("whynan: the training is in another thread: watching goes on there")
+        return True
+
     def step_elsewhere(self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> Any:
         """An optimizer steps where nothing is recorded: in a hook of the backward pass, or in another thread."""
         session = self.session
-        if get_ident() != self.recorder.thread:
-            self._say_once("whynan: another thread steps an optimizer; only the thread that watching began in is watched")
+        if not self.recorder.mine:
+            self._say_once("whynan: another thread steps an optimizer beside the one that is watched; that one alone is")
             return call(optimizer, *args, **kwargs)
         if not self._in_backward:
             if not self.recorder.replaying:

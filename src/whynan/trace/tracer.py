@@ -28,6 +28,7 @@ from whynan.trace.graph import OUTSIDE, Colour, Graph, Leaf, Op, Source
 from whynan.trace.memory import is_part, storage_key, weak_storage
 from whynan.trace.modes import ReplayMode
 from whynan.trace.opaque import called_now
+from whynan.trace.refusals import refuses_any
 from whynan.trace.slicing import HAND_ON
 from whynan.tripwire.values import CLEAN, Damage, damage_of, is_mask_like, plain
 
@@ -92,6 +93,7 @@ class Tracer(ReplayMode):
         self.broken = ""
         self.refused: dict[str, torch.Tensor] = {}  # arguments of the last call that raised
         self._refusal: tuple[Op, BaseException] | None = None
+        self._indifferent: BaseException | None = None  # raised over something that no value changes
         self._writers: dict[int, tuple[object, int]] = {}  # storage: weak reference, op index or -1 - leaf index
         self._results: dict[int, Layout | None] = {}  # of damaged operations with one result, whose damage is theirs: how it lies in its memory
         self._lent: list[tuple[torch.Tensor, torch.Tensor]] = []  # results in memory of the program, and what was there
@@ -150,7 +152,9 @@ class Tracer(ReplayMode):
         self.refused = {f"arg{i}": t for i, t in enumerate(args) if isinstance(t, torch.Tensor)}
 
     def failing(self, error: BaseException | None) -> Op | None:
-        """Return the operation that raised, or the call that refused its arguments before any operation ran."""
+        """Return the operation that raised over its values, or the call that refused its arguments before any operation ran."""
+        if error is not None and error is self._indifferent:
+            return None
         found = next((op for op in reversed(self.graph.ops) if op.error is error), None) if error is not None else None
         if found is not None or self._refusal is None or self._refusal[1] is not error:
             return found
@@ -187,6 +191,8 @@ class Tracer(ReplayMode):
         except BaseException as error:
             if op is not None:
                 op.error = error
+                with self.aside():
+                    self._indifferent = error if refuses_any(func, args, kwargs) else None
             raise
         if op is not None:
             try:
