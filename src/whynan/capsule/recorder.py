@@ -24,7 +24,7 @@ from whynan.capsule.sites import forget, passer_at, passers, take_site, take_sit
 from whynan.capsule.sorts import Sort, sort_of
 from whynan.capsule.state import ModuleState, take_rng
 from whynan.capsule.surroundings import Spot
-from whynan.capsule.tape import CONTAINERS, LEAVES, Entry, Inner, Outside, Rebuild, Slot, Tape, Within, is_leaf, tensors_of
+from whynan.capsule.tape import CONTAINERS, LEAVES, READ_LIMIT, Entry, Inner, Outside, Rebuild, Slot, Tape, Within, bytes_of, is_leaf, tensors_of
 from whynan.errors import TrainingStopped
 
 _pop = torch._C._pop_torch_function_stack
@@ -531,10 +531,11 @@ class Recorder(TorchFunctionMode):
             self.failed.kind = "function"
 
     def about_to_load(self, module: torch.nn.Module) -> None:
-        """State is about to be loaded into a module: what the program has read of it is kept."""
+        """State is about to be loaded into a module: what the program has read of it is kept, where that is little."""
         try:
-            for tensor in (*module.parameters(), *module.buffers()):
-                if self.tape.living_in(tensor):
+            read = [tensor for tensor in (*module.parameters(), *module.buffers()) if self.tape.living_in(tensor)]
+            if sum(map(bytes_of, read)) <= READ_LIMIT:
+                for tensor in read:
                     self.tape.about_to_change(tensor)
         except Exception as error:
             self.faulty(error)
