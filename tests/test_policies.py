@@ -759,6 +759,32 @@ def test_a_term_that_is_left_out_of_the_loss_is_silent(box: Sandbox, check: str)
     assert done.out == box.plain(box.write(source)).out
 
 
+TASKS = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+net = nn.Linear(3, 2)
+opt = torch.optim.Adam(net.parameters(), 1e-2)
+for step in range(6):
+    losses = []
+    for task in range(4):
+        x = torch.randn(8, 3)
+        loss = net(x)[x[:, 0] < (-9 if step == 4 and task == 2 else 9)].square().mean()
+        if not loss.isfinite():
+            {leaves}
+        losses.append(loss)
+    opt.zero_grad()
+    torch.stack(losses).mean().backward()
+    opt.step()
+"""
+
+
+@pytest.mark.parametrize(("leaves", "told"), [("continue", 0), ("losses.clear(); continue", 1)])
+def test_one_of_several_terms_that_is_left_out_reaches_nothing(leaves: str, told: int, box: Sandbox) -> None:
+    """The update is made of terms from before it too. Where nothing of the step is used that was made before the bad value, the step was left."""
+    assert len(box.watched(TASKS.format(leaves=leaves)).incidents) == told
+
+
 INITIALISED = """
     import torch
     from torch import nn

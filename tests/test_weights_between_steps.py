@@ -81,3 +81,38 @@ def test_weights_that_stay_good_are_left_alone(box: Sandbox) -> None:
         done = box.watched(source)
         assert not done.incidents
         assert done.out == box.python("train.py").out
+
+
+FEDERATED = """
+import copy, torch
+from torch import nn
+torch.manual_seed(0)
+net = nn.Linear(4, 2)
+
+def local(net, n):
+    own = copy.deepcopy(net)
+    opt = torch.optim.SGD(own.parameters(), 0.1)
+    for x in torch.randn(n, 4).split(8):
+        if len(x):
+            opt.zero_grad()
+            own(x).square().mean().backward()
+            opt.step()
+    return own.state_dict()
+
+def average(states, counts):
+    share = torch.tensor(counts, dtype=torch.float32)
+    share = share / share.sum()  # here
+    return {k: torch.einsum("c,c...->...", share, torch.stack([s[k] for s in states])) for k in states[0]}
+
+for turn in range(6):
+    counts = [0, 0] if turn == 3 else [8, 24]
+    net.load_state_dict(average([local(net, n) for n in counts], counts))
+"""
+
+
+def test_an_average_that_new_models_are_copied_from(box: Sandbox) -> None:
+    """The optimizers are made after it: what was before one is kept until its weights are known to be good. What they were is not: the run is stopped."""
+    done = box.watched(FEDERATED)
+    line = next(n for n, text in enumerate(FEDERATED.splitlines(), 1) if "# here" in text)
+    assert [(i["cause"]["code"], i["origin"]["line"], i["symptom"]["place"]) for i in done.incidents] == [("WN104", line, "parameter")]
+    assert done.status == 3 and "what a step begins with is damaged" in done.err

@@ -6,6 +6,8 @@ or a step meets it much later, far from the line that made it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from whynan.capsule.tape import Entry, Made, Outside, Slot, Tape, bytes_of, needed_for
@@ -19,25 +21,31 @@ class Setup:
 
     def __init__(self) -> None:
         self.entries: dict[int, Entry] = {}
+        self.before: dict[int, Entry] = {}  # all calls before an optimizer was made, until its weights are known to be good
         self._made: dict[int, Made] = {}
 
     def end(self, tape: Tape) -> None:
-        """An optimizer was made: keep what led to bad values that are still held, and forget the rest.
+        """An optimizer was made: keep what led to bad values that are still held, and forget the rest; all of it only after the first look at the weights.
 
         Cost: one look at each tensor that the setup made and still holds.
         """
         bad = [made for entry in tape if not entry.needs_grad for made in entry.refs if (tensor := made()) is not None and _is_bad(tensor)]
         kept = needed_for(tape.entries, {made.slot.entry for made in bad}) if bad else []
-        size = sum(bytes_of(leaf.tensor) for e in kept for leaf in e.reads if isinstance(leaf, Outside))
-        if size <= LIMIT:
+        if _size(kept) <= LIMIT:
             self.entries.update((e.number, e) for e in kept)
             self._made.update((id(made()), made) for made in bad)
+        self.before = dict(tape.entries) if _size(tape) <= LIMIT else {}
         tape.clear()
 
     def maker(self, tensor: torch.Tensor) -> Slot | None:
         """Return the call that made a tensor, if it was kept."""
         made = self._made.get(id(tensor))
         return made.slot if made is not None and made() is tensor else None
+
+
+def _size(entries: Iterable[Entry]) -> int:
+    """Return how much memory the tensors take that some calls were given."""
+    return sum({id(leaf.tensor): bytes_of(leaf.tensor) for e in entries for leaf in e.reads if isinstance(leaf, Outside)}.values())
 
 
 def _is_bad(tensor: torch.Tensor) -> bool:

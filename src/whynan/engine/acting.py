@@ -19,18 +19,18 @@ from whynan.capsule.stepped import step_again
 from whynan.capsule.tape import Entry, Outside, Slot, Tape, dependencies, is_leaf, memory_of, needed_for
 from whynan.capsules import Shelf
 from whynan.diagnosis import Case, diagnose
-from whynan.engine.noticing import Noticing
+from whynan.engine.noticing import Found, Noticing
 from whynan.engine.partial import TAKEN, without_bad_terms
 from whynan.engine.recovering import Recovering
-from whynan.engine.session import Session, Window, parameters_of, rate_of
+from whynan.engine.session import Session, Window, parameters_of, rate_of, symptom_of
 from whynan.engine.together import Together
 from whynan.engine.updating import with_update
 from whynan.errors import TrainingStopped
-from whynan.records import DAMAGED, Incident, Symptom
+from whynan.records import DAMAGED, Incident, Phase, Symptom
 from whynan.recovery.carried import DroppedStep
 from whynan.recovery.followers import Followers
 from whynan.recovery.place import rank_here
-from whynan.tripwire.checks import gradients
+from whynan.tripwire.checks import gradients, nonfinite
 from whynan.tripwire.stillness import Still
 from whynan.tripwire.values import Damage, damage_of, damaged
 
@@ -144,13 +144,23 @@ class Acting:
 
     def _put_weights_back(self) -> None:
         """Undo what the program itself did to weights that are bad now: set from the first batch, projected or averaged after the last update."""
-        session = self.session
-        for kept in session.recorder.tape.written(session.window_start):
-            tensor = kept.tensor
-            if kept.saved is not None and tensor.requires_grad and is_leaf(tensor) and damage_of(tensor.detach()) and not damage_of(kept.saved.detach()):
-                with torch.no_grad():
-                    tensor.copy_(kept.saved)
-                self._say_once("weights", "weights that the program itself has made bad are put back to what they were before that")
+        for weight, saved in self._made_bad():
+            with torch.no_grad():
+                weight.copy_(saved)
+            self._say_once("weights", "weights that the program itself has made bad are put back to what they were before that")
+
+    def _made_bad(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield the weights that the program itself has made bad in this step, with what they were before."""
+        for kept in self.session.recorder.tape.written(self.session.window_start):
+            weight, saved = kept.tensor, kept.saved
+            if saved is not None and weight.requires_grad and is_leaf(weight) and damage_of(weight.detach()) and not damage_of(saved.detach()):
+                yield weight, saved
+
+    def _lost_weights(self) -> list[Found]:
+        """Return the weights that are bad by what the program did to them, where it is not known what they were before."""
+        known = {id(weight) for weight, _ in self._made_bad()}
+        trained = {id(p): (n, p) for o in self.session.optimizers for n, p in self.session.names_of(parameters_of(o)) if id(p) not in known}
+        return [found for found in nonfinite(trained.values()) if not self.session.recorder.beside.infinities.are_known(found[1])]
 
     def dropped(self, optimizer: Any) -> None:
         """An optimizer was kept from its step: its gradients, and no other's, are those of what was dropped."""
@@ -206,7 +216,10 @@ class Acting:
     def close(self, incident: Incident, drops_terms: bool = False) -> str:
         """Decide about an incident, write it, and stop where that is the decision."""
         session = self.session
-        hopeless = incident.cause.code in DAMAGED or incident.symptom.name == "scale"  # which no update of the scaler mends
+        lost = self._lost_weights() if incident.origin.phase is Phase.OPTIMIZER else []
+        if lost:
+            incident = replace(incident, symptom=symptom_of("parameter", lost))
+        hopeless = bool(lost) or incident.cause.code in DAMAGED or incident.symptom.name == "scale"  # which no update of the scaler mends
         taken = session.budget.decide(hopeless, self.recovering.possible and self.together.level)
         if taken == "skipped" and drops_terms and (left_out := self._goes_on_without(incident)):
             taken = TAKEN

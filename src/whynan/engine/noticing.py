@@ -144,6 +144,7 @@ class Noticing:
         if told := self._told(bad):
             self.session.see(symptom_of("parameter", told))
             return
+        self.session.recorder.beside.setup.before = {}
         if bad and not judged:
             self.unchecked = asked
         elif window.symptom is None:

@@ -70,7 +70,9 @@ class Probes:
             return False
         behind = tape.needed_for({bad})
         calls = {e.number for e in behind if e.kind == "module"}
-        if any(e.number in ends for e in behind) or (calls and calls <= needed):  # computed from the loss, or a term of it that was left out
+        first = min((e.number for e in behind if e.needs_grad), default=bad)
+        earlier = any(self.session.window_start < e.number < first and e.number in needed and e.needs_grad for e in tape)  # of a term from before it
+        if any(e.number in ends for e in behind) or (calls and calls <= needed) or earlier:  # computed from the loss, or a term of it that was left out
             self.session.window.symptom, self.session.window.entry = None, 0
             return False
         return True

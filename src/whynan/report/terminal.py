@@ -215,7 +215,8 @@ def farewell(incidents: list[Incident], counts: dict[tuple[str, str, int], int],
     elif taken == "rolled back":
         say(f"whynan: rolled back to the last good state ({budget.total} of {budget.in_total} bad steps allowed)")
     elif taken == "stopped":
-        state = "what a step begins with is damaged" if last.cause.code in DAMAGED else "weights are as before the last bad step"
+        damaged = last.cause.code in DAMAGED or last.symptom.place == "parameter"
+        state = "what a step begins with is damaged" if damaged else "weights are as before the last bad step"
         say(f"whynan: training stopped after {budget.streak} in a row, {budget.total} in total; {state}")
     else:
         say("whynan: observed only; nothing was changed")

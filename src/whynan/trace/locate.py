@@ -97,20 +97,21 @@ def setup_birth(program: Program, birth: Birth) -> tuple[Birth, Program, Targets
 
 
 def weights_birth(program: Program, birth: Birth) -> tuple[Birth, Program, Targets] | None:
-    """Find the birth of a bad weight that the program itself has made between the update before and this step: a projection, an average, a soup.
+    """Find the birth of a bad weight that the program itself has made since the update before, or before this optimizer: a projection, an average, a soup.
 
-    It is looked for by its value: the program may have loaded it. None where the tape does not show it.
+    It is looked for by its value: the program may have loaded or copied it. None where the tape does not show it.
     """
-    tape, leaf = program.recorder.tape, birth.leaf
+    tape, leaf, before = program.recorder.tape, birth.leaf, program.recorder.beside.setup.before
     if leaf is None or leaf.role not in ("parameter", "buffer") or leaf.first_use >= len(birth.graph.ops):
         return None
     used = next((e.number for e in program.entries if e.kind == "module"), birth.graph.ops[leaf.first_use].entry)
-    between = {entry.number for entry in tape if tape.rolled < entry.number < used and entry.kind in ("call", "write")}
+    calls = before | {n: entry for n, entry in tape.entries.items() if tape.rolled < n < used}
+    between = {n for n, entry in calls.items() if entry.kind in ("call", "write")}
     if not between:
         return None
     bad = leaf.tensor.detach().clone()
-    made = Program(program.recorder, tape.needed_for(between), [], on_weights=True)
-    return _made_of_finite(made, lambda run: [tensor for tensor in run.made.values() if _is_same(tensor, bad)][-1:])
+    made = Program(program.recorder, needed_for(before | tape.entries, between, tape.rolled), [], on_weights=True)
+    return _made_of_finite(made, lambda run: [tensor for tensor in run.made.values() if _is_same(tensor, bad)][:1])
 
 
 def _is_same(tensor: torch.Tensor, bad: torch.Tensor) -> bool:
