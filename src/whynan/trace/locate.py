@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -13,7 +14,7 @@ from torch.nn.modules import module as module_hooks
 
 from whynan.capsule.raised import blamed, unsolved
 from whynan.capsule.replay import Program, Run, call_entry
-from whynan.capsule.tape import needed_for
+from whynan.capsule.tape import Slot, needed_for
 from whynan.records import Phase, TensorStats
 from whynan.trace.birth import Birth, ancestors, followers
 from whynan.trace.graph import OUTSIDE, Colour, Graph, Leaf, Op
@@ -93,7 +94,7 @@ def setup_birth(program: Program, birth: Birth) -> tuple[Birth, Program, Targets
     if slot is None:
         return None
     made = Program(program.recorder, needed_for(setup.entries, {slot.entry}), [])
-    return _made_of_finite(made, lambda run: [run.made[slot]] if slot in run.made else [])
+    return _made_of_finite(made, functools.partial(_result, slot))
 
 
 def weights_birth(program: Program, birth: Birth) -> tuple[Birth, Program, Targets] | None:
@@ -109,9 +110,27 @@ def weights_birth(program: Program, birth: Birth) -> tuple[Birth, Program, Targe
     between = {n for n, entry in calls.items() if entry.kind in ("call", "write")}
     if not between:
         return None
-    bad = leaf.tensor.detach().clone()
     made = Program(program.recorder, needed_for(before | tape.entries, between, tape.rolled), [], on_weights=True)
-    return _made_of_finite(made, lambda run: [tensor for tensor in run.made.values() if _is_same(tensor, bad)][:1])
+    for slot in reversed(_slots_like(made, leaf.tensor.detach().clone())):
+        last = Program(program.recorder, needed_for({e.number: e for e in made.entries}, {slot.entry}, made.entries[0].number - 1), [], on_weights=True)
+        if (found := _made_of_finite(last, functools.partial(_result, slot))) is not None:
+            return found
+    return None
+
+
+def _slots_like(program: Program, bad: torch.Tensor) -> list[Slot]:
+    """Return the results of some calls that have the values of a weight: the first (others may be copies of it) and the last (it may be written in place)."""
+    try:
+        with program.still():
+            made = program.play().made
+            alike = [slot for slot, tensor in made.items() if isinstance(slot, Slot) and _is_same(tensor, bad)]
+    except MemoryError:
+        return []
+    return alike[:1] + alike[1:][-3:]
+
+
+def _result(slot: Slot, run: Run) -> list[torch.Tensor]:
+    return [run.made[slot]] if slot in run.made else []
 
 
 def _is_same(tensor: torch.Tensor, bad: torch.Tensor) -> bool:
