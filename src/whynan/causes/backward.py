@@ -247,14 +247,24 @@ def _selector(birth: Birth, forward: View) -> View | None:
         following: list[View] = []
         for view in level:
             for consumer in list(consumers(birth, view))[:6]:
-                if consumer.name in SELECTS and consumer.name not in ("mul", "select", "slice"):
+                takes = consumer.name in _LIMITING and _takes(consumer, view)
+                if consumer.name in SELECTS and consumer.name not in ("mul", "select", "slice") and not takes:
                     return consumer
                 if consumer.name == "mul" and _multiplies_by_mask(consumer, view):
                     return consumer
-                if consumer.name in ("mul", "add", "sub", "neg", "div", "rsub"):
+                if takes or consumer.name in ("mul", "add", "sub", "neg", "div", "rsub"):
                     following.append(consumer)
         level = following
     return None
+
+
+def _takes(consumer: View, view: View) -> bool:
+    """Whether a limit lets the bad entries pass as they are: its result is the value that it was given."""
+    given = next((consumer.input(i) for i, source in enumerate(consumer.op.sources) if source.maker == view.op.index), None)
+    bad, result = _bad_places(consumer.birth), consumer.output()
+    if given is None or result is None or bad is None or not given.shape == result.shape == bad.shape:
+        return False
+    return bool((given == result)[bad].all())
 
 
 def _multiplies_by_mask(consumer: View, forward: View) -> bool:
@@ -302,6 +312,7 @@ def _bad_places(birth: Birth) -> Any:
     return None if output is None else ~output.isfinite()
 
 
+_LIMITING = frozenset({"clamp", "clamp_min", "clamp_max", "minimum", "maximum"})
 _SOFTEN = "keep the denominator further from 0: a floor under it, or a softening term added to it"
 _CALM = "clip or normalise on the way: shorter unrolls, a lower gain, a smaller loss weight"
 

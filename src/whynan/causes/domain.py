@@ -92,11 +92,19 @@ def root_of_negative(scene: Scene) -> Finding | None:
         return None
     count, low = int(lies_below(base, 0).sum()), float(base[base.isfinite()].min())
     evidence = [share(count, base, "values are negative"), f"the smallest is {number(low)}"]
-    if any(m.name in ("sub", "rsub") for m in lineage(view, depth=2)) and abs(low) < 1e-2 * max(1.0, abs(float(base[base.isfinite()].max()))):
+    if any(_cancels(made, low) for made in lineage(view, depth=2)):
         evidence.append("it is a difference that cancelled: rounding pushed it below 0")
     power = float(exponent) if isinstance(exponent, int | float) else 0.5
     fixes = [_SPREAD, *guarded(view.name.replace("float_power", "pow"), view.op.dtype, power)]
     return Finding(f"the root of {number(low)} is not real", evidence, fixes, from_spans(view))
+
+
+def _cancels(view: View, low: float) -> bool:
+    """Whether a negative number is no more than what rounding leaves of a difference."""
+    import torch
+
+    terms = [t for i in range(2) if view.name in ("sub", "rsub") and (t := view.input(i)) is not None and t.is_floating_point() and t.numel()]
+    return any(abs(low) <= 64 * torch.finfo(t.dtype).eps * float(t.abs().max()) for t in terms)
 
 
 _SPREAD = Fix("compute the variance with torch.var (correction=0), which cannot cancel", "{inner}", safe=True, inner="variance by hand")

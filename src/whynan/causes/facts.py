@@ -44,7 +44,7 @@ VIEWS = frozenset(
 )
 SELECTS = frozenset(
     {"where", "masked_fill", "nan_to_num", "index", "clamp", "clamp_min", "clamp_max", "minimum", "maximum", "masked_select", "mul", "gather", "index_select",
-     "select", "min", "max", "amax", "amin", "take", "slice", "scatter", "index_put", "sort", "topk"}
+     "select", "min", "max", "amax", "amin", "take", "slice", "scatter", "index_put", "sort", "topk", "tril", "triu"}
 )  # fmt: skip
 
 

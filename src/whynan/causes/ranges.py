@@ -96,7 +96,7 @@ def epsilon_lost(scene: Scene) -> Finding | None:
             f"the guard {_constant(value)} is {int(became)} in {dtype}",
             [
                 f"{_constant(value)} rounds to {int(became)} in {dtype}, whose smallest step there is {_step(dtype, became)}",
-                _zeros_of(view) if direct else _let_through(made, became),
+                _at_edge(view, became) if direct else _let_through(made, became),
             ],
             fixes if direct else [*_next_to_zero(view, value, dtype), *_at_the_guard(made, became, dtype), *fixes],
             [] if direct else _guard_spans(view, made),
@@ -191,9 +191,11 @@ def _matters(view: View, guard: View, became: float) -> bool:
     return below is None or bool((below == 0).any())
 
 
-def _zeros_of(view: View) -> str:
+def _at_edge(view: View, became: float) -> str:
+    """Say how many of the guarded values are 0, or 1 where that is what the guard became."""
     below = view.input(1 if view.name == "div" else 0)
-    return f"{int((below == 0).sum())} of {below.numel()} guarded values are 0" if below is not None else "the guarded value is at its edge"
+    found = [(edge, count) for edge in (became, 0.0) if below is not None and (count := int((below.abs() == edge).sum()))]
+    return f"{found[0][1]} of {below.numel()} guarded values are {int(found[0][0])}" if found and below is not None else "the guarded value is at its edge"
 
 
 def _step(dtype: str, near: float) -> str:

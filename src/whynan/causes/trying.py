@@ -21,6 +21,7 @@ from whynan.records import Phase, Remedy, number
 
 TRIES = 4
 _LINEAR = VIEWS | {"add", "sub", "rsub", "mul", "div", "sum", "mean", "stack", "cat"}
+ELSEWHERE = 0.1  # by how much a loss is off by what overflows at another place
 PAIRED = 2  # changes at one of several places that are tried together with those at the others
 
 
@@ -72,6 +73,16 @@ def _has_a_limit(scene: Scene, fix: Fix, expression: Expression | None, site: Si
     lab, trials = scene.lab, [_trial(scene, replace(fix, template=text), expression, site) for text in (fix.template, fix.limit)]
     losses = [trial.play(None).loss for trial in trials if trial is not None]
     return lab is not None and len(losses) == 2 and None not in losses and math.isclose(losses[0], losses[1], rel_tol=TOLERANCE)  # type: ignore[arg-type]
+
+
+def untried(finding: Finding, expression: Expression | None) -> list[Remedy]:
+    """Return the fixes of a finding that fit the source, for a place outside of the steps that are replayed."""
+    found = []
+    for fix in finding.fixes:
+        change = fix.text(expression) if fix.template and expression is not None and fix.site is None and not fix.inner else None
+        if not fix.template or change is not None:
+            found.append(Remedy(fix.title, joined([(expression, change)]) if expression is not None and change is not None else "", fix.safe))
+    return found
 
 
 def tempting(scene: Scene, finding: Finding, expression: Expression | None, site: Site | None) -> list[str]:
@@ -262,7 +273,7 @@ def _judged(scene: Scene, finding: Finding, fix: Fix, trial: Trial) -> Remedy:
     if good:
         good, more = lab.weigh(outcome, trial.play, trial.tolerance, _has_an_edge(scene))
         words = f"{words}; {more}" if good and more else more or words
-    if good and (wrong := _wrong_slope(scene, lab, trial)):
+    if good and (wrong := _wrong_slope(scene, lab, trial) or _unlike_wide(lab, fix, outcome)):
         good, words = False, wrong
     if good and (silent := stopped.words()):
         good, words = False, silent
@@ -294,6 +305,16 @@ def _wrong_slope(scene: Scene, lab: Lab, trial: Trial) -> str:
         return ""
     told, seen = number(slopes.told), number(slopes.seen)
     return f"finite, but not the slope of the loss: along a random direction the gradient says {told}, forward passes beside it give {seen}"
+
+
+def _unlike_wide(lab: Lab, fix: Fix, outcome: Outcome) -> str:
+    """Say what is wrong with a wider type at one place, if the loss is not the one that a wide type gives everywhere: another place overflows too."""
+    wide = lab.wide.loss if lab.wide is not None and lab.wide.finite else None
+    if wide is None or outcome.loss is None or not (".float()" in fix.template or fix.inner == "bfloat16"):
+        return ""
+    if abs(outcome.loss - wide) <= ELSEWHERE * abs(wide):
+        return ""
+    return f"finite, but the loss is {number(outcome.loss)} where the same step in float64 has {number(wide)}: another place is past the range, too"
 
 
 def _placed(title: str, site: Site | None) -> str:

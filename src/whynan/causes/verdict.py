@@ -16,7 +16,7 @@ from whynan.causes.naming import names_of
 from whynan.causes.several import Verdict, decide
 from whynan.causes.source import Expression, expression_at
 from whynan.causes.terms import named_terms, term_words
-from whynan.causes.trying import remedies_of, tempting
+from whynan.causes.trying import remedies_of, tempting, untried
 from whynan.causes.weighing import bad_weight, is_weight, source_text, weight_name
 from whynan.errors import let_through
 from whynan.records import NOWHERE, Cause, Confidence, Experiment, Origin, Phase, Remedy, Span, TensorStats
@@ -77,12 +77,13 @@ def _outside_of_steps(scene: Scene, birth: Birth, origin: Origin, cause: Cause) 
     if chosen.code in ("WN701", "WN702", "WN901", "WN802"):
         return None
     site = finding.site or made.site
-    first = _origin(there, chosen, finding, expression_at(site, resolve(site).file) if site is not None else None, [])
+    expression = expression_at(site, resolve(site).file) if site is not None else None
+    first = _origin(there, chosen, finding, expression, [])
     when, how, phase = ("before the first step", "handed in", Phase.INPUT) if before else ("after the update before this step", "met", Phase.OPTIMIZER)
     words = f"made {when}, and {how} at {origin.span.place}"
     told = replace(cause, code=chosen.code, slug=chosen.slug, title=finding.title or chosen.title, evidence=(*finding.evidence, words), label=finding.label)
     span = replace(origin.span, label=f"{how} here")
-    return replace(first, phase=phase, from_=(*first.from_, span)), told, [Remedy(fix.title) for fix in finding.fixes if fix.title]
+    return replace(first, phase=phase, from_=(*first.from_, span)), told, untried(finding, expression)
 
 
 def _in_data(scene: Scene, birth: Birth, origin: Origin, cause: Cause) -> tuple[Origin, Cause]:

@@ -143,17 +143,21 @@ class Acting:
             self.session.journal.say(f"whynan: {words}")
 
     def _put_weights_back(self) -> None:
-        """Undo what the program itself did to weights that are bad now: set from the first batch, projected or averaged after the last update."""
+        """Undo what the program itself did to weights and buffers that are bad now: set from the first batch, projected or averaged after the last update."""
         for weight, saved in self._made_bad():
             with torch.no_grad():
                 weight.copy_(saved)
-            self._say_once("weights", "weights that the program itself has made bad are put back to what they were before that")
+            what = "weights" if weight.requires_grad else "buffers"
+            self._say_once(what, f"{what} that the program itself has made bad are put back to what they were before that")
 
     def _made_bad(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield the weights that the program itself has made bad in this step, with what they were before."""
-        for kept in self.session.recorder.tape.written(self.session.window_start):
+        """Yield the weights and buffers that the program itself has made bad in this step, with what they were before."""
+        recorder = self.session.recorder
+        buffers = {id(b) for root in recorder.roots() for b in root.buffers()}
+        for kept in recorder.tape.written(self.session.window_start):
             weight, saved = kept.tensor, kept.saved
-            if saved is not None and weight.requires_grad and is_leaf(weight) and damage_of(weight.detach()) and not damage_of(saved.detach()):
+            own = (weight.requires_grad and is_leaf(weight)) or id(weight) in buffers
+            if saved is not None and own and damage_of(weight.detach()) and not damage_of(saved.detach()):
                 yield weight, saved
 
     def _lost_weights(self) -> list[Found]:

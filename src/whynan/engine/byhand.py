@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -11,8 +12,8 @@ from whynan.engine.acting import Acting
 from whynan.engine.noticing import Noticing
 from whynan.engine.session import Session, parameters_of, shape_of
 from whynan.records import Symptom
-from whynan.tripwire.checks import nonfinite
-from whynan.tripwire.values import damage_of
+from whynan.tripwire.checks import nonfinite, total_norm
+from whynan.tripwire.values import damage_of, parts
 
 
 class ByHand:
@@ -157,22 +158,22 @@ class ByHand:
 
     def check_gradients(self) -> None:
         """A backward pass is over: look at the gradients of everything they can end in."""
-        session = self.session
-        bad = nonfinite((f"gradient of {shape_of(p)}", p.grad) for p in session.leaves() if p.grad is not None)
-        self._settle(Symptom("gradient", bad[0][2].kind, bad[0][0]) if bad else None)
+        self._settle([(f"gradient of {shape_of(p)}", p.grad) for p in self.session.leaves() if p.grad is not None])
 
     def check_derivative(self, outputs: Any, result: Any) -> None:
         """`torch.autograd.grad` or `torch.func` gave gradients: look at them."""
         self.noticing.losses(outputs)
         self.session.window.backwards += 1
         self.noticing.check_loss(next(reversed(self.session.recorder.tape.entries.values()), None))
-        bad = nonfinite(("gradient", t) for t in tensors_of(result))
-        self._settle(Symptom("gradient", bad[0][2].kind, "gradient") if bad else None)
+        self._settle([("gradient", t) for t in tensors_of(result)])
 
-    def _settle(self, symptom: Symptom | None) -> None:
+    def _settle(self, made: list[tuple[str, torch.Tensor]]) -> None:
+        """Look at the gradients that a pass has made: at their norm, and at each where that is not finite."""
         session = self.session
-        if symptom is not None and session.window.symptom is None:
-            session.see(symptom)
+        norm = total_norm([part for _, gradient in made for part in parts(gradient.detach())])
+        session.window.norm = None if norm is None else float(norm)
+        if session.window.norm is not None and not math.isfinite(session.window.norm) and (bad := nonfinite(made)) and session.window.symptom is None:
+            session.see(Symptom("gradient", bad[0][2].kind, bad[0][0]))
         if session.window.symptom is not None and not session.window.told:
             self.acting.act(None)
         else:
