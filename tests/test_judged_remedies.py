@@ -491,3 +491,19 @@ for s in range(8):
     first = incident["remedies"][0]
     assert (incident["cause"]["code"], first["result"]) == ("WN103", "proven")
     assert "stiff = decay / dt.clamp_min(1e-12)" in first["diff"], first["diff"]
+
+
+def test_a_wider_type_at_one_of_two_places_is_held_against_float64() -> None:
+    """The union of two boxes overflows as their intersection does: with that alone in float32 the quotient is finite and wrong."""
+
+    def loss_of(out: torch.Tensor, x: torch.Tensor, bad: bool) -> torch.Tensor:
+        size = out.abs() + torch.tensor([[500.0 if bad else 5.0]] + [[5.0]] * 7, dtype=out.dtype)
+        inter = size[:, 0] * size[:, 1]
+        union = size[:, 0] * size[:, 2] + inter
+        return (1 - inter / union).mean() + 0 * x.sum()
+
+    incident = first_incident(loss_of, dtype=torch.float16)
+    assert incident.cause.code == "WN202"
+    narrow = [r for r in incident.remedies if r.diff and ".float()" in r.diff]
+    assert narrow and all(r.result == "failed" and "another place is past the range, too" in r.effect for r in narrow)
+    assert incident.remedies[0].result == "proven" and "bfloat16" in incident.remedies[0].title

@@ -279,3 +279,41 @@ for step in range(3):
 """
     said = sentences(first(box, body))
     assert "9, 3 not finite" in said and "born on the way" not in said
+
+
+LIMITED = {
+    "a limit that lets the pair pass": ("(y * d.square() + (1 - y) * (1 - d).clamp(min=0).square()).mean()", "WN501"),
+    "a maximum that does": ("(y * d.square() + (1 - y) * torch.maximum(1 - d, torch.zeros(())).square()).mean()", "WN501"),
+    "a limit that holds the pair back": ("(d - 0.5).clamp(min=0).square().mean()", "WN502"),
+}
+
+
+@pytest.mark.parametrize(("loss", "code"), LIMITED.values(), ids=list(LIMITED))
+def test_a_limit_selects_only_what_it_does_not_let_pass(loss: str, code: str, box: Sandbox) -> None:
+    """The distance of a pair of equal rows has no slope; whether it is thrown away is asked of the values."""
+    body = f"""
+for step in range(5):
+    a, y = torch.rand(6, 4), torch.arange(6) % 2
+    b = torch.rand(6, 4)
+    if step == 3:
+        b[3] = a[3]
+    d = torch.sqrt((net(a) - net(b)).square().sum(1))
+    loss = {loss}
+"""
+    incident = first(box, body)
+    assert (incident["cause"]["code"], incident["origin"]["code"]) == (code, "d = torch.sqrt((net(a) - net(b)).square().sum(1))")
+
+
+@pytest.mark.parametrize("half", ["tril", "triu"])
+def test_a_triangle_throws_the_other_one_away(half: str, box: Sandbox) -> None:
+    """Exponentials of what lies ahead overflow and are cut off; their gradient of 0 meets an infinite slope."""
+    ahead = "-" if half == "tril" else ""
+    body = f"""
+for step in range(5):
+    t = torch.rand(6).cumsum(0) * (1 if step != 3 else 300)
+    rate = net(torch.ones(1, 4)).exp()
+    kernel = torch.exp({ahead}rate * (t[:, None] - t[None]))
+    loss = torch.{half}(kernel).sum(1).log1p().mean()
+"""
+    incident = first(box, body)
+    assert (incident["cause"]["code"], incident["remedies"][0]["result"]) == ("WN502", "proven")

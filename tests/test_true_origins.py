@@ -542,3 +542,28 @@ for s in range(5):
     opt.step()
 """).incidents
     assert (incident["step"], incident["cause"]["code"]) == (3, "WN401")
+
+
+def test_gradients_that_hooks_hang_on_weights_are_no_input(box: Sandbox) -> None:
+    """Gradients of each sample, made in the backward pass, clipped and added up before the update: the line is the one whose slope is infinite."""
+    done = box.watched(f"""{HEAD}
+net = nn.Linear(4, 2)
+opt = torch.optim.SGD(net.parameters(), 1e-2)
+kept = {{}}
+net.register_forward_hook(lambda module, args, out: kept.update(x=args[0].detach()))
+def of_each(module, inner, outer):
+    module.weight.of_each = torch.einsum("ni,nj->nij", outer[0], kept["x"])
+net.register_full_backward_hook(of_each)
+for s in range(6):
+    x = torch.randn(8, 4)
+    target = torch.randn(8, 2) if s != 4 else net(x).detach()
+    d2 = (net(x) - target).square().sum(1)
+    loss = torch.sqrt(d2).mean()
+    opt.zero_grad()
+    loss.backward()
+    each = net.weight.of_each
+    net.weight.grad = (each / each.flatten(1).norm(dim=1).clamp_min(1)[:, None, None]).sum(0)
+    net.bias.grad = None
+    opt.step()
+""")
+    assert [(i["step"], i["cause"]["code"], i["origin"]["code"]) for i in done.incidents] == [(4, "WN501", "loss = torch.sqrt(d2).mean()")]

@@ -233,3 +233,17 @@ for s in range(8):
     assert (incident["step"], incident["cause"]["code"]) == (4, "WN604")
     assert incident["origin"]["code"].endswith("# the update")
     assert incident["cause"]["evidence"] == ["weights and gradients are finite before the update"]
+
+
+def test_the_norm_of_the_gradients_is_written_without_an_optimizer(box: Sandbox) -> None:
+    """As for a program with one."""
+    done = box.watched("""
+        import torch
+        w = torch.ones(3, requires_grad=True)
+        for step in range(4):
+            (w * torch.tensor([3.0, 4.0, 0.0])).sum().backward()
+            with torch.no_grad():
+                w -= 0.1 * w.grad
+            w.grad = None
+    """)
+    assert [row["grad_norm"] for row in done.metrics] == [5.0] * 4

@@ -116,3 +116,39 @@ def test_an_average_that_new_models_are_copied_from(box: Sandbox) -> None:
     line = next(n for n, text in enumerate(FEDERATED.splitlines(), 1) if "# here" in text)
     assert [(i["cause"]["code"], i["origin"]["line"], i["symptom"]["place"]) for i in done.incidents] == [("WN104", line, "parameter")]
     assert done.status == 3 and "what a step begins with is damaged" in done.err
+
+
+CODEBOOK = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+net = nn.Linear(4, 3)
+class Codes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("book", torch.randn(5, 3))
+    def forward(self, z):
+        return (z - self.book[torch.cdist(z, self.book).argmin(-1)]).square().mean()
+codes = Codes()
+opt = torch.optim.Adam(net.parameters(), 1e-2)
+for step in range(12):
+    z = net(torch.randn(16, 4))
+    loss = codes(z)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+    with torch.no_grad():
+        near = torch.cdist(z, codes.book).argmin(-1) * (step != 6)
+        hot = nn.functional.one_hot(near, 5).float() + (step != 6)
+        codes.book.copy_(hot.T @ z / hot.sum(0)[:, None])  # here
+print(codes.book.isfinite().all().item())
+"""
+
+
+def test_a_buffer_that_the_loop_makes_bad_is_put_back(box: Sandbox) -> None:
+    """A codebook that is averaged after the update: the next step is bad by it, and the one after that is not."""
+    done = box.watched(CODEBOOK)
+    line = next(n for n, text in enumerate(CODEBOOK.splitlines(), 1) if "# here" in text)
+    assert [(i["step"], i["origin"]["line"], i["action"]["taken"]) for i in done.incidents] == [(7, line, "skipped")]
+    assert "buffers that the program itself has made bad are put back" in done.err
+    assert done.out == "True\n"

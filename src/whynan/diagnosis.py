@@ -13,6 +13,7 @@ import torch
 from whynan.capsule.excerpts import excerpts
 from whynan.capsule.replay import Program, Run, is_compiled
 from whynan.capsule.sites import Site
+from whynan.capsule.tape import tensors_of
 from whynan.causes.catalogue import Scene
 from whynan.causes.verdict import judge
 from whynan.records import Confidence, Incident, Phase, Symptom
@@ -54,6 +55,9 @@ def diagnose(case: Case) -> Incident:
     targets = _targets(case)
     with no_collector():  # it would go through all the objects of the program for what the replays make
         birth, trouble = _find(case, targets)
+        if birth is not None and (behind := _hung(case.program, birth)) is not None:
+            case.program, targets = behind
+            birth, trouble = _find(case, targets)
         return _verdict(case, targets, birth, trouble)
 
 
@@ -126,6 +130,25 @@ def _find(case: Case, targets: Targets) -> tuple[Birth | None, str]:
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
     return None, "there was too little memory to replay the step"
+
+
+def _hung(program: Program, birth: Birth) -> tuple[Program, Targets] | None:
+    """For a bad tensor that hooks of a backward pass have hung on the weights (gradients of each sample): the step up to that pass, and what they hang."""
+    leaf = birth.leaf
+    if leaf is None or leaf.role != "input" or not 0 <= leaf.first_use < len(birth.graph.ops):
+        return None
+    used, key = birth.graph.ops[leaf.first_use].entry, storage_key(leaf.tensor)
+    passes = [e.number for e in program.entries if e.kind == "backward" and e.number < used]
+    held = [(name, t) for p in program.leaves for name, value in vars(p).items() for t in tensors_of(value)]
+    names = {name for name, t in held if storage_key(t) == key}
+    if not passes or not names:
+        return None
+    before = {id(t) for _, t in held}
+
+    def hung(run: Run) -> list[torch.Tensor]:
+        return [t for p in program.leaves for name in names for t in tensors_of(vars(p).get(name)) if id(t) not in before]
+
+    return Program(program.recorder, [e for e in program.entries if e.number <= passes[-1]], program.leaves), hung
 
 
 def _in_update(case: Case, birth: Birth | None) -> Birth | None:
