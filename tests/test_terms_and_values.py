@@ -246,6 +246,30 @@ def test_heads_with_a_bad_gradient_are_named_and_counted() -> None:
     assert "not finite: the gradients of heads.2, heads.5 (2 of 8)" in incident.cause.evidence
 
 
+def test_what_all_batches_have_is_no_condition(capfd: Any) -> None:
+    """A mask of ones in every batch says nothing of the bad one."""
+    torch.manual_seed(0)
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(9, 4)
+
+        def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            return self.words(ids) * mask[:, None]
+
+    model = Masked()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with whynan.watch(model, optimizer, files=False):
+        for step in range(7):
+            y = model(torch.randint(0, 9, (12,)) if step != 3 else torch.full((12,), 5), torch.ones(12, dtype=torch.long))
+            optimizer.zero_grad()
+            (y.square().sum() / (y - y.mean(0)).square().sum()).backward()
+            optimizer.step()
+    said = capfd.readouterr().err
+    assert "ids of Masked held one value only in 1 of 6 batches" in said and "mask of Masked" not in said
+
+
 @pytest.mark.parametrize(
     ("bad", "text"), [(3, "in 1 of 6 batches since step 1"), (20, "in 1 of 5 batches since step 20, and in 0 of 2 in steps 7, 8 before it")]
 )

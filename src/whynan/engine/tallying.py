@@ -27,6 +27,12 @@ class Count:
     calls: int = 0
     held: torch.Tensor | int = 0  # counted where the ids live: nothing waits for a device
     before: str = ""  # the same in kept steps that lie apart
+    varies: bool = False  # there it was not so
+
+    @property
+    def tells(self) -> bool:
+        """Whether it sets some batches apart: a mask of ones in all of them is no condition."""
+        return bool(self.calls) and (self.varies or self.calls == 1 or int(self.held) < self.calls)
 
     def text(self) -> str:
         """Say it in one line."""
@@ -74,7 +80,7 @@ class Tally:
 
     def lines(self) -> list[str]:
         """Say what was counted."""
-        return [f"whynan: {count.text()}" for count in self.counts if count.calls]
+        return [f"whynan: {count.text()}" for count in self.counts if count.tells]
 
 
 def _look_back(counts: list[Count], case: Case) -> None:
@@ -86,6 +92,7 @@ def _look_back(counts: list[Count], case: Case) -> None:
         if joined and calls:
             count.since, count.calls, count.held = min(steps), count.calls + calls, count.held + held
         elif calls:
+            count.varies = held < calls
             count.before = f", and in {held} of {calls} in steps {', '.join(map(str, steps))} before it"
 
 
