@@ -262,7 +262,8 @@ def test_what_all_batches_have_is_no_condition(capfd: Any) -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     with whynan.watch(model, optimizer, files=False):
         for step in range(7):
-            y = model(torch.randint(0, 9, (16,)) if step != 3 else torch.full((16,), 5), torch.ones(16, dtype=torch.long))
+            ids, mask = torch.randint(0, 9, (12,)) if step != 3 else torch.full((12,), 5), torch.ones(12, dtype=torch.long)
+            y = model(ids, mask)
             optimizer.zero_grad()
             (y.square().sum() / (y - y[0]).square().sum()).backward()
             optimizer.step()
