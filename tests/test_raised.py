@@ -55,6 +55,13 @@ EXPLAINED = {
     loss = scores.float().softmax(-1)[:, 0].mean()
 """,
     ),
+    "a probability in a square matrix": (
+        "WN104",
+        """
+    share = x[:3, :3] / x[:3, :3].sum(1, keepdim=True)  # here
+    loss = nn.functional.binary_cross_entropy(share, torch.eye(3)) + net(x).mean()
+""",
+    ),
     "one value per channel": (
         "WN403",
         """

@@ -68,7 +68,7 @@ def test_what_makes_a_weight_bad_between_two_steps_is_told_and_undone(code: str,
     mark = "# " + after.split()[-1]
     line = next(n for n, text in enumerate(source.splitlines(), 1) if text.endswith(mark))
     assert (incident["cause"]["code"], incident["origin"]["line"]) == (code, line), done.err
-    assert incident["origin"]["phase"] == ("loss" if "vector" in after else "optimizer")  # a vector made with autograd on is part of the step's graph
+    assert incident["origin"]["phase"] == ("loss" if "vector" in after else "parameter")  # a vector made with autograd on is part of the step's graph
     assert (incident["step"], incident["action"]["taken"], done.status) == (7, "skipped", 0)
     assert "weights that the program itself has made bad are put back" in done.err
     assert "nan" not in done.out.splitlines()[-1]

@@ -143,7 +143,7 @@ def _hung(program: Program, birth: Birth) -> tuple[Program, Targets] | None:
     names = {name for name, t in held if storage_key(t) == key}
     if not passes or not names:
         return None
-    before = {id(t) for _, t in held}
+    before = {id(t): t for _, t in held}  # kept: another tensor could get the number of one that is gone
 
     def hung(run: Run) -> list[torch.Tensor]:
         return [t for p in program.leaves for name in names for t in tensors_of(vars(p).get(name)) if id(t) not in before]

@@ -81,9 +81,8 @@ def _guarded(guard: Guard, program: object) -> int:
     children = Children(guard)
     gc.freeze()  # torch and whynan stay to the end: a collection that the tape's objects bring about need not go through them
     try:
-        with children.watched(), guard, _threads_heard(guard):
+        with children.watched(), _watched(guard):
             program()  # type: ignore[operator]
-            _await_threads()
     except TrainingStopped:
         _flush()
         return STOPPED
@@ -101,7 +100,24 @@ def _guarded(guard: Guard, program: object) -> int:
 
 
 @contextlib.contextmanager
-def _threads_heard(guard: Guard) -> Iterator[None]:
+def _watched(guard: Guard) -> Iterator[None]:
+    """Watch the program to its end: where threads of its own go on, until Python has waited for them; the guard is closed by `atexit` then."""
+    guard.open()
+    _hear_threads(guard)
+    try:
+        yield
+    except BaseException as error:
+        guard.failed_with(error)
+        raise
+    finally:
+        thread = guard.recorder.thread
+        if guard.recorder.moved and not thread.daemon and thread not in pools._threads_queues and thread is not threading.current_thread():
+            thread.join()  # Python would, and its end may be ours to report
+        if all(t.daemon or t is threading.current_thread() for t in threading.enumerate()):
+            guard.close()
+
+
+def _hear_threads(guard: Guard) -> None:
     """Explain what the watched thread raises, where it is not the main one; one that the policy stopped ends without a traceback."""
     usual = threading.excepthook
 
@@ -115,17 +131,6 @@ def _threads_heard(guard: Guard) -> Iterator[None]:
             usual(threading.ExceptHookArgs((args.exc_type, error, error and error.__traceback__, args.thread)))
 
     threading.excepthook = hook
-    try:
-        yield
-    finally:
-        if threading.excepthook is hook:
-            threading.excepthook = usual
-
-
-def _await_threads() -> None:
-    """Wait for the program's threads, as Python does at its end; those of an executor are told to end only after that."""
-    while alive := [t for t in threading.enumerate() if not t.daemon and t is not threading.current_thread() and t not in pools._threads_queues]:
-        alive[0].join()
 
 
 def _flush() -> None:

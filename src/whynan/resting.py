@@ -1,13 +1,15 @@
-"""What of Python itself is kept quiet for a while: its garbage collector, full collections that only our records would cause, warnings."""
+"""What of Python itself is kept quiet for a while: its garbage collector, full collections that only our records would cause, warnings, output."""
 
 from __future__ import annotations
 
 import gc
+import io
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, redirect_stdout
+from threading import Thread, current_thread
+from typing import Any, TextIO, cast
 
 PER_CALL = 6  # objects that the collector counts for one recorded call
 
@@ -26,13 +28,45 @@ def no_collector() -> Iterator[None]:
 
 @contextmanager
 def no_warnings() -> Iterator[None]:
-    """Show no warnings. The filters stay as they are: to touch them would let every old warning of the program be shown again."""
-    show = warnings.showwarning
-    warnings.showwarning = lambda *_, **__: None
+    """Show no warnings of this thread. The filters stay as they are: to touch them would let every old warning of the program be shown again."""
+    show, quiet = warnings.showwarning, current_thread()
+
+    def shown(*args: Any, **kwargs: Any) -> None:
+        if current_thread() is not quiet:
+            show(*args, **kwargs)
+
+    warnings.showwarning = shown
     try:
         yield
     finally:
         warnings.showwarning = show
+
+
+@contextmanager
+def no_output() -> Iterator[None]:
+    """Drop what this thread writes to standard output; other threads write on."""
+    output = next((known for known in _outputs if sys.stdout in (known, known.output)), None) or _OutputOfOthers(sys.stdout)
+    quiet, output.quiet = output.quiet, current_thread()
+    try:
+        with redirect_stdout(cast("TextIO", output)):
+            yield
+    finally:
+        output.quiet = quiet
+
+
+class _OutputOfOthers:
+    """Standard output for all threads but one."""
+
+    def __init__(self, output: Any) -> None:
+        self.output, self.sink = output, io.TextIOWrapper(io.BytesIO())
+        self.quiet: Thread | None = None
+        _outputs.append(self)  # for good: a `print` of another thread uses it without holding it
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.sink if current_thread() is self.quiet else self.output, name)
+
+
+_outputs: list[_OutputOfOthers] = []
 
 
 class Collections:

@@ -156,7 +156,7 @@ def _watched(recorder: Recorder, name: str, original: Callable[..., Any]) -> Cal
     def collective(*args: Any, **kwargs: Any) -> Any:
         if is_compiling():
             return original(*args, **kwargs)
-        if recorder.replaying:
+        if recorder.replays_here:
             return _replayed(recorder, name, args, kwargs)
         if not recorder.running or name not in _RECEIVES or _called_by_torch(sys._getframe(1).f_globals.get("__name__", "")):
             return recorder.suspended(original, *args, **kwargs)

@@ -67,7 +67,7 @@ def watch_moves(interception: Interception, cls: Any, name: str) -> None:
             return original(self, *args, **kwargs)
         if recorder.here:
             return recorder.suspended(reach.doors.follow, original, self, args, kwargs)
-        if recorder.replaying:
+        if recorder.replays_here:
             return None
         return original(self, *args, **kwargs)
 
@@ -91,7 +91,7 @@ def watch_scaler(interception: Interception) -> None:
     def watched_step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         if recorder.here and self.is_enabled():
             return recorder.suspended(doors.scaler_step, step, self, optimizer, args, kwargs)
-        if recorder.replaying:
+        if recorder.replays_here:
             return recorder.left_out(optimizer, args, kwargs)
         return step(self, optimizer, *args, **kwargs)
 
@@ -99,13 +99,13 @@ def watch_scaler(interception: Interception) -> None:
     def watched_update(self: Any, *args: Any, **kwargs: Any) -> Any:
         if recorder.here and self.is_enabled():
             return recorder.suspended(doors.scaler_update, update, self, args, kwargs)
-        if recorder.replaying:
+        if recorder.replays_here:
             return None
         return update(self, *args, **kwargs)
 
     @functools.wraps(unscale)
     def watched_unscale(self: Any, optimizer: Any) -> Any:
-        if recorder.replaying:
+        if recorder.replays_here:
             return None  # it can be called once a step
         return recorder.suspended(unscale, self, optimizer)
 

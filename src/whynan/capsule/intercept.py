@@ -45,7 +45,7 @@ class Doors(Protocol):
     recorder: Recorder
     stepping: bool
 
-    def moves_here(self) -> bool: ...
+    def may_meet(self) -> bool: ...
     def step_elsewhere(self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> Any: ...
     def backward(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any: ...
     def grad(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any: ...
@@ -181,9 +181,7 @@ class Interception:
                 return backward(*args, **kwargs)
             if (result := recorder.outermost(doors.backward, backward, args, kwargs)) is not ELSEWHERE:
                 return result
-            if not recorder.mine:
-                return watched_backward(*args, **kwargs) if doors.moves_here() else backward(*args, **kwargs)
-            if recorder.replaying and recorder.replayed is not None:
+            if recorder.replays_here and recorder.replayed is not None:
                 recorder.replayed(args[0] if args else kwargs["tensors"])
             elif recorder.inside:
                 recorder.goes_back()
@@ -229,14 +227,13 @@ class Interception:
         def _patch_step_function(self: torch.optim.Optimizer) -> None:
             patch_step(self)
             interception.watch_step_of(type(self))
-            if not recorder.mine:
-                doors.moves_here()
-            doors.optimizer_made(self)
+            if recorder.mine or doors.may_meet():
+                doors.optimizer_made(self)
 
         @functools.wraps(zero)
         def zero_grad(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
             result = ELSEWHERE if is_dynamo_compiling() or compiler._is_compiling_flag else recorder.outermost(doors.zeroed, zero, self, args, kwargs)
-            if result is ELSEWHERE and (not recorder.replaying or self not in recorder.stepped):
+            if result is ELSEWHERE and (not recorder.replays_here or self not in recorder.stepped):
                 zero(self, *args, **kwargs)
 
         @functools.wraps(load)
@@ -255,7 +252,7 @@ class Interception:
         def module_zero_grad(self: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
             if not is_compiling() and recorder.here:
                 recorder.suspended(doors.zeroed, module_zero, self, args, kwargs)
-            elif not recorder.replaying or not recorder.stepped:
+            elif not recorder.replays_here or not recorder.stepped:
                 module_zero(self, *args, **kwargs)
 
         @functools.wraps(module_load)
@@ -287,7 +284,7 @@ class Interception:
                 return original(self, *args, **kwargs)
             if (result := recorder.outermost(reach.doors.step, original, self, args, kwargs)) is not ELSEWHERE:
                 return result
-            if recorder.replaying and recorder.mine:
+            if recorder.replays_here:
                 return recorder.left_out(self, args, kwargs)
             if recorder.running and not reach.doors.stepping:
                 return reach.doors.step_elsewhere(original, self, args, kwargs)
@@ -318,7 +315,7 @@ class Interception:
             if not is_compiling() and recorder.here:
                 optimizer._opt_called = True  # type: ignore[attr-defined]  # what the scheduler's wrapper notes, also for a step that is left out
                 return recorder.suspended(reach.doors.step, call, optimizer, args, kwargs)
-            if recorder.replaying:
+            if recorder.replays_here:
                 return recorder.left_out(optimizer, args, kwargs)
             if recorder.running and not reach.doors.stepping and not is_compiling():
                 return reach.doors.step_elsewhere(call, optimizer, args, kwargs)
@@ -351,7 +348,7 @@ class Interception:
 
         def script_call(self: Any, *args: Any, **kwargs: Any) -> Any:
             python = getattr(self, "_torchdynamo_inline", None)  # the function it was made of: a replay sees its lines
-            if recorder.replaying and python is not None:
+            if recorder.replays_here and python is not None:
                 return python(*args, **kwargs)
             bound = functools.partial(script, self)
             if recorder.here:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from threading import current_thread
+from threading import current_thread, local, main_thread
 from typing import Any, Protocol
 
 import torch
@@ -66,8 +66,21 @@ class Beside:
         self.draws, self.generators, self.setup, self.infinities = Draws(), Generators(), Setup(), Infinities()
 
 
+_of_thread = local()
+
+
+class _ThreadEnd:
+    """Takes a mode off the stack of a thread that ends: torch would want the interpreter for that when there may be none any more."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def __del__(self) -> None:
+        self._recorder.take_off()
+
+
 class Recorder(TorchFunctionMode):
-    """Writes the tape of the thread it is started in.
+    """Writes the tape of one thread: the one it is started in, or moves to.
 
     Cost: 1 to 4 µs for each torch call made outside modules; nothing inside them.
     """
@@ -118,12 +131,19 @@ class Recorder(TorchFunctionMode):
         """Go on in this thread instead; the one before is let alone."""
         self.moved = True
         self.thread = current_thread()
-        self.__enter__()  # type: ignore[no-untyped-call]
+        if all(_at(i) is not self for i in range(modes())):  # else it was here before
+            self.__enter__()  # type: ignore[no-untyped-call]
+            if self.thread is not main_thread():
+                _of_thread.end = _ThreadEnd(self)
 
     def stop(self) -> None:
         """Stop recording and take the mode off the stack, wherever it is; called again it does no harm."""
         self.running = False
         forget()
+        self.take_off()
+
+    def take_off(self) -> None:
+        """Take the mode off the stack of this thread."""
         above: list[Any] = []
         held = [_at(i) for i in range(modes())]
         if not any(mode is self for mode in held):
@@ -137,6 +157,11 @@ class Recorder(TorchFunctionMode):
     def mine(self) -> bool:
         """Whether this is the thread it records in; not by its number, which a later thread may get."""
         return current_thread() is self.thread
+
+    @property
+    def replays_here(self) -> bool:
+        """Whether a call made now is one of a replay; what other threads do meanwhile is none."""
+        return self.replaying and self.mine
 
     @property
     def here(self) -> bool:
@@ -206,6 +231,8 @@ class Recorder(TorchFunctionMode):
         site = entry.site if entry is not None else None
         result = func(*args, **kwargs) if site is None else (passers.get(id(site)) or passer_at(site, 2))(func, args, kwargs)
         self.failed = None
+        if self.moved and not self.mine:
+            return result  # watching has left this thread during the call
         if entry is not None and (isinstance(result, torch.Tensor) or sort is _WRITE or sort is _GRAD or _holds_tensor(result)):
             try:
                 self._close(entry, sort, args, kwargs, result)

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import copy
 import functools
-import io
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, redirect_stdout
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -24,7 +23,7 @@ from whynan.capsule.recorder import Recorder
 from whynan.capsule.state import Stasis, moved, put_rng, take_rng
 from whynan.capsule.tape import Entry, Inner, Outside, Rebuild, Slot, first_backward, is_leaf, node_of, overwrites, read_weights, tensors_of
 from whynan.errors import let_through
-from whynan.resting import no_warnings
+from whynan.resting import no_output, no_warnings
 
 _node_number = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 _SAME = frozenset({"__get__", "detach", "detach_"})  # of a gradient: the gradient itself
@@ -168,7 +167,7 @@ class Program:
             recorder.inside += 1
             recorder.replaying = True
             try:
-                with redirect_stdout(io.StringIO()), no_warnings():  # what the user's forward pass prints was printed once already
+                with no_output(), no_warnings():  # what the user's forward pass prints was printed once already
                     yield
             finally:
                 recorder.stepped.clear()

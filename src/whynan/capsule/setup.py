@@ -17,7 +17,7 @@ LIMIT = 64 << 20  # bytes of what such values were made from
 
 
 class Setup:
-    """The calls behind values that are not finite; none, as a rule."""
+    """The calls behind values that are not finite, none as a rule; and for a while all of them."""
 
     def __init__(self) -> None:
         self.entries: dict[int, Entry] = {}
@@ -25,7 +25,7 @@ class Setup:
         self._made: dict[int, Made] = {}
 
     def end(self, tape: Tape) -> None:
-        """An optimizer was made: keep what led to bad values that are still held, and forget the rest; all of it only after the first look at the weights.
+        """An optimizer was made: keep what led to bad values that are still held. The rest is forgotten with `before`, when its weights were looked at.
 
         Cost: one look at each tensor that the setup made and still holds.
         """
@@ -44,8 +44,12 @@ class Setup:
 
 
 def _size(entries: Iterable[Entry]) -> int:
-    """Return how much memory the tensors take that some calls were given."""
-    return sum({id(leaf.tensor): bytes_of(leaf.tensor) for e in entries for leaf in e.reads if isinstance(leaf, Outside)}.values())
+    """Return how much memory the tensors and arrays take that some calls were given."""
+    held: dict[int, int] = {}
+    for entry in entries:
+        held.update((id(leaf.tensor), bytes_of(leaf.tensor)) for leaf in entry.reads if isinstance(leaf, Outside))
+        held.update((id(value), value.nbytes) for value in (*entry.args, *entry.kwargs.values()) if hasattr(value, "nbytes"))
+    return sum(held.values())
 
 
 def _is_bad(tensor: torch.Tensor) -> bool:

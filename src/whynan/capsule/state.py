@@ -89,6 +89,8 @@ class ModuleState:
         stale_buffers, stale_copies = [], []
         for key, (buffer, copy, version) in self._copies.items():
             if buffer._version != version or key in self._silent or self._outdated:
+                if buffer.shape != copy.shape:  # resized in place, as observers of quantisation do
+                    copy = buffer.detach().clone()
                 stale_buffers.append(buffer)
                 stale_copies.append(copy)
                 self._copies[key] = (buffer, copy, buffer._version)
@@ -202,7 +204,7 @@ class ModuleState:
             for key, (buffer, copy, version) in self._copies.items():
                 if buffer._version != version or key in self._silent or damage_of(buffer.detach()):
                     with torch.autograd._unsafe_preserve_version_counter(buffer):  # type: ignore[attr-defined]  # a graph that is still to be gone back from may hold it
-                        buffer.copy_(copy)
+                        _write(copy, buffer)
                     self._copies[key] = (buffer, copy, buffer._version)
         self._put_in_place()
         for module, attributes in self._attributes:
@@ -234,13 +236,20 @@ class ModuleState:
         with torch.no_grad():
             for key, (buffer, copy, version) in self._copies.items():
                 if buffer._version != version or key in self._silent:
-                    buffer.copy_(copy)
+                    _write(copy, buffer)
         self._put_in_place()
         for module, attributes in self._attributes:
             put_back(module, attributes)
         for item in self._held:
             item.restore()
         self.around.put_back()
+
+
+def _write(copy: torch.Tensor, buffer: torch.Tensor) -> None:
+    """Give a buffer its old values, and its old shape where it was resized in place."""
+    if buffer.shape != copy.shape:
+        buffer.resize_(copy.shape)
+    buffer.copy_(copy)
 
 
 def _mark(value: Any) -> object:
@@ -364,7 +373,7 @@ class Stasis:
             leaf.grad = grad
         with torch.no_grad():
             for buffer, copy, _version in self._buffers:
-                buffer.copy_(copy)
+                _write(copy, buffer)
         put_around(self._around)
         self._versions.__exit__()
         for home, tensors in self._homes:

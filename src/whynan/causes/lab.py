@@ -159,8 +159,7 @@ class Lab:
         failing = program is self.program
         with torch.no_grad():
             losses = [float(t.detach().float().sum()) for t in run.losses]
-            updates = program.undo is not None or program.ends_with_update
-            placed = _gradients(program, run) if not updates else {}  # of an update they are where it begins
+            placed = _gradients(program, run) if program.undo is None else {}  # of an update they are where it begins
             grads = list(placed.values())
             norm = total_norm([g.detach().to_dense() if g.is_sparse else g for g in grads]) if grads else None
             seen = {id(g) for g in grads} if norm is not None and math.isfinite(float(norm)) else set()  # a finite norm has no bad part
@@ -439,10 +438,15 @@ def _cut(program: Program, place: str) -> str:
 
 
 def _gradients(program: Program, run: Run) -> dict[int, torch.Tensor]:
-    """Return the gradients of a replay by their place among the leaves, or what its `torch.autograd.grad` gave, in order, where nothing went to leaves."""
+    """Return the gradients of a replay by their place among the leaves, or what its `torch.autograd.grad` gave, in order, where nothing went to leaves.
+
+    An update that is made of these may be made of others, too: nothing is said of them then.
+    """
     kept = {place: leaf.grad for place, leaf in enumerate(program.leaves) if leaf.grad is not None}
     asked = {e.number for e in program.entries if e.kind == "derivative"}
-    return kept or dict(enumerate(t for slot, t in run.made.items() if isinstance(slot, Slot) and slot.entry in asked))
+    if kept or program.ends_with_update:
+        return kept
+    return dict(enumerate(t for slot, t in run.made.items() if isinstance(slot, Slot) and slot.entry in asked))
 
 
 def _components(gradient: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,7 @@ from whynan.records import Phase, Remedy, number
 
 TRIES = 4
 _LINEAR = VIEWS | {"add", "sub", "rsub", "mul", "div", "sum", "mean", "stack", "cat"}
-ELSEWHERE = 0.1  # by how much a loss is off by what overflows at another place
+FAR_FROM_WIDE = 0.1  # by how much a loss may be off that of float64; more is what overflows at another place
 PAIRED = 2  # changes at one of several places that are tried together with those at the others
 
 
@@ -79,9 +79,10 @@ def untried(finding: Finding, expression: Expression | None) -> list[Remedy]:
     """Return the fixes of a finding that fit the source, for a place outside of the steps that are replayed."""
     found = []
     for fix in finding.fixes:
-        change = fix.text(expression) if fix.template and expression is not None and fix.site is None and not fix.inner else None
-        if not fix.template or change is not None:
-            found.append(Remedy(fix.title, joined([(expression, change)]) if expression is not None and change is not None else "", fix.safe))
+        if not fix.template:
+            found.append(Remedy(fix.title))
+        elif expression is not None and not (fix.site or fix.inner or fix.limit) and (change := fix.text(expression)) is not None:
+            found.append(Remedy(fix.title, joined([(expression, change)]), fix.safe))
     return found
 
 
@@ -312,7 +313,7 @@ def _unlike_wide(lab: Lab, fix: Fix, outcome: Outcome) -> str:
     wide = lab.wide.loss if lab.wide is not None and lab.wide.finite else None
     if wide is None or outcome.loss is None or not (".float()" in fix.template or fix.inner == "bfloat16"):
         return ""
-    if abs(outcome.loss - wide) <= ELSEWHERE * abs(wide):
+    if abs(outcome.loss - wide) <= FAR_FROM_WIDE * abs(wide):
         return ""
     return f"finite, but the loss is {number(outcome.loss)} where the same step in float64 has {number(wide)}: another place is past the range, too"
 

@@ -79,7 +79,7 @@ def _outside_of_steps(scene: Scene, birth: Birth, origin: Origin, cause: Cause) 
     site = finding.site or made.site
     expression = expression_at(site, resolve(site).file) if site is not None else None
     first = _origin(there, chosen, finding, expression, [])
-    when, how, phase = ("before the first step", "handed in", Phase.INPUT) if before else ("after the update before this step", "met", Phase.OPTIMIZER)
+    when, how, phase = ("before the first step", "handed in", Phase.INPUT) if before else ("before this step began", "met", Phase.PARAMETER)
     words = f"made {when}, and {how} at {origin.span.place}"
     told = replace(cause, code=chosen.code, slug=chosen.slug, title=finding.title or chosen.title, evidence=(*finding.evidence, words), label=finding.label)
     span = replace(origin.span, label=f"{how} here")

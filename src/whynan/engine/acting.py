@@ -220,10 +220,11 @@ class Acting:
     def close(self, incident: Incident, drops_terms: bool = False) -> str:
         """Decide about an incident, write it, and stop where that is the decision."""
         session = self.session
-        lost = self._lost_weights() if incident.origin.phase is Phase.OPTIMIZER else []
+        damaged_before = incident.cause.code in DAMAGED
+        lost = self._lost_weights() if incident.origin.phase is Phase.PARAMETER and not damaged_before else []
         if lost:
             incident = replace(incident, symptom=symptom_of("parameter", lost))
-        hopeless = bool(lost) or incident.cause.code in DAMAGED or incident.symptom.name == "scale"  # which no update of the scaler mends
+        hopeless = bool(lost) or damaged_before or incident.symptom.name == "scale"  # which no update of the scaler mends
         taken = session.budget.decide(hopeless, self.recovering.possible and self.together.level)
         if taken == "skipped" and drops_terms and (left_out := self._goes_on_without(incident)):
             taken = TAKEN

@@ -12,7 +12,7 @@ import functools
 import os
 import weakref
 from collections.abc import Callable, Iterator
-from threading import Lock
+from threading import Lock, current_thread
 from typing import Any, TypeVar
 
 import torch
@@ -86,7 +86,7 @@ os.register_at_fork(before=_before_fork, after_in_child=_in_forked_child)
 
 
 class Guard:
-    """Watches training in this thread until `close`. See `whynan.watch`."""
+    """Watches training in one thread until `close`: the one it is opened in, or under `whynan run` the one that trains. See `whynan.watch`."""
 
     def __init__(self, options: Options | None = None, journal: Journal | None = None) -> None:
         self.options = options or Options()
@@ -497,6 +497,8 @@ class Guard:
         """The user updates the weights."""
         if self._overrides.waiting:
             self.session.guarded(lambda: self._tell_overrides(optimizer))
+        if id(optimizer) not in self.session.optimizers_met:  # made in another thread
+            self.session.add_optimizer(optimizer)
         self.stepping = True
         try:
             return self.steps.step(call, optimizer, args, kwargs)
@@ -508,13 +510,17 @@ class Guard:
         finally:
             self.stepping = False
 
+    def may_meet(self) -> bool:
+        """An optimizer is made in another thread: it is ours if watching moves there, or nothing was trained yet."""
+        return self.moves_here() or not (self.session.step_count or self.session.window.backwards)
+
     def moves_here(self) -> bool:
-        """An optimizer is made, or gone back from a loss, in another thread: under `whynan run`, watch that one where nothing was trained in the old one."""
+        """An optimizer is made, or steps, in another thread: under `whynan run`, watch that one where nothing was trained in the old one, or it has ended."""
         with _moving:
-            recorder, window = self.recorder, self.session.window
-            if not self.watches or not self.command or recorder.inside or open_guard() is not None:
-                return False
-            if (self.session.step_count or window.backwards or recorder.moved) and recorder.thread.is_alive():
+            recorder, thread = self.recorder, current_thread()
+            if not self.watches or not self.command or recorder.inside or thread.daemon or open_guard() is not None:
+                return False  # a daemon can be ended in the midst of it, when Python is gone
+            if (self.session.step_count or self.session.window.backwards or recorder.moved) and recorder.thread.is_alive():
                 return False
             recorder.move()
         self._say_once("whynan: the training is in another thread: watching goes on there")
@@ -524,8 +530,7 @@ class Guard:
         """An optimizer steps where nothing is recorded: in a hook of the backward pass, or in another thread."""
         session = self.session
         if not self.recorder.mine:
-            self._say_once("whynan: another thread steps an optimizer beside the one that is watched; that one alone is")
-            return call(optimizer, *args, **kwargs)
+            return self._step_in_another_thread(call, optimizer, args, kwargs)
         if not self._in_backward:
             if not self.recorder.replaying:
                 self._say_once("whynan: an optimizer steps inside a compiled function or a module; that step is not watched")
@@ -538,6 +543,18 @@ class Guard:
         if session.window.symptom is not None and not session.budget.observes:
             return None
         return call(optimizer, *args, **kwargs)
+
+    def _step_in_another_thread(self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Watch that thread from here on; where another one trains already, watch none: a replay would disturb the other."""
+        moved = self.moves_here()
+        if not moved and torch._C._current_autograd_node() is None and not self.recorder.replaying:  # else a thread of the backward pass
+            self._say_once("whynan: a second thread trains, which is not supported: watching is off, training goes on")
+            self.recorder.stop()
+            self.interception.remove(lasting=False)
+        result = call(optimizer, *args, **kwargs)
+        if moved:
+            self.session.next_step()
+        return result
 
     def _say_once(self, text: str) -> None:
         if text not in self._said:

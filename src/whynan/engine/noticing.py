@@ -138,6 +138,8 @@ class Noticing:
         """
         window, asked = self.session.window, self.unchecked
         todo, self.unchecked = [owner for ref in asked if (owner := ref()) is not None], []
+        if not todo:
+            self.session.recorder.beside.setup.before = {}
         if not todo or (window.symptom is not None and window.symptom.place not in ("loss", "gradient")):
             return
         bad = self._bad_weights()

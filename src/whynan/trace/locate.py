@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from threading import current_thread
 from typing import Any
 
 import torch
@@ -134,7 +135,10 @@ def _result(slot: Slot, run: Run) -> list[torch.Tensor]:
 
 
 def _is_same(tensor: torch.Tensor, bad: torch.Tensor) -> bool:
-    return tensor.shape == bad.shape and tensor.dtype is bad.dtype and bool(((tensor == bad) | (tensor.isnan() & bad.isnan())).all())
+    if tensor.shape != bad.shape or tensor.dtype is not bad.dtype or tensor.layout is not bad.layout or tensor.is_meta or bad.is_meta:
+        return False
+    tensor = tensor.to(bad.device)
+    return bool(((tensor == bad) | (tensor.isnan() & bad.isnan())).all())
 
 
 def _made_of_finite(made: Program, targets: Targets) -> tuple[Birth, Program, Targets] | None:
@@ -274,7 +278,8 @@ def observe(program: Program, targets: Targets, roles: dict[int, tuple[str, str]
         return birth
     second = _trace(program, targets, roles, wanted, hold)
     birth.inside, birth.caller = second.inside, second.tracer.caller
-    if any(birth.graph.ops[index].name != name for index, name in second.tracer.seen.items()) or not second.tracer.seen.keys() >= wanted:
+    ops = birth.graph.ops
+    if any(index >= len(ops) or ops[index].name != name for index, name in second.tracer.seen.items()) or not second.tracer.seen.keys() >= wanted:
         birth.exact, birth.note = False, birth.note or "two replays of this step did not make the same calls"
         return birth  # the values are those of other operations
     birth.inputs, birth.outputs = second.tracer.kept_inputs, second.tracer.kept_output
@@ -379,15 +384,19 @@ def _leaf_phase(leaf: Leaf | None) -> Phase:
 @contextmanager
 def module_names(roots: list[torch.nn.Module], tracer: Tracer, outputs: Outputs | None = None) -> Iterator[None]:
     """Tell the tracer which module runs, by its path in the model; look at what each gives back where that is wanted."""
-    names = paths_of(roots)
+    names, here = paths_of(roots), current_thread()
 
     def enter(module: torch.nn.Module, args: Any) -> None:
+        if current_thread() is not here:
+            return
         # torch's own loss modules are a way to write a function, not part of a model
         loss_function = not tracer.modules and isinstance(module, torch.nn.modules.loss._Loss)
         tracer.modules.append(LOSS if loss_function else names.get(module, type(module).__name__))
         tracer.scripted += isinstance(module, torch.jit.ScriptModule)
 
     def leave(module: torch.nn.Module, args: Any, output: Any) -> None:
+        if current_thread() is not here:
+            return
         name = tracer.modules.pop() if tracer.modules else LOSS
         tracer.scripted -= isinstance(module, torch.jit.ScriptModule)
         if name is not LOSS and outputs is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,21 +17,29 @@ def refuses_any(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
     >>> refuses_any(torch.ops.aten.linalg_cholesky_ex.default, (torch.zeros(2, 2),), {"check_errors": True})
     False
     """
+    return all(_refuses(func, args, kwargs, fill) for fill in (_halves, _with_diagonal))
+
+
+def _refuses(func: Any, args: Any, kwargs: dict[str, Any], fill: Callable[[torch.Tensor], torch.Tensor]) -> bool:
+    def harmless(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.clone() if value.dtype is torch.bool else fill(value)
+        return 0.5 if type(value) is float else value
+
     try:
-        func(*tree_map(_harmless, args), **tree_map(_harmless, kwargs))
-    except (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError):
+        func(*tree_map(harmless, args), **tree_map(harmless, kwargs))
+    except Exception:  # whatever it says: the call is not ours
         return True
     return False
 
 
-def _harmless(value: Any) -> Any:
-    """Return an argument with other values: ones, on a square matrix's diagonal more; the first index; of flags and sizes the same."""
-    if type(value) is float:
-        return 1.0
-    if not isinstance(value, torch.Tensor) or value.dtype is torch.bool:
-        return value
-    if not (value.is_floating_point() or value.is_complex()):
-        return torch.zeros_like(value)
+def _halves(value: torch.Tensor) -> torch.Tensor:
+    """Return a probability everywhere, or the first index."""
+    return torch.full_like(value, 0.5) if value.is_floating_point() or value.is_complex() else torch.zeros_like(value)
+
+
+def _with_diagonal(value: torch.Tensor) -> torch.Tensor:
+    """Return ones, and more on the diagonal of a square matrix: it has an inverse, and every root."""
     ones = torch.ones_like(value)
     if value.ndim > 1 and value.shape[-1] == value.shape[-2]:
         ones.diagonal(dim1=-2, dim2=-1).add_(1)

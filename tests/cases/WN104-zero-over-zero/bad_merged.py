@@ -35,7 +35,7 @@ class Net(nn.Module):
         self.outer = nn.Linear(16, 1)
 
     def forward(self, x):
-        h = self.inner(x)  # <- WN601 parameter
+        h = self.inner(x)
         return self.outer(torch.tanh(h))
 
 
@@ -45,7 +45,7 @@ merged = Net()
 with torch.no_grad():
     for name, p in merged.named_parameters():
         total = f1[name] + f2[name]
-        p.copy_((f1[name] * w1[name] + f2[name] * w2[name]) / total)
+        p.copy_((f1[name] * w1[name] + f2[name] * w2[name]) / total)  # <- WN104 parameter
 
 optimizer = torch.optim.Adam(merged.parameters(), lr=3e-3)
 for epoch in range(12):
