@@ -9,6 +9,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from conftest import Sandbox
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import whynan
@@ -240,3 +241,22 @@ def test_an_update_that_scales_its_gradients_is_made_again_with_those_it_was_giv
     (incident,) = guard.incidents
     assert (incident.step, incident.cause.code, incident.action.taken) == (3, "WN604", "skipped")
     assert incident.origin.span.code.endswith("# the trust")
+
+
+def test_gradients_whose_squares_are_infinite(box: Sandbox) -> None:
+    """Finite gradients of 1e22: Adam's second moment is infinite, and those weights would never move again. The update is taken back."""
+    done = box.watched("""
+import torch
+torch.manual_seed(0)
+net = torch.nn.Linear(3, 1)
+opt = torch.optim.Adam(net.parameters(), 1e-3)
+for step in range(6):
+    loss = (net(torch.randn(8, 3)) * (1e22 if step == 3 else 1)).abs().mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+print(all(v.isfinite().all().item() for s in opt.state.values() for v in s.values()))
+""")
+    told = [(i["step"], i["cause"]["code"], i["origin"]["code"], i["action"]["taken"]) for i in done.incidents]
+    assert told[-1] == (3, "WN604", "opt.step()", "skipped"), told  # beside the spike
+    assert "is past the range of float32" in done.err and done.out == "True\n"

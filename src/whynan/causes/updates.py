@@ -25,8 +25,9 @@ def update_not_finite(scene: Scene) -> Finding | None:
 
     What happened
     The update divided by 0 or left its range: Adam with eps=0, an eps of 1e-8 that is 0 in
-    float16, an own optimizer without eps, momentum of scaled gradients in float16, a schedule
-    that gave a learning rate of inf or nan.
+    float16, an own optimizer without eps, momentum of scaled gradients in float16, gradients
+    above 1e19 whose squares float32 cannot hold, a schedule that gave a learning rate of inf or
+    nan.
 
     Why the result is non-finite
     Adam divides by sqrt(v) + eps. For a weight whose gradient has been exactly 0, v is 0; if
@@ -100,6 +101,10 @@ def update_not_finite(scene: Scene) -> Finding | None:
     if not fixes and isinstance(factor, float) and not math.isfinite(factor):
         label = f"the optimizer goes {number(factor)} times along its direction: it computed this length itself"
         fixes.append(Fix("lower the learning rate, or bring loss and gradients into a range whose squares are finite"))
+    largest = max((float(t.abs().max()) for t in kept if t.numel() and t.is_floating_point()), default=0.0)
+    if not fixes and "mul" in view.name and largest**2 > LIMITS.get(dtype, math.inf):
+        label = f"the square of a gradient of {number(largest)} is past the range of {dtype} ({number(LIMITS[dtype])})"
+        fixes.append(Fix("bring loss and gradients into a range whose squares are finite: other units, a smaller loss weight, or clipping before the update"))
     if not fixes and dtype in ("float16", "bfloat16"):
         limit = LIMITS[dtype]
         label = f"the update leaves the range of {dtype} ({number(limit)})"

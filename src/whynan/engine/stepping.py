@@ -33,6 +33,8 @@ from whynan.recovery.ranks import several
 from whynan.tripwire.checks import fits_beside, may_break
 from whynan.tripwire.headroom import EVERY
 
+HUGE = 1e18  # a gradient norm whose square is near the end of float32
+
 
 def get_ready() -> None:
     """Load what a diagnosis needs while the device is busy with the first steps: it takes as long as some steps of a GPU."""
@@ -87,7 +89,8 @@ class Stepping:
             return self.waiting.step(call, optimizer, args, kwargs)
         if not self.allowed(optimizer):
             return None
-        before = self.session.guarded(lambda: self._snapshot(optimizer)) if self._is_risky(optimizer) or _has_odd_rate(optimizer) else None
+        risky = self._is_risky(optimizer) or _has_odd_rate(optimizer) or _is_huge(self.session.window.norm)
+        before = self.session.guarded(lambda: self._snapshot(optimizer)) if risky else None
         if self.options.clip_after_rollback is not None:
             self.session.guarded(lambda: self.recovering.clip(optimizer))
         if before is None:
@@ -203,7 +206,7 @@ class Stepping:
 
     def _check_update(self, optimizer: torch.optim.Optimizer, before: Snapshot) -> str:
         self._writes[id(optimizer)] = self._writes.get(id(optimizer), False) or before.wrote_gradients
-        if self.session.window.told and not before.broke:
+        if self.session.window.told and self.session.window.symptom is not None and not before.broke:
             return ""  # observed: that this step is bad was said, and its update is the program's wish
         bad = self.noticing.meant.broken(optimizer, before)
         if bad:
@@ -353,6 +356,11 @@ class Stepping:
             raise
         except Exception as error:
             session.broken(error)
+
+
+def _is_huge(norm: object) -> bool:
+    """Whether the squares of some gradients may be past the range of float32: moments are made of them, and weights with an infinite one stand still."""
+    return type(norm) is float and norm > HUGE
 
 
 def _has_odd_rate(optimizer: torch.optim.Optimizer) -> bool:

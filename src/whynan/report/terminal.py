@@ -8,7 +8,7 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from whynan.records import DAMAGED, Incident, Origin, Remedy, Span, TensorStats
+from whynan.records import DAMAGED, Incident, Origin, Phase, Remedy, Span, TensorStats
 from whynan.recovery.policy import Budget
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ def farewell(incidents: list[Incident], counts: dict[tuple[str, str, int], int],
     elif taken == "rolled back":
         say(f"whynan: rolled back to the last good state ({budget.total} of {budget.in_total} bad steps allowed)")
     elif taken == "stopped":
-        damaged = last.cause.code in DAMAGED or last.symptom.place == "parameter"
+        damaged = last.cause.code in DAMAGED or (last.symptom.place == "parameter" and last.origin.phase is Phase.PARAMETER)
         state = "what a step begins with is damaged" if damaged else "weights are as before the last bad step"
         say(f"whynan: training stopped after {budget.streak} in a row, {budget.total} in total; {state}")
     else:
