@@ -843,3 +843,29 @@ def test_a_replay_that_is_another_step_is_no_faulty_hardware(box: Sandbox) -> No
     assert incident["step"] == 2
     assert incident["cause"]["code"] == "WN901"
     assert any("is not the step that ran" in words for words in incident["cause"]["evidence"])
+
+
+def test_a_weight_called_scale_is_a_weight(box: Sandbox) -> None:
+    """Its gradient is bad in one step, which is skipped; that there is a gradient scaler whose scale is lost is not read out of its name."""
+    done = box.watched("""
+        import torch
+        from torch import nn
+        torch.manual_seed(0)
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.scale = nn.Parameter(torch.ones(()))
+            def forward(self, x):
+                return torch.sqrt((x * self.scale).square().sum(1)).mean()
+        net = Net()
+        opt = torch.optim.Adam(net.parameters(), 1e-3)
+        for step in range(6):
+            x = torch.randn(8, 3)
+            if step == 3:
+                x[2] = 0
+            opt.zero_grad()
+            net(x).backward()
+            opt.step()
+    """)
+    assert [(i["step"], i["symptom"]["name"], i["action"]["taken"]) for i in done.incidents] == [(3, "scale", "skipped")]
+    assert done.status == 0

@@ -133,6 +133,11 @@ class Symptom:
     detail: str = ""
 
 
+def is_of_scale(symptom: Symptom) -> bool:
+    """Whether what is bad is the scale of a gradient scaler; a weight may be called so, too."""
+    return symptom.place == "scaler" and symptom.name == "scale"
+
+
 @dataclass(frozen=True, slots=True)
 class Origin:
     """Where the damage was born, with the values seen there."""

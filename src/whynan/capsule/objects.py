@@ -167,7 +167,7 @@ class Encoder:
 
     def callable(self, function: Any) -> Json:
         """Encode something that is called."""
-        if getattr(function, "__name__", "").lstrip("_") == "drop_gradients":
+        if str(getattr(function, "__name__", "")).lstrip("_") == "drop_gradients":
             return {"own": "drop_gradients"}
         return self.encode(function)
 

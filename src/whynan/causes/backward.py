@@ -377,17 +377,19 @@ def gradient_overflow(scene: Scene) -> Finding | None:
     goes_on = _goes_on(birth)
     what = f"a value on the way to the gradient of {name}" if goes_on else f"the gradient of {name}"
     evidence = [f"{what} would be {number(size)}, {dtype} ends at {limit}", "in a wider dtype the same operation is finite"]
-    fixes = (
-        [Fix("scale the loss down, or keep this part in float32")]
-        if dtype == "float16"
-        else [Fix(_SOFTEN if forward.name in ("div", "reciprocal", "rsqrt") else _CALM)]
-    )
+    fixes = [Fix("scale the loss down, or keep this part in float32")] if dtype == "float16" else [Fix(_SOFTEN if _divides_by(forward) else _CALM)]
     if dtype == "float16":
         fixes = [Fix("compute this in float32", "{x}.float()", 0), BRAIN, *fixes]
     said = f"the gradient {number(size)} is past" if not goes_on else f"a value on the way to the gradient, {number(size)}, is past"
     if size < ends:  # inside of torch's own kernel
         said = "a value on the way to the gradient is past"
     return Finding(f"{said} the range of {dtype}", evidence + _before_clipping(scene), fixes, proven=True)
+
+
+def _divides_by(forward: View) -> bool:
+    """Whether an operation has a denominator, be it written as a negative power."""
+    exponent = forward.scalar("exponent")
+    return forward.name in ("div", "reciprocal", "rsqrt") or (forward.name == "pow" and isinstance(exponent, int | float) and exponent < 0)
 
 
 def _goes_on(birth: Birth) -> bool:

@@ -163,7 +163,7 @@ def inverse_function_out_of_range(scene: Scene) -> Finding | None:
     hit = ~output.isfinite()
     values = argument[hit] if hit.shape == argument.shape else argument
     worst = float(values.real.flatten()[values.flatten().abs().argmax()])
-    domain = {"acosh": "at least 1", "logit": "between 0 and 1", "ndtri": "between 0 and 1"}.get(name, "between -1 and 1")
+    domain = {"acosh": "at least 1", "logit": "between 0 and 1", "ndtri": "above 0 and below 1"}.get(name, "between -1 and 1")
     if argument.is_complex():
         domain = "other than -1 and 1"
     evidence = [_at_the_edge(name, argument, int(hit.sum())), f"the worst is {worst:.9g}; {name} takes values {domain}"]

@@ -373,7 +373,7 @@ def small(dtype: str) -> str:
     return "1e-4" if dtype == "float16" else "1e-12"
 
 
-_ENDLESS = ("log", "log2", "log10", "log1p", "xlogy", "rsqrt", "atanh", "erfinv", "logit")  # infinite at the edge: a bound near it decides their value
+_ENDLESS = ("log", "log2", "log10", "log1p", "xlogy", "rsqrt", "atanh", "erfinv", "logit", "ndtri")  # infinite at the edge: a bound near it decides their value
 SILENCED = 0.1  # share of the elements whose finite gradient a change may set to 0
 _MARGINS = {"float16": "1e-3", "bfloat16": "1e-2"}  # that 1 can be told from 1 less this in
 
@@ -387,6 +387,7 @@ def guarded(op: str, dtype: str, exponent: float | None = None) -> list[Fix]:
     eps = small(dtype)
     clamp = f"{{x}}.clamp_min({eps})"
     edge = _inside(_MARGINS.get(dtype, "1e-6"))
+    share = f"{{x}}.clamp({_MARGINS.get(dtype, '1e-6')}, 1 - {_MARGINS.get(dtype, '1e-6')})"
     close = _inside(_MARGINS.get(dtype, "1e-7"))  # an angle of 0.001 has a cosine of 1 - 5e-7, and a healthy slope
     table: dict[str, list[Fix]] = {
         "log": [Fix(f"keep the argument of log at or above {eps}", clamp, 0)],
@@ -405,7 +406,8 @@ def guarded(op: str, dtype: str, exponent: float | None = None) -> list[Fix]:
         "atanh": [Fix("keep the argument inside (-1, 1)", edge, 0)],
         "erfinv": [Fix("keep the argument of erfinv inside (-1, 1)", edge, 0)],
         "acosh": [Fix("keep the argument above 1", "{x}.clamp_min(1 + 1e-6)", 0)],
-        "logit": [Fix("keep the argument inside (0, 1)", f"{{x}}.clamp({_MARGINS.get(dtype, '1e-6')}, 1 - {_MARGINS.get(dtype, '1e-6')})", 0)],
+        "logit": [Fix("keep the argument inside (0, 1)", share, 0)],
+        "ndtri": [Fix("keep the argument inside (0, 1)", share, 0)],
         "lgamma": [Fix("keep the argument above 0", "{x}.clamp_min(1e-4)", 0)],
         "digamma": [Fix("keep the argument above 0", "{x}.clamp_min(1e-4)", 0)],
         "polygamma": [Fix("keep the argument above 0", "{x}.clamp_min(1e-4)", 1)],

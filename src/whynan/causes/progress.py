@@ -10,7 +10,7 @@ from whynan.causes.catalogue import Finding, Scene, rule
 from whynan.causes.facts import ATTENTION, biggest
 from whynan.causes.fixes import Fix
 from whynan.causes.handed import given
-from whynan.records import Phase, number
+from whynan.records import Phase, is_of_scale, number
 
 if TYPE_CHECKING:
     from whynan.trace.birth import View
@@ -68,7 +68,7 @@ def loss_scale_collapse(scene: Scene) -> Finding | None:
         from whynan.capsule.sites import resolve
 
         spans.append(resolve(scene.birth.site, "the gradient leaves the range here"))
-    if scene.symptom.name == "scale":
+    if is_of_scale(scene.symptom):
         return Finding(
             f"{scene.symptom.detail}: no step can be taken",
             [scene.symptom.detail, "a scaler multiplies its scale by the backoff factor; one that is not finite stays so"],

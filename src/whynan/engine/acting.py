@@ -26,7 +26,7 @@ from whynan.engine.session import Session, Window, parameters_of, rate_of, sympt
 from whynan.engine.together import Together
 from whynan.engine.updating import with_update
 from whynan.errors import TrainingStopped
-from whynan.records import DAMAGED, Incident, Phase, Symptom
+from whynan.records import DAMAGED, Incident, Phase, Symptom, is_of_scale
 from whynan.recovery.carried import DroppedStep
 from whynan.recovery.followers import Followers
 from whynan.recovery.place import rank_here
@@ -224,7 +224,7 @@ class Acting:
         lost = self._lost_weights() if incident.origin.phase is Phase.PARAMETER and not damaged_before else []
         if lost:
             incident = replace(incident, symptom=symptom_of("parameter", lost))
-        hopeless = bool(lost) or damaged_before or incident.symptom.name == "scale"  # which no update of the scaler mends
+        hopeless = bool(lost) or damaged_before or is_of_scale(incident.symptom)  # which no update of the scaler mends
         taken = session.budget.decide(hopeless, self.recovering.possible and self.together.level)
         if taken == "skipped" and drops_terms and (left_out := self._goes_on_without(incident)):
             taken = TAKEN
