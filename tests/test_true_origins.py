@@ -567,3 +567,31 @@ for s in range(6):
     opt.step()
 """)
     assert [(i["step"], i["cause"]["code"], i["origin"]["code"]) for i in done.incidents] == [(4, "WN501", "loss = torch.sqrt(d2).mean()")]
+
+
+JACOBIANS = {
+    "of globals": ("{body}", "torch.vmap(lambda v: torch.autograd.grad(losses, weights, v, retain_graph=True))(torch.eye(2))"),
+    "of a closure": ("def run():\n{body}\nrun()", "torch.func.vmap(lambda v: torch.autograd.grad(losses, weights, v, retain_graph=True))(torch.eye(2))"),
+}
+
+
+@pytest.mark.parametrize(("frame", "jacobian"), JACOBIANS.values(), ids=list(JACOBIANS))
+def test_a_function_that_takes_results_from_around_it(frame: str, jacobian: str, box: Sandbox) -> None:
+    """Gradients of several losses by `vmap`: the function is made anew with the losses of the replay, and its backward pass leads to their line."""
+    body = f"""
+net = nn.Linear(4, 2)
+opt = torch.optim.SGD(net.parameters(), 1e-2)
+for s in range(6):
+    x = torch.randn(8, 4)
+    y = torch.randn(8, 2) if s != 3 else net(x).detach()
+    d = torch.sqrt((net(x) - y).square().sum(1))
+    losses, weights = torch.stack([d.mean(), net(x).square().mean()]), list(net.parameters())
+    rows = {jacobian}
+    for p, row in zip(weights, rows):
+        p.grad = row.mean(0)
+    opt.step()
+"""
+    body = body if frame == "{body}" else body.replace("\n", "\n    ")
+    done = box.watched(HEAD + frame.format(body=body))
+    told = [(i["step"], i["cause"]["code"], i["origin"]["code"], i["remedies"][0]["result"]) for i in done.incidents]
+    assert told == [(3, "WN501", "d = torch.sqrt((net(x) - y).square().sum(1))", "proven")]

@@ -386,7 +386,12 @@ class Interception:
             def call(*inner: Any, **named: Any) -> Any:
                 if (recorder := reach.recorder) is None or not recorder.here:
                     return made(*inner, **named)
-                return recorder.suspended(reach.doors.derived, made, inner, named) if derives else recorder.opaque("call", made, made, inner, named)
+                if derives:
+                    return recorder.suspended(reach.doors.derived, made, inner, named)
+                if args and recorder.takes_results(args[0]):  # it is made anew with those of a replay
+                    again = functools.partial(_transformed, original, args[1:], kwargs)
+                    return recorder.opaque("call", again, lambda _, *inner, **named: made(*inner, **named), (args[0], *inner), named)
+                return recorder.opaque("call", made, made, inner, named)
 
             call._whynan_derives = derives  # type: ignore[attr-defined]
             return call
@@ -410,6 +415,10 @@ class Interception:
     def _hooks(self) -> None:
         for name in ("register_forward_hook", "register_forward_pre_hook"):
             self.replace(torch.nn.Module, name, self.hooks.registrar(getattr(torch.nn.Module, name)))
+
+
+def _transformed(transform: Callable[..., Any], args: Any, kwargs: dict[str, Any], function: Callable[..., Any], *inner: Any, **named: Any) -> Any:
+    return transform(function, *args, **kwargs)(*inner, **named)
 
 
 def _loader(original: Callable[..., Any], doors: Doors) -> Callable[..., Any]:

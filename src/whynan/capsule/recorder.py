@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from threading import current_thread, local, main_thread
+from types import FunctionType
 from typing import Any, Protocol
 
 import torch
@@ -24,7 +25,23 @@ from whynan.capsule.sites import forget, passer_at, passers, take_site, take_sit
 from whynan.capsule.sorts import Sort, sort_of
 from whynan.capsule.state import ModuleState, take_rng
 from whynan.capsule.surroundings import Spot
-from whynan.capsule.tape import CONTAINERS, LEAVES, READ_LIMIT, Entry, Inner, Outside, Rebuild, Slot, Tape, Within, bytes_of, is_leaf, tensors_of
+from whynan.capsule.tape import (
+    CONTAINERS,
+    LEAVES,
+    READ_LIMIT,
+    Entry,
+    Inner,
+    Outside,
+    Rebuild,
+    Slot,
+    Surrounded,
+    Tape,
+    Within,
+    around,
+    bytes_of,
+    is_leaf,
+    tensors_of,
+)
 from whynan.errors import TrainingStopped
 
 _pop = torch._C._pop_torch_function_stack
@@ -319,6 +336,8 @@ class Recorder(TorchFunctionMode):
             kept = self.tape.refer(value)
             self._reads.append(kept)
             return kept
+        if type(value) is FunctionType and (taken := self._results_around(value)):
+            return Surrounded(value, {name: self._keep(held) for name, held in taken.items()})
         if isinstance(value, (LEAVES, torch.nn.Module)) or callable(value):
             return value
         kind = type(value)
@@ -330,6 +349,13 @@ class Recorder(TorchFunctionMode):
             self.beside.generators.find([value])
             return value
         return self._keep_object(value)
+
+    def takes_results(self, function: Any) -> bool:
+        """Whether a function computes with results of the step that it takes from around it (`vmap(lambda v: grad(loss, …, v))`)."""
+        return type(function) is FunctionType and bool(self._results_around(function))
+
+    def _results_around(self, function: FunctionType) -> dict[str, Any]:
+        return {name: value for name, value in around(function).items() if any(self.tape.slot_of(t) is not None for t in tensors_of(value))}
 
     def _keep_object(self, value: Any) -> Any:
         """Keep an object that carries tensors (a batch class, a ModelOutput) so that the made ones are made again."""

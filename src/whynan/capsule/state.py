@@ -21,6 +21,7 @@ from torch.nn.parameter import is_lazy
 from whynan.capsule.generators import States, put
 from whynan.capsule.surroundings import Spot, Surroundings, names_numpy, taken, tensors_among
 from whynan.capsule.surroundings import put as put_around
+from whynan.capsule.tape import is_filled
 from whynan.tripwire.values import damage_of
 
 _generator, _cuda = torch.default_generator, torch.cuda
@@ -425,20 +426,12 @@ def _hook_holdings(hooks: list[Any]) -> list[Any]:
         plain = getattr(hook, "__wrapped__", hook)
         function = getattr(plain, "__func__", plain)
         code = getattr(function, "__code__", None)
-        cells = [c.cell_contents for c in getattr(function, "__closure__", None) or () if _filled(c)]
+        cells = [c.cell_contents for c in getattr(function, "__closure__", None) or () if is_filled(c)]
         named = [function.__globals__[n] for n in code.co_names if n in function.__globals__] if code is not None else []
         owner = getattr(plain, "__self__", None)
         own = list(vars(owner).values()) if owner is not None and hasattr(owner, "__dict__") and not isinstance(owner, torch.nn.Module) else []
         found.update((id(v), v) for v in [*cells, *named, *own] if type(v) is not torch.Tensor and _can_change(v))
     return list(found.values())
-
-
-def _filled(cell: Any) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018 (an empty cell raises)
-    except ValueError:
-        return False
-    return True
 
 
 def holdings(attributes: dict[str, Any]) -> list[Any]:

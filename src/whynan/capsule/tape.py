@@ -11,6 +11,7 @@ import copy
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from types import CellType, FunctionType
 from typing import Any, Protocol
 
 import torch
@@ -153,6 +154,38 @@ class Rebuild:
                 except TypeError:
                     break  # an immutable container: its tensors are kept as they were
         return made
+
+
+class Surrounded(Rebuild):
+    """A function that takes results of the step from around it, by its closure or as globals: made anew with those of a replay."""
+
+    def __init__(self, function: FunctionType, kept: dict[str, Any]) -> None:
+        super().__init__(function, {}, kept)
+
+    def build(self, get: Callable[[Any], Any]) -> Any:
+        """Make the function."""
+        function, held = self.value, {name: get(kept) for name, kept in self.items.items()}
+        cells = tuple(CellType(held[n]) if n in held else c for n, c in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+        made = FunctionType(function.__code__, {**function.__globals__, **held}, function.__name__, function.__defaults__, cells)
+        made.__kwdefaults__ = function.__kwdefaults__
+        return made
+
+
+def around(function: FunctionType) -> dict[str, Any]:
+    """Return what a function takes from around it, by name: tensors, and lists of them."""
+    code = function.__code__
+    cells = {n: c.cell_contents for n, c in zip(code.co_freevars, function.__closure__ or (), strict=True) if is_filled(c)}
+    named = {n: function.__globals__[n] for n in code.co_names if n in function.__globals__}
+    return {n: v for n, v in (named | cells).items() if isinstance(v, torch.Tensor | list | tuple)}
+
+
+def is_filled(cell: CellType) -> bool:
+    """Whether a variable of a closure has a value already."""
+    try:
+        cell.cell_contents  # noqa: B018 (an empty cell raises)
+    except ValueError:
+        return False
+    return True
 
 
 def version_of(tensor: torch.Tensor) -> int:
