@@ -206,7 +206,7 @@ class Stepping:
 
     def _check_update(self, optimizer: torch.optim.Optimizer, before: Snapshot) -> str:
         self._writes[id(optimizer)] = self._writes.get(id(optimizer), False) or before.wrote_gradients
-        if self.session.window.told and self.session.window.symptom is not None and not before.broke:
+        if self.session.window.told and not before.broke:
             return ""  # observed: that this step is bad was said, and its update is the program's wish
         bad = self.noticing.meant.broken(optimizer, before)
         if bad:
