@@ -280,11 +280,15 @@ def _dead(code: CodeType, scope: dict[str, Any]) -> Any:
     torch, x = scope["torch"], scope["_x"]
     if not isinstance(x, torch.Tensor) or not x.requires_grad:
         return None
-    with torch.enable_grad():
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is):  # not those of a checkpointed block around it
         leaf = x.detach().requires_grad_()
         made = eval(code, scope | {"_x": leaf})  # our own template
         slope = torch.autograd.grad(made.sum().real, leaf)[0] if made.requires_grad else torch.zeros_like(leaf)
     return slope == 0
+
+
+def _as_it_is(tensor: Any) -> Any:
+    return tensor
 
 
 def _given(gradient: Any, x: Any) -> Any:
@@ -297,7 +301,7 @@ def _given(gradient: Any, x: Any) -> Any:
 
 def _healthy(torch: Any, dead: Any, x: Any, call: Callable[[Any], Any], gradient: Any = None) -> int:
     """Count those of some elements whose gradient is finite and other than 0 as it is: for that of the result, else for a sum of it."""
-    with torch.enable_grad():
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is):  # not those of a checkpointed block around it
         leaf = x.detach().requires_grad_()
         try:
             value = call(leaf)
