@@ -46,6 +46,7 @@ def no_warnings() -> Iterator[None]:
 def no_output() -> Iterator[None]:
     """Drop what this thread writes to standard output; other threads write on."""
     output = next((known for known in _outputs if sys.stdout in (known, known.output)), None) or _OutputOfOthers(sys.stdout)
+    output.sink = io.TextIOWrapper(io.BytesIO())
     quiet, output.quiet = output.quiet, current_thread()
     try:
         with redirect_stdout(cast("TextIO", output)):
@@ -58,7 +59,8 @@ class _OutputOfOthers:
     """Standard output for all threads but one."""
 
     def __init__(self, output: Any) -> None:
-        self.output, self.sink = output, io.TextIOWrapper(io.BytesIO())
+        self.output = output
+        self.sink: TextIO | None = None
         self.quiet: Thread | None = None
         _outputs.append(self)  # for good: a `print` of another thread uses it without holding it
 
