@@ -94,6 +94,23 @@ class Reach:
         return SimpleNamespace, (), {"recorder": None}
 
 
+class _Recipe:
+    """How a function was transformed, to do the same to one made anew; as of `Reach`, nothing of it travels."""
+
+    __slots__ = ("function", "kwargs", "rest", "transform")
+
+    def __init__(self, transform: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> None:
+        self.function: Any = args[0] if args else None
+        self.rest: tuple[Any, ...] = args[1:]
+        self.transform, self.kwargs = transform, kwargs
+
+    def made_anew(self, function: Callable[..., Any], *inner: Any, **named: Any) -> Any:
+        return self.transform(function, *self.rest, **self.kwargs)(*inner, **named)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SimpleNamespace, ()
+
+
 class Interception:
     """The set of replaced attributes; `remove` leaves torch exactly as it was."""
 
@@ -380,7 +397,8 @@ class Interception:
             if immediate:
                 return recorder.opaque("call", original, original, args, kwargs) if recorder.here else original(*args, **kwargs)
             made = original(*args, **kwargs)
-            derives = name != "vmap" or getattr(args[0] if args else None, "_whynan_derives", False)
+            recipe = _Recipe(original, args, kwargs)
+            derives = name != "vmap" or getattr(recipe.function, "_whynan_derives", False)
 
             @functools.wraps(made)
             def call(*inner: Any, **named: Any) -> Any:
@@ -388,9 +406,8 @@ class Interception:
                     return made(*inner, **named)
                 if derives:
                     return recorder.suspended(reach.doors.derived, made, inner, named)
-                if args and recorder.takes_results(args[0]):  # it is made anew with those of a replay
-                    again = functools.partial(_transformed, original, args[1:], kwargs)
-                    return recorder.opaque("call", again, lambda _, *inner, **named: made(*inner, **named), (args[0], *inner), named)
+                if recorder.takes_results(recipe.function):
+                    return recorder.opaque("call", recipe.made_anew, lambda _, *inner, **named: made(*inner, **named), (recipe.function, *inner), named)
                 return recorder.opaque("call", made, made, inner, named)
 
             call._whynan_derives = derives  # type: ignore[attr-defined]
@@ -415,10 +432,6 @@ class Interception:
     def _hooks(self) -> None:
         for name in ("register_forward_hook", "register_forward_pre_hook"):
             self.replace(torch.nn.Module, name, self.hooks.registrar(getattr(torch.nn.Module, name)))
-
-
-def _transformed(transform: Callable[..., Any], args: Any, kwargs: dict[str, Any], function: Callable[..., Any], *inner: Any, **named: Any) -> Any:
-    return transform(function, *args, **kwargs)(*inner, **named)
 
 
 def _loader(original: Callable[..., Any], doors: Doors) -> Callable[..., Any]:
