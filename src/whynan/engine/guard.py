@@ -547,7 +547,9 @@ class Guard:
     def _step_in_another_thread(self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> Any:
         """Watch that thread from here on; where another one trains already, watch none: a replay would disturb the other."""
         moved = self.moves_here()
-        if not moved and torch._C._current_autograd_node() is None and not self.recorder.replaying:  # else a thread of the backward pass
+        if torch._C._current_autograd_node() is not None:
+            self._say_once("whynan: an optimizer steps in a thread of the backward pass; that step is not watched")
+        elif not moved and not self.recorder.replaying:
             self._say_once("whynan: a second thread trains, which is not supported: watching is off, training goes on")
             self.recorder.stop()
             self.interception.remove(lasting=False)
