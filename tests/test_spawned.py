@@ -83,6 +83,21 @@ def test_ranks_that_are_stopped_end_the_script_with_status_3(box: Sandbox) -> No
     assert "Traceback" not in done.err
 
 
+def test_no_rank_ends_before_the_last_words_are_said(box: Sandbox) -> None:
+    """Launchers kill the other ranks once one has ended: a rank whose terminal is slow must still come to say why."""
+    slow = RANKS.replace(
+        "torch.manual_seed(0)",
+        """torch.manual_seed(0)
+        import time
+        write = sys.stderr.write
+        sys.stderr.write = lambda text: (time.sleep(0.0 if rank else 0.2), write(text))[1]""",
+    )
+    done = box.whynan(str(box.write(slow)), str(free_port()), options=("--policy", "stop"))
+    assert done.status == 3, done.err
+    assert "whynan: training stopped" in done.err
+    assert "whynan: wrote" in done.err
+
+
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_trainings_in_processes_of_their_own_keep_their_own_files(box: Sandbox, method: str) -> None:
     """Processes that are no ranks of one job write beside each other; pools and queues work as without us."""

@@ -99,6 +99,7 @@ class Guard:
         self.regular = Regular(self.session, self.options, self.recovering.everything)
         self.together = Together(self.session, self.options.rank_timeout)
         self.together.stamp = self.recovering.stamp
+        self.session.last_words = lambda: self.together.part(self._finish_files)
         self.acting = Acting(self.session, self.followers, self.recovering, self.together, Shelf(self.options.capsule_limit))
         self.sharing = Sharing(self.session)
         self.clipping = Clipping(self.session)
@@ -211,6 +212,8 @@ class Guard:
         self.session.guarded(lambda: self.foreseeing.state(wait=True))
 
     def _finish_files(self) -> None:
+        if self.journal.closed:
+            return
         for line in self.session.guarded(self.session.tally.lines) or []:
             self.journal.say(line)
         if self.session.by_hand and not self.session.step_count and not self.session.window.backwards and self.recorder.tape.last > _LOOSE:

@@ -79,6 +79,7 @@ class Session:
         self.function: Entry | None = None  # what to replay instead of the tape: a step function, an optimizer's step
         self.made_at: dict[int, Site | None] = {}
         self.stopped = ""
+        self.last_words: Callable[[], None] = lambda: None  # told before a stop is raised: what runs behind it is the program's
         self.broken: Callable[[BaseException], None] = lambda error: None
 
     @property
@@ -112,6 +113,7 @@ class Session:
     def stop(self, reason: str) -> None:
         """Stop the training, and again at every later step if the program swallows it."""
         self.stopped = reason
+        self.last_words()
         raise TrainingStopped(reason)
 
     def stop_again(self) -> None:

@@ -32,6 +32,7 @@ T = TypeVar("T")
 
 SPREAD = "the weights are spread over the ranks and only this rank stopped here: one rank alone cannot replay the step"
 TENSOR_PARALLEL = "operations of the model run on several ranks (tensor parallel): one rank alone cannot replay the step"
+_WORDS = 60.0  # seconds that the last words of a job may take on its slowest rank
 _STRONGEST = ("stopped", "rolled back", "skipped")
 
 
@@ -74,6 +75,12 @@ class Together:
         self.peers = self.ranks = None
         self._joined.clear()
 
+    def part(self, last_words: Callable[[], None]) -> None:
+        """At a stop that all ranks make: let nobody go before the words are said. Launchers kill the others once one has ended."""
+        if self.ranks is not None and self.session.window.agreed and not self.session.window.alone:
+            last_words()
+            self.ranks.meet(_WORDS)
+
     def _say_alone(self) -> None:
         if not self._said and not self._joined:
             self._said = True
@@ -103,6 +110,7 @@ class Together:
 
     def _lost(self, lost: RankLost) -> None:
         self.session.journal.say(f"whynan: rank {rank_here()} waited for the others in vain: {lost}", always=True)
+        self.ranks = None
         self.session.stop(f"stopped at step {self.session.step_count}: not all ranks answered")
 
     # -- one answer for all -------------------------------------------------------------------------------------
@@ -168,7 +176,9 @@ class Together:
         if self.ranks is None:
             return taken
         wanted = self._total([float(taken == action) for action in _STRONGEST])
-        return next((action for action, votes in zip(_STRONGEST, wanted, strict=True) if votes), "")
+        taken = next((action for action, votes in zip(_STRONGEST, wanted, strict=True) if votes), "")
+        self.session.window.agreed |= bool(taken)
+        return taken
 
     # -- one incident for all -----------------------------------------------------------------------------------
 

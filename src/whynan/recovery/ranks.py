@@ -6,6 +6,7 @@ Data parallel ranks step together, so they can also talk together at a step. Not
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -48,6 +49,11 @@ class Ranks:
         except (RuntimeError, ValueError) as error:
             raise RankLost(_plain(error)) from error
         return found
+
+    def meet(self, seconds: float) -> None:
+        """Wait until every member is here, or for so long."""
+        with suppress(RuntimeError, ValueError):
+            dist.monitored_barrier(self._group, timeout=min(self.timeout, timedelta(seconds=seconds)), wait_all_ranks=True)
 
     def total(self, numbers: list[float]) -> list[float]:
         """Add numbers over all members: one small all-reduce."""
