@@ -106,10 +106,36 @@ def test_meant_infinities_of_the_setup_are_silent(box: Sandbox) -> None:
     assert (done.status, done.incidents) == (0, [])
 
 
-def test_a_change_before_the_first_step_is_shown_and_not_called_proven(box: Sandbox) -> None:
-    """Only what fits the line: no variance where there is none."""
-    remedies = box.watched(HEAD + WEIGHTS).incidents[0]["remedies"]
-    assert "counts" in remedies[0]["diff"] and remedies[0]["result"] == "not tried"
+def test_a_change_before_the_first_step_is_proven_by_the_step(box: Sandbox) -> None:
+    """The value is made again with it, and the step is played with that; only what fits the line, no variance where there is none."""
+    (first, *_) = box.watched(HEAD + WEIGHTS).incidents[0]["remedies"]
+    assert "counts" in first["diff"] and "max(" not in first["diff"]
+    assert first["result"] == "proven" and "gradient alive" in first["effect"]
     roots = WEIGHTS.replace("counts.sum() / counts", "torch.sqrt(counts - 1)").replace("[4.0, 5.0, 0.0]", "[4.0, 5.0, 0.5]")
     (first, *_) = box.watched(HEAD + roots).incidents[-1]["remedies"]
     assert "clamp_min" in first["diff"] and "var" not in first["title"]
+
+
+def test_changes_before_the_first_step_leave_the_step_as_it_is(box: Sandbox) -> None:
+    """What the program holds is bad as before, in the next step and at its end, and a change that does not mend it is not proven."""
+    at_the_end = "    import atexit; atexit.register(lambda: print(bool((S.isnan() == was).all()), bool(net.weight.isfinite().all())))\n"
+    done = box.whynan(str(box.write(HEAD + ADJACENCY.replace("    net =", f"    was = S.isnan()\n{at_the_end}    net ="))))
+    assert done.out.split() == ["True", "True"]
+    (first, *_) = done.incidents[0]["remedies"]
+    assert first["result"] == "proven" and ".pow(-0.5)" in first["diff"]
+
+
+def test_a_change_that_is_not_enough_is_said_to_be_that(box: Sandbox) -> None:
+    """Two of them: the step with the first mended is still bad."""
+    twice = """
+    counts = torch.tensor([4.0, 5.0, 0.0])
+    first, second = counts.sum() / counts, counts.log()
+    net = nn.Linear(5, 3)
+    optimizer = torch.optim.Adam(net.parameters())
+    for step in range(3):
+        loss = (net(torch.randn(6, 5)).square() * first).mean() + (net(torch.randn(6, 5)) * second).mean()
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+"""
+    remedies = box.watched(HEAD + twice).incidents[0]["remedies"]
+    assert any(r["result"] == "failed" and "still not finite" in r["effect"] for r in remedies), remedies
+    assert not any(r["result"] == "proven" for r in remedies)

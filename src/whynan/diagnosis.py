@@ -38,6 +38,7 @@ class Case:
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
     optimizer: torch.optim.Optimizer | None = None
     scaler: Any = None
+    clip: float | None = None  # the norm that the program clips its gradients to
     history: list[dict[str, float]] = field(default_factory=list)
     site: Site | None = None
     made_at: Site | None = None
@@ -86,6 +87,7 @@ def _verdict(case: Case, targets: Targets, birth: Birth | None, trouble: str) ->
         optimizers=case.optimizers,
         optimizer=case.optimizer,
         scaler=case.scaler,
+        clip=case.clip,
         history=case.history,
         site=case.site,
         compiled=any(is_compiled(e.fn) for e in case.program.entries),

@@ -37,6 +37,11 @@ COPY_LIMIT = 1 << 24  # bytes of a result that are copied; a larger one is kept 
 LOOSE_LIMIT = 1 << 16  # the same where the tape itself knows the result
 
 
+def several() -> bool:
+    """Whether a process group of more than one rank is up."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
 class Kept:
     """What one collective gave, and whether this rank's own part in it was finite."""
 

@@ -43,6 +43,7 @@ class Contents:
     scaler: Any = None
     history: list[dict[str, float]] = field(default_factory=list)
     places: dict[str, Site | None] = field(default_factory=dict)
+    clip: float | None = None
     values_in_data: list[str] = field(default_factory=list)  # what the data set's line had to compute with
 
 
@@ -128,6 +129,7 @@ class Packer:
         document["optimizers"] = [self.objects.encode(o, "optimizer") for o in contents.optimizers]
         document["roots"] = [self.objects.encode(eager(r), "model") for r in program.roots]
         document["places"] = {name: self.sources.site(site) for name, site in contents.places.items()}
+        document["clip"] = contents.clip
         document["values_in_data"] = list(contents.values_in_data)
         document["history"] = [dict(row) for row in _finite(contents.history)]
         document["globals"] = self._globals()

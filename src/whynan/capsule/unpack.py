@@ -47,6 +47,7 @@ class Loaded:
     places: dict[str, Site | None] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     values_in_data: list[str] = field(default_factory=list)
+    clip: float | None = None
 
 
 def load(capsule: Capsule, recorder: Recorder, code: TrustedCode | None) -> Loaded:
@@ -83,7 +84,10 @@ class _Loader:
         places = {str(k): self.places.site(v) for k, v in document["places"].items()}
         values = document.get("values_in_data")
         words = [str(v)[:80] for v in values[:8]] if isinstance(values, list) else []
-        return Loaded(program, optimizer, optimizers, scaler, _history(document.get("history")), places, notes, words)
+        clip = document.get("clip")
+        loaded = Loaded(program, optimizer, optimizers, scaler, _history(document.get("history")), places, notes, words)
+        loaded.clip = float(clip) if isinstance(clip, int | float) else None
+        return loaded
 
     def _undo(self, optimizer: Any) -> Any:
         return functools.partial(Snapshot, optimizer) if self.document.get("undo") and isinstance(optimizer, torch.optim.Optimizer) else None

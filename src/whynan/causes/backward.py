@@ -502,7 +502,7 @@ def infinite_slope(scene: Scene) -> Finding | None:
             what = f"x^{number(power)}" if forward.name == "pow" and power is not None else name
             after = "and so is the gradient" if scene.symptom.kind == "inf" else "inf * 0 is nan"
             label = f"the slope of {what} at {number(edge)} is infinite{',' if after[0] == 'a' else ';'} {after}"
-    evidence.append(_before_it(birth, forward))
+    evidence.append(_before_it(scene, birth, forward))
     evidence += _before_clipping(scene)
     fixes = [*_alive(forward.name, forward.op.dtype), *guarded(forward.name, forward.op.dtype, power)]
     if forward.name == "sqrt" or (forward.name == "pow" and power == 0.5):
@@ -510,11 +510,11 @@ def infinite_slope(scene: Scene) -> Finding | None:
     return Finding(label, evidence, fixes, from_spans(forward), empty=empty)
 
 
-def _before_it(birth: Birth, forward: View) -> str:
+def _before_it(scene: Scene, birth: Birth, forward: View) -> str:
     """Say what was finite; the loss is not where a gradient that was taken inside the step goes into it."""
     if not birth.losses:
         return "the forward pass is finite"
-    loss = birth.losses[-1]
+    loss = birth.losses[-1] / (scene.lab.scale if scene.lab is not None else 1.0)
     if math.isfinite(loss):
         result = forward.output()
         hidden = result is not None and not result.isfinite().all()  # log(0) in a mean that exp makes 0 of

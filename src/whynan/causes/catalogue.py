@@ -43,6 +43,7 @@ class Scene:
     optimizers: list[Any] = field(default_factory=list)
     optimizer: Any = None
     scaler: Any = None
+    clip: float | None = None  # the norm that the program clips its gradients to
     history: list[dict[str, float]] = field(default_factory=list)
     site: Site | None = None
     compiled: bool = False
@@ -56,6 +57,7 @@ class Scene:
     in_data: Line | None = None  # the line of the data set that made a bad sample
     loss: float | None = None  # of the run, where the host knows it
     terms: list[Named] = field(default_factory=list)  # of the loss, by their names in the source
+    drifts: bool = False  # further updates without a gradient of the bad elements lead astray
     failed: list[str] = field(default_factory=list)  # codes of rules that raised when they were asked
 
     def tried(self, question: str, answer: str) -> None:

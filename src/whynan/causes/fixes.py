@@ -247,6 +247,7 @@ class Stopped:
     only: bool = True  # no other operand has a gradient: a quotient still has its numerator's
     outside: int = 0  # elements outside of the domain that the loss counts as better than all others since they are held at its edge
     reward: float = 0.0  # by how much it is lower by that, where it is linear in the result
+    beyond: int = 0  # of the dead: those for which the operation is not defined; at its edge nothing need lead back
 
     def words(self) -> str:
         """Say what is wrong with that, if it is too much."""
@@ -268,8 +269,10 @@ def _count(stopped: list[Stopped], code: CodeType, scope: dict[str, Any], call: 
     def arrived(gradient: Any) -> None:
         with torch._C.DisableTorchFunction():  # nothing is put in its place here
             lost = dead & _given(gradient, x)
-            outside, reward = _rewarded(torch, call(x.detach()).isnan(), result.detach(), gradient) if endless else (0, 0.0)
-            stopped[place] = Stopped(int(lost.sum()), _healthy(torch, lost, x, call, gradient), x.numel(), only, outside, reward)
+            undefined = call(x.detach()).isnan()
+            outside, reward = _rewarded(torch, undefined, result.detach(), gradient) if endless else (0, 0.0)
+            beyond = int((lost & undefined).sum()) if undefined.shape == lost.shape else 0
+            stopped[place] = Stopped(int(lost.sum()), _healthy(torch, lost, x, call, gradient), x.numel(), only, outside, reward, beyond)
 
     if isinstance(result, torch.Tensor) and result.requires_grad:
         result.register_hook(arrived)

@@ -128,15 +128,18 @@ class Lab:
         self._beside: list[Put] = []  # what is in force whatever else is tried
         self.where: Site | None = None  # the last place where something was put in
 
-    def run(self, put: Put | None = None, around: Any = None, program: Program | None = None) -> Outcome:
-        """Replay the step (or a healthy one) once, with something else in place of a torch function."""
+    def run(self, put: Put | None = None, around: Any = None, program: Program | None = None, after: Callable[[Program], None] | None = None) -> Outcome:
+        """Replay the step (or a healthy one) once, with something else in place of a torch function; do something with the gradients it leaves."""
         program = program or self.program
         mode = Swapper(program, [put, *self._beside]) if put is not None else contextlib.nullcontext()
         made.forget()
         try:
-            with program.still(), around or contextlib.nullcontext(), mode:
-                run = program.play()
-                outcome = self._outcome(run, program)
+            with program.still():
+                with around or contextlib.nullcontext(), mode:
+                    run = program.play()
+                    outcome = self._outcome(run, program)
+                if after is not None and outcome.finite and not outcome.error:
+                    after(program)
         except MemoryError:
             outcome = NO_MEMORY
         finally:
@@ -377,17 +380,17 @@ class Lab:
             return False, f"finite, but the gradient is dead ({outcome.effect()})"
         if same is not None and outcome.loss is not None and abs(outcome.loss - same) > 1e-3 * max(1.0, abs(same)):
             return False, f"finite, but the loss is another: {outcome.effect()} where it was {number(same)}"
-        if self._is_true(outcome):
+        if self.is_true(outcome):
             return True, outcome.effect()  # large, but so it is in float64
         if outcome.norm is not None and outcome.norm > max([1e4 * n for n in self.norms[-50:]], default=ABSURD):
             return False, f"{FAR_OFF[1]}{outcome.effect()}"
-        if outcome.loss is not None and abs(outcome.loss) > self._ceiling():
+        if outcome.loss is not None and abs(outcome.loss) > self.ceiling():
             return False, f"{FAR_OFF[0]}{outcome.effect()}{self._held_against()}"
         if outcome.loss is not None and outcome.loss < self._floor() and not low:
             return False, f"finite, but it rewards the fault: {outcome.effect()}{self._held_against_lowest()}"
         return True, outcome.effect()
 
-    def _ceiling(self) -> float:
+    def ceiling(self) -> float:
         """Return the largest loss that a remedy may give: by the steps before, else by this one without its bad samples."""
         if self.losses:
             return 1000 * self._usual_loss()
@@ -416,7 +419,7 @@ class Lab:
             return f", the steps before had about {number(self._usual_loss())}"
         return f", without the bad samples it is {number(self.left)}" if self.left is not None else ""
 
-    def _is_true(self, outcome: Outcome) -> bool:
+    def is_true(self, outcome: Outcome) -> bool:
         """Whether a remedy gives the loss and the gradient that the step as it is has in float64."""
         wide = self.wide
         if wide is None or not wide.finite or wide.loss is None or outcome.loss is None or outcome.along is None:

@@ -16,6 +16,7 @@ from whynan.causes.catalogue import Finding, Scene
 from whynan.causes.facts import VIEWS, counted
 from whynan.causes.fixes import Fix, Stopped, guarded, source_name
 from whynan.causes.lab import FAR_OFF, NO_MEMORY, TOLERANCE, Lab, Outcome, Put
+from whynan.causes.onward import onward
 from whynan.causes.source import Change, Expression, expression_at, joined, sites_of_node
 from whynan.records import Phase, Remedy, number
 
@@ -45,7 +46,7 @@ class Trial:
 def remedies_of(scene: Scene, finding: Finding, expression: Expression | None, site: Site | None) -> list[Remedy]:
     """Try the fixes of a finding, until one is proven that keeps the gradient alive; the best first."""
     tried: list[Remedy] = []
-    expression = _read_again(scene, expression)
+    expression = read_again(scene, expression)
     for fix in finding.fixes:
         if sum(r.result != "not tried" for r in tried) >= TRIES:
             break
@@ -70,27 +71,17 @@ def remedies_of(scene: Scene, finding: Finding, expression: Expression | None, s
 
 def _has_a_limit(scene: Scene, fix: Fix, expression: Expression | None, site: Site | None) -> bool:
     """Whether a step gives the same with another number in a change: so it does not depend on the change at all."""
-    lab, trials = scene.lab, [_trial(scene, replace(fix, template=text), expression, site) for text in (fix.template, fix.limit)]
+    lab, trials = scene.lab, [trial_of(scene, replace(fix, template=text), expression, site) for text in (fix.template, fix.limit)]
     losses = [trial.play(None).loss for trial in trials if trial is not None]
     return lab is not None and len(losses) == 2 and None not in losses and math.isclose(losses[0], losses[1], rel_tol=TOLERANCE)  # type: ignore[arg-type]
 
 
-def untried(finding: Finding, expression: Expression | None) -> list[Remedy]:
-    """Return the fixes of a finding that fit the source, for a place outside of the steps that are replayed."""
-    found = []
-    for fix in finding.fixes:
-        if not fix.template:
-            found.append(Remedy(fix.title))
-        elif expression is not None and not (fix.site or fix.inner or fix.limit) and (change := fix.text(expression)) is not None:
-            found.append(Remedy(fix.title, joined([(expression, change)]), fix.safe))
-    return found
-
-
 def tempting(scene: Scene, finding: Finding, expression: Expression | None, site: Site | None) -> list[str]:
     """Try the changes that people reach for and that are wrong; say what is wrong with them, by this step."""
-    expression = _read_again(scene, expression)
+    expression = read_again(scene, expression)
     wrong = finding.wrong if scene.lab is not None and scene.lab.quick else []
-    tried = [_attempt(scene, replace(finding, empty=False), fix, expression, site) for fix in wrong]
+    here = replace(scene, optimizers=[], optimizer=None)  # no updates further on: they are wrong in this step
+    tried = [_attempt(here, replace(finding, empty=False), fix, expression, site) for fix in wrong]
     words = {"failed": "does not help", "proven": "only hides it"}
     return [f"{words[remedy.result]}: {remedy.title}: {remedy.effect}" for remedy in tried if remedy.result in words]
 
@@ -119,11 +110,11 @@ def changes_at(part: Part) -> list[Put]:
 
 
 def _fitting(part: Part) -> Iterator[tuple[Fix, Trial]]:
-    expression = _read_again(part.scene, part.expression)
+    expression = read_again(part.scene, part.expression)
     for fix in part.finding.fixes:
         if fix.limit:
             continue  # whether there is one is asked of a change alone
-        trial = _trial(part.scene, fix, expression, part.site)
+        trial = trial_of(part.scene, fix, expression, part.site)
         if trial is not None and trial.put is not None:
             yield fix, trial
 
@@ -168,7 +159,7 @@ def _attempt(scene: Scene, finding: Finding, fix: Fix, expression: Expression | 
         gave = next((e.answer for e in scene.experiments if "without samples" in e.question), "")
         good = bool(gave) and "still" not in gave
         return Remedy(fix.title, "", True, "proven" if good else "not tried", f"without these samples: {gave}" if good else "")
-    trial = _trial(scene, fix, expression, site)
+    trial = trial_of(scene, fix, expression, site)
     if trial is None:
         return Remedy(fix.title, "", fix.safe)
     if scene.birth is not None and scene.birth.by_number:
@@ -179,7 +170,7 @@ def _attempt(scene: Scene, finding: Finding, fix: Fix, expression: Expression | 
 # -- a fix as a trial -------------------------------------------------------------------------------------------------
 
 
-def _trial(scene: Scene, fix: Fix, expression: Expression | None, site: Site | None) -> Trial | None:
+def trial_of(scene: Scene, fix: Fix, expression: Expression | None, site: Site | None) -> Trial | None:
     """Return what is to be played for a fix, or None where it is advice only or does not fit the source."""
     lab = scene.lab
     assert lab is not None
@@ -204,7 +195,7 @@ def _putting(
     return Trial(lambda program: lab.run(put, program=program), put, written, far=far, stopped=[] if stopped is None else stopped)
 
 
-def _read_again(scene: Scene, expression: Expression | None) -> Expression | None:
+def read_again(scene: Scene, expression: Expression | None) -> Expression | None:
     """Read an expression with what the trace saw called at each place of its function."""
     if expression is None or scene.birth is None:
         return expression
@@ -218,7 +209,7 @@ def _read_again(scene: Scene, expression: Expression | None) -> Expression | Non
 def _at(scene: Scene, fix: Fix, site: Site) -> Trial | None:
     """A change at another line than the birth's: where the mask was decided, where a value was made."""
     assert scene.lab is not None
-    expression = _read_again(scene, expression_at(site, resolve(site).file))
+    expression = read_again(scene, expression_at(site, resolve(site).file))
     if expression is None or not expression.operands:
         return None
     name = source_name(expression.name)
@@ -280,6 +271,12 @@ def _judged(scene: Scene, finding: Finding, fix: Fix, trial: Trial) -> Remedy:
         good, words = False, silent
     if good and (paid := _rewarded(scene, trial.stopped)):
         good, words = False, f"{paid} ({outcome.effect()})"
+    exact = lab.is_true(outcome)  # where that leads is not the change's doing
+    walk = onward(scene, trial.put, trial.stopped) if good and trial.put is not None and not exact else None
+    if walk is not None:
+        good, words = (False, wrong) if (wrong := walk.objection()) else (True, f"{words}; {walk.words()}")
+        finding.proven |= not good  # of this step it was the cause
+        scene.drifts |= not good and bool(stopped.dead)
     scene.tried(fix.title, words)
     if stopped.dead and good:
         words += f"; no gradient passes through {stopped.dead} of {stopped.among} elements there"

@@ -9,6 +9,7 @@ import torch
 from whynan.capsule.sites import Site, is_installed, resolve
 from whynan.causes.arguments import factorised
 from whynan.causes.arrays import as_warned, in_arrays
+from whynan.causes.beforehand import beforehand
 from whynan.causes.catalogue import Finding, Rule, Scene, first_match
 from whynan.causes.handed import batch_size, hook_words, line_in_data, sample_words
 from whynan.causes.lab import Lab, Outcome, without_rows
@@ -16,7 +17,7 @@ from whynan.causes.naming import names_of
 from whynan.causes.several import Verdict, decide
 from whynan.causes.source import Expression, expression_at
 from whynan.causes.terms import named_terms, term_words
-from whynan.causes.trying import remedies_of, tempting, untried
+from whynan.causes.trying import remedies_of, tempting
 from whynan.causes.weighing import bad_weight, is_weight, source_text, weight_name
 from whynan.errors import let_through
 from whynan.records import NOWHERE, Cause, Confidence, Experiment, Origin, Phase, Remedy, Span, TensorStats
@@ -71,19 +72,20 @@ def _outside_of_steps(scene: Scene, birth: Birth, origin: Origin, cause: Cause) 
     found = before or (weights_birth(scene.program, birth) if cause.code in ("WN601", "WN602") else None)
     if found is None:
         return None
-    made, program, targets = found
-    there = replace(scene, birth=made, program=program, targets=targets, lab=None, healthy={}, experiments=[])
+    there = replace(scene, birth=found.birth, program=found.program, targets=found.targets, lab=None, healthy={}, experiments=[])
     chosen, finding = first_match(there)
     if chosen.code in ("WN701", "WN702", "WN901", "WN802"):
         return None
-    site = finding.site or made.site
+    site = finding.site or found.birth.site
     expression = expression_at(site, resolve(site).file) if site is not None else None
     first = _origin(there, chosen, finding, expression, [])
     when, how, phase = ("before the first step", "handed in", Phase.INPUT) if before else ("before this step began", "met", Phase.PARAMETER)
     words = f"made {when}, and {how} at {origin.span.place}"
-    told = replace(cause, code=chosen.code, slug=chosen.slug, title=finding.title or chosen.title, evidence=(*finding.evidence, words), label=finding.label)
+    remedies = beforehand(scene, there, found, finding, expression)
+    sure = Confidence.PROVEN if any(r.result == "proven" for r in remedies) else cause.confidence
+    told = Cause(chosen.code, chosen.slug, finding.title or chosen.title, sure, (*finding.evidence, words), finding.label)
     span = replace(origin.span, label=f"{how} here")
-    return replace(first, phase=phase, from_=(*first.from_, span)), told, untried(finding, expression)
+    return replace(first, phase=phase, from_=(*first.from_, span)), told, remedies
 
 
 def _in_data(scene: Scene, birth: Birth, origin: Origin, cause: Cause) -> tuple[Origin, Cause]:
@@ -264,9 +266,9 @@ def _without(scene: Scene, lab: Lab, rows: list[int], size: int) -> Outcome | No
 
 
 def _left_out(verdict: Verdict) -> list[Remedy]:
-    """Offer to leave the bad samples out where no change is proven, they are few, and without them the step is a usual one."""
+    """Offer to leave the bad samples out where no change is proven, they are few, and without them the step and those after it are usual ones."""
     scene, outcome = verdict.scene, verdict.without
-    if verdict.healed or scene.lab is None or outcome is None or 2 * len(verdict.samples) >= batch_size(scene.program):
+    if verdict.healed or scene.drifts or scene.lab is None or outcome is None or 2 * len(verdict.samples) >= batch_size(scene.program):
         return []
     good, words = scene.lab.judge(outcome)
     them = "this sample" if len(verdict.samples) == 1 else "these samples"

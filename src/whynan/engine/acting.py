@@ -431,6 +431,7 @@ class Acting:
             optimizers=session.optimizers,
             optimizer=optimizer,
             scaler=scaler,
+            clip=session.clip,
             history=session.journal.history(),
             site=take_site(2),
             made_at=session.made_at.get(id(optimizer)),

@@ -40,6 +40,8 @@ class Clipping:
             entry = session.recorder.note("clip", functools.partial(call, parameters), rest, named, ours=5)
         except Exception as error:
             session.broken(error)
+        to = rest[0] if rest else named.get("max_norm")
+        session.clip = float(to) if isinstance(to, int | float) else None
         names: Names = []
         norm, size = _clip_in_two(call, parameters, rest, named, lambda: session.guarded(lambda: self._name_bad_ones(parameters, names)))
         try:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from whynan.capsule.collectives import several
 from whynan.capsule.intercept import Interception
 from whynan.capsule.recorder import Recorder
 from whynan.capsule.sites import asked_for, passer_at, passers, take_site
@@ -45,7 +46,6 @@ from whynan.engine.watched import watched
 from whynan.errors import TrainingStopped, let_through
 from whynan.recovery.followers import Followers
 from whynan.recovery.place import rank_here
-from whynan.recovery.ranks import several
 from whynan.report.journal import Journal
 from whynan.resting import Collections
 from whynan.tripwire.checks import nonfinite

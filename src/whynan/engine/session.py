@@ -74,6 +74,7 @@ class Session:
         self.in_place = False  # and was seen to write to one, or to hand the update to an object that can be kept from it
         self.window = Window()
         self.step_count = 0
+        self.clip: float | None = None  # the norm that gradients were last clipped to
         self.applied = 0  # updates that were really made
         self.window_start = 0  # the tape's number where this step began
         self.function: Entry | None = None  # what to replay instead of the tape: a step function, an optimizer's step

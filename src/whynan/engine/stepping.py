@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from whynan.capsule.collectives import several
 from whynan.capsule.snapshot import Snapshot
 from whynan.causes import catalogue
 from whynan.engine.acting import Acting
@@ -29,7 +30,6 @@ from whynan.engine.waiting import Waiting
 from whynan.errors import TrainingStopped
 from whynan.recovery.followers import Followers
 from whynan.recovery.place import rank_here
-from whynan.recovery.ranks import several
 from whynan.tripwire.checks import fits_beside, may_break
 from whynan.tripwire.headroom import EVERY
 

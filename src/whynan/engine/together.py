@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import torch
 
 from whynan.capsule.alone import is_sharded, spread_operations, whole
+from whynan.capsule.collectives import several
 from whynan.capsule.replay import Program
 from whynan.diagnosis import Case, diagnose
 from whynan.engine.peers import Peers, peers_of, some_have_ended
@@ -25,7 +26,7 @@ from whynan.engine.session import Session, parameters_of
 from whynan.errors import let_through
 from whynan.records import NOWHERE, Cause, Confidence, Incident, Origin, Phase, Symptom
 from whynan.recovery.place import rank_here
-from whynan.recovery.ranks import RankLost, Ranks, several
+from whynan.recovery.ranks import RankLost, Ranks
 from whynan.tripwire.checks import nonfinite
 
 T = TypeVar("T")

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
+from whynan.capsule.collectives import several
 from whynan.capsule.snapshot import copy_of
 from whynan.capsule.state import put_rng, take_rng
 from whynan.capsule.stepped import unwatched_step
 from whynan.errors import let_through
 from whynan.records import Experiment, Incident, count, number
-from whynan.recovery.ranks import several
 from whynan.tripwire.values import damage_of
 
 MOST = 256 << 20  # bytes of weights that are copied for it

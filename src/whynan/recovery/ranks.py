@@ -69,8 +69,3 @@ def _plain(error: BaseException) -> str:
     """Return the first sentence of an error of the transport, without the source file it names."""
     line = next(iter(str(error).splitlines()), type(error).__name__)
     return re.sub(r"^\[\S+\] ", "", line).split(". ")[0]
-
-
-def several() -> bool:
-    """Whether a process group of more than one rank is up."""
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1

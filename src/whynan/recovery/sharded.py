@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict, set_model_state_dict, set_optimizer_state_dict
 from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 
+from whynan.capsule.collectives import several
 from whynan.errors import UsageError, let_through
 from whynan.recovery import atomic, series
 from whynan.recovery.health import Hurt, Role, examine, roles_of
@@ -36,11 +37,6 @@ from whynan.recovery.series import MANIFEST, Candidate
 from whynan.recovery.shards import nonfinite_in, read_into, read_metadata, rest_of, without_warning
 
 T = TypeVar("T")
-
-
-def several() -> bool:
-    """Whether this process is one of a group."""
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def place() -> tuple[int, int]:

@@ -148,10 +148,10 @@ def _help(incident: Incident, pad: str) -> list[str]:
 
 def _untried(incident: Incident) -> str:
     """Say why nothing is proven of an advice: it was not replayed, and what was replayed instead did not help."""
-    if incident.cause.confidence == "proven":
-        return "this advice was not replayed"
     failed = next((r for r in incident.remedies if r.result == "failed"), None)
-    return f"it was not replayed; what was did not help: {failed.title}: {failed.effect}" if failed is not None else "no change at this line could be replayed"
+    if failed is not None:
+        return f"it was not replayed; what was did not help: {failed.title}: {failed.effect}"
+    return "this advice was not replayed" if incident.cause.confidence == "proven" else "no change at this line could be replayed"
 
 
 def _proof(step: int, remedy: Remedy) -> str:

@@ -87,18 +87,29 @@ def _unseen(birth: Birth) -> str:
     )
 
 
-def setup_birth(program: Program, birth: Birth) -> tuple[Birth, Program, Targets] | None:
+@dataclass(frozen=True, slots=True)
+class Made:
+    """The birth of a bad value outside of the steps: the calls that made it, which result of theirs it is, and the tensor that the step reads."""
+
+    birth: Birth
+    program: Program
+    targets: Targets
+    tensor: torch.Tensor
+
+
+def setup_birth(program: Program, birth: Birth) -> Made | None:
     """Find the birth of a bad value behind another one, made before the first step; None where there is none, or it was made of nothing."""
     setup = program.recorder.beside.setup
     leaves = [birth.leaf] if birth.leaf is not None else infinities_behind(birth)
-    slot = next((slot for leaf in leaves if leaf.damage and (slot := setup.maker(leaf.tensor)) is not None), None)
-    if slot is None:
+    found = next(((slot, leaf.tensor) for leaf in leaves if leaf.damage and (slot := setup.maker(leaf.tensor)) is not None), None)
+    if found is None:
         return None
+    slot, tensor = found
     made = Program(program.recorder, needed_for(setup.entries, {slot.entry}), [])
-    return _made_of_finite(made, functools.partial(_result, slot))
+    return _made_of_finite(made, functools.partial(_result, slot), tensor)
 
 
-def weights_birth(program: Program, birth: Birth) -> tuple[Birth, Program, Targets] | None:
+def weights_birth(program: Program, birth: Birth) -> Made | None:
     """Find the birth of a bad weight that the program itself has made since the update before, or before this optimizer: a projection, an average, a soup.
 
     It is looked for by its value: the program may have loaded or copied it. None where the tape does not show it.
@@ -114,7 +125,7 @@ def weights_birth(program: Program, birth: Birth) -> tuple[Birth, Program, Targe
     made = Program(program.recorder, needed_for(before | tape.entries, between, tape.rolled), [], on_weights=True)
     for slot in reversed(_slots_like(made, leaf.tensor.detach().clone())):
         last = Program(program.recorder, needed_for({e.number: e for e in made.entries}, {slot.entry}, made.entries[0].number - 1), [], on_weights=True)
-        if (found := _made_of_finite(last, functools.partial(_result, slot))) is not None:
+        if (found := _made_of_finite(last, functools.partial(_result, slot), leaf.tensor)) is not None:
             return found
     return None
 
@@ -141,7 +152,7 @@ def _is_same(tensor: torch.Tensor, bad: torch.Tensor) -> bool:
     return bool(((tensor == bad) | (tensor.isnan() & bad.isnan())).all())
 
 
-def _made_of_finite(made: Program, targets: Targets) -> tuple[Birth, Program, Targets] | None:
+def _made_of_finite(made: Program, targets: Targets, tensor: torch.Tensor) -> Made | None:
     """Find the birth of what some calls outside of a step have made, where they were given nothing bad."""
     try:
         first = locate(made, targets) if not made.inexact() else None
@@ -149,7 +160,7 @@ def _made_of_finite(made: Program, targets: Targets) -> tuple[Birth, Program, Ta
         return None
     if first is None or first.op is None or first.op.colour is not Colour.DAMAGE or not first.op.sources or any(s.damage for s in first.op.sources):
         return None
-    return first, made, targets
+    return Made(first, made, targets, tensor)
 
 
 def infinities_behind(birth: Birth) -> list[Leaf]:
