@@ -445,6 +445,8 @@ class Recorder(TorchFunctionMode):
         for table, name, value, since in state.given():
             self._reads = reads = []
             kept = self._keep(value)
+            if isinstance(kept, Slot) and state.is_of_buffers(table) and self.tape.is_write_from_outside(kept):
+                continue
             if since or any(not isinstance(read, Outside) and read.entry > self.tape.rolled for read in reads):
                 entry.given = (*entry.given, (table, name, kept))
                 entry.reads = (*entry.reads, *reads)

@@ -21,7 +21,7 @@ from whynan.capsule.compiled import eagerly
 from whynan.capsule.generators import put
 from whynan.capsule.recorder import Recorder
 from whynan.capsule.state import Stasis, moved, put_rng, take_rng
-from whynan.capsule.tape import Entry, Inner, Outside, Rebuild, Slot, first_backward, is_leaf, node_of, overwrites, read_weights, tensors_of
+from whynan.capsule.tape import Entry, Inner, Outside, Rebuild, Slot, first_backward, held_by, is_leaf, node_of, overwrites, read_weights, target_of, tensors_of
 from whynan.errors import let_through
 from whynan.resting import no_output, no_warnings
 
@@ -86,11 +86,12 @@ class Program:
         self.change: Callable[[], AbstractContextManager[object]] = nullcontext  # of the program's source, in force while it plays
         self.roots = list({id(e.fn): e.fn for e in entries if isinstance(e.fn, torch.nn.Module)}.values())
         self.roots += [r for r in recorder.roots() if all(r is not x for x in self.roots)]
-        self.weights = {id(p) for root in self.roots for p in root.parameters()}
+        self.weights = {id(t) for root in self.roots for t in held_by(root)}
         turn, read = first_backward(entries), self.weights.union(*map(read_weights, entries))
         self._written = {id(t): t for e in entries if (t := overwrites(e, turn)) is not None and t.saved is not None and id(t.tensor) in read}
         if self.ends_with_update or on_weights:
             self._written |= {id(t): t for e in entries for t in e.reads if isinstance(t, Outside) and t.tensor.requires_grad and is_leaf(t.tensor)}
+        self._begun = _called_before_written(entries, self._written) if self._written else set()
         self._rewound = [s for root, s in recorder.to_replay() if any(root is r for r in self.roots)]
 
     @property
@@ -155,7 +156,6 @@ class Program:
         undo = self.undo() if self.undo is not None else nullcontext()
         with (
             Stasis(self.roots, held, self._hooks(), recorder.beside.generators.take(), recorder.around()),
-            self._weights_as_before(),
             undo,
             unreplicated(self.roots),
             no_functional_collectives(),
@@ -167,7 +167,7 @@ class Program:
             recorder.inside += 1
             recorder.replaying = True
             try:
-                with no_output(), no_warnings():  # what the user's forward pass prints was printed once already
+                with self._weights_as_before(), no_output(), no_warnings():  # what the user's forward pass prints was printed once already
                     yield
             finally:
                 recorder.stepped.clear()
@@ -180,7 +180,7 @@ class Program:
 
     @contextmanager
     def _weights_as_before(self) -> Iterator[None]:
-        """Put weights that the step itself writes to back to what they were: the replay writes them again."""
+        """Put weights and buffers that the step itself writes to back to what they were: the replay writes them again."""
         if not self._written:
             yield
             return
@@ -189,7 +189,7 @@ class Program:
         with torch.autograd._unsafe_preserve_version_counter(tuple(kept.tensor for kept, *_ in present)):  # type: ignore[attr-defined]
             try:
                 for kept, _, saved, *_ in present:
-                    if saved is not None:
+                    if saved is not None and id(kept.tensor) not in self._begun:
                         _put(saved, kept.tensor)
                 for kept, _, saved, *_ in present:  # one tensor may have been read under several versions
                     if saved is not None:
@@ -263,6 +263,19 @@ class Program:
         for inner, (module, name) in (entry.left or {}).items():  # a change that is tried may make other nodes, so that they cannot be counted
             if isinstance(value := module.__dict__.get(name), torch.Tensor):
                 run.made[inner] = value
+
+
+def _called_before_written(entries: list[Entry], written: dict[int, Outside]) -> set[int]:
+    """Return the buffers that a module was called with before the step wrote to them: these are put back with the module."""
+    found: set[int] = set()
+    held: set[int] = set()
+    for entry in entries:
+        target = target_of(entry) if entry.kind == "write" else None
+        if id(target) in written and isinstance(target, Outside) and id(target.tensor) in held:
+            found.add(id(target.tensor))
+        elif isinstance(entry.fn, torch.nn.Module):
+            held.update(map(id, entry.fn.buffers()))
+    return found
 
 
 def _put(value: torch.Tensor, place: torch.Tensor) -> None:

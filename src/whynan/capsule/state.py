@@ -44,6 +44,8 @@ class ModuleState:
         self._held: list[Mutable] = []
         self._parameters: Kept = []
         self._rebinding: list[torch.nn.Module] = []  # those whose parameters are exchanged for others
+        self._exchanging: list[torch.nn.Module] = []  # those whose buffers are
+        self._replaced: list[tuple[torch.nn.Module, str, torch.Tensor]] = []  # buffers that others had been put in the place of when this step began
         self._modules = own_modules(root)
         self.busy = self._modules  # those whose attributes change
         self.tables: list[tuple[dict[str, Any], bool]] = []  # where a loop may set something: attributes, and parameters, of which a plain tensor is foreign
@@ -82,6 +84,7 @@ class ModuleState:
             self.tables = [(vars(m), False) for m in self.busy]
             if not self._sharded:  # there it is not the loop that exchanges parameters
                 self.tables += [(m._parameters, True) for m, _ in self._parameters]
+            self.tables += [(m._buffers, False) for m in self._exchanging]
         self.around.begin(everything=self.calls < 5 or self.calls % 64 == 1, again=again)
         self._still = not (self._copies or self.busy or self._holders or self._rebinding or self.around.busy or again)
         if not self._copies:
@@ -100,7 +103,11 @@ class ModuleState:
             self._outdated = False
             with torch.no_grad():
                 torch._foreach_copy_(stale_copies, stale_buffers)
-        if any(m._buffers.get(name) is not buffer for m, name, buffer in self._homes):
+        self._replaced = [(m, name, buffer) for m, name, buffer in self._homes if m._buffers.get(name) is not buffer]
+        if others := {id(m): m for m, *_ in self._replaced}:
+            known = {id(table) for table, _ in self.tables}
+            self.tables += [(m._buffers, False) for m in others.values() if id(m._buffers) not in known]
+            self._exchanging = list({id(m): m for m in (*self._exchanging, *others.values())}.values())
             self._resnapshot()
 
     def given(self) -> Iterator[tuple[dict[str, Any], str, Any, bool]]:
@@ -116,6 +123,10 @@ class ModuleState:
                 elif left.get(name) != _mark(value) and _is_small(value):
                     self._set.add(id(table))
                     yield table, name, value, True
+
+    def is_of_buffers(self, table: dict[str, Any]) -> bool:
+        """Whether a table is one of buffers: what is written into these is copied when a step begins."""
+        return any(m._buffers is table for m in self._exchanging)
 
     def called(self) -> None:
         """A call is over: what is set from here on is set by the loop."""
@@ -208,6 +219,10 @@ class ModuleState:
                         _write(copy, buffer)
                     self._copies[key] = (buffer, copy, buffer._version)
         self._put_in_place()
+        for module, name, buffer in self._replaced:
+            now = module._buffers.get(name)
+            if now is not None and damage_of(now.detach()) and not damage_of(buffer.detach()):
+                module._buffers[name] = buffer  # made bad before the first call of the step
         for module, attributes in self._attributes:
             put_back(module, attributes, keep=("training", "forward"))  # Lightning puts another forward in place for a call
         for item in self._held:

@@ -349,6 +349,11 @@ class Tape:
         key = self.key_of(read)
         return 0 if isinstance(key, int) else key.entry
 
+    def is_write_from_outside(self, slot: Slot) -> bool:
+        """Whether a result is a tensor from outside that a call wrote into."""
+        entry = self.entries.get(slot.entry)
+        return entry is not None and entry.kind == "write" and isinstance(target_of(entry), Outside)
+
     def key_of(self, read: Slot | Inner | Outside) -> Slot | Inner | int:
         """Tell tensors that were read apart: by what made them, else by their number."""
         if not isinstance(read, Outside):
@@ -514,7 +519,7 @@ def needed_for(entries: dict[int, Entry], numbers: set[int], since: int = 0) -> 
     """Return the entries these entries depend on, and themselves, in order; `since` an entry is where the step began."""
     keep = set(numbers)
     backward = {n for n, e in entries.items() if e.kind in ("backward", "zero")}
-    weights: set[int] = set()  # of the modules that are called, and those that calls read
+    weights: set[int] = set()  # and buffers, of the modules that are called, and those that calls read
     turn = first_backward(entries.values())
     overwritten = any(overwrites(e, turn) for e in entries.values())
     for number in reversed(entries):
@@ -522,7 +527,7 @@ def needed_for(entries: dict[int, Entry], numbers: set[int], since: int = 0) -> 
         if (target := overwrites(entry, turn)) is not None and id(target.tensor) in weights:
             keep.add(number)
         if overwritten and number in keep:
-            weights.update(map(id, entry.fn.parameters()) if isinstance(entry.fn, torch.nn.Module) else read_weights(entry))
+            weights.update(map(id, held_by(entry.fn)) if isinstance(entry.fn, torch.nn.Module) else read_weights(entry))
         made_here = entry.kind == "write" and isinstance(target_of(entry), Slot | Inner)
         if made_here and since < number < max(numbers, default=0):
             keep.add(number)  # a write to a tensor made on the tape may be seen through any of its views
@@ -554,6 +559,11 @@ def overwrites(entry: Entry, turn: int) -> Outside | None:
 def first_backward(entries: Iterable[Entry]) -> int:
     """Return the number of the first backward pass; 0 where there is none."""
     return min((e.number for e in entries if e.kind == "backward"), default=0)
+
+
+def held_by(module: torch.nn.Module) -> list[torch.Tensor]:
+    """Return the tensors that a module reads wherever it is called: parameters and buffers."""
+    return [*module.parameters(), *module.buffers()]
 
 
 def read_weights(entry: Entry) -> list[int]:
