@@ -595,3 +595,42 @@ for s in range(6):
     done = box.watched(HEAD + frame.format(body=body))
     told = [(i["step"], i["cause"]["code"], i["origin"]["code"], i["remedies"][0]["result"]) for i in done.incidents]
     assert told == [(3, "WN501", "d = torch.sqrt((net(x) - y).square().sum(1))", "proven")]
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("loss = (1 / torch.cosh(z)).mean()", "WN201"),
+        ("loss = torch.logsumexp(torch.cat([z, -torch.special.i0(z).log()], 1), 1).mean()", "WN201"),
+        ("loss = torch.sigmoid(z**15).mean()", "WN203"),
+    ],
+)
+def test_an_overflow_that_a_finite_loss_comes_of_is_told_as_that(line: str, code: str, box: Sandbox) -> None:
+    """The slope is computed anew on the way back and is infinite too: it is the forward pass that overflowed, at the same line."""
+    done = box.watched(f"""{HEAD}
+net = nn.Linear(4, 1)
+opt = torch.optim.SGD(net.parameters(), 0.01)
+for s in range(3):
+    z = net(torch.randn(8, 4)) + (1000.0 if s == 1 else 1.0)
+    {line}
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""")
+    incident = done.incidents[0]
+    assert (incident["step"], incident["cause"]["code"], incident["origin"]["phase"], incident["origin"]["code"]) == (1, code, "loss", line)
+
+
+def test_a_logarithm_of_zero_that_is_meant_keeps_its_own_name(box: Sandbox) -> None:
+    """log(0) is no overflow: where exp takes it back, the slope is the fault."""
+    done = box.watched(f"""{HEAD}
+net = nn.Linear(4, 1)
+opt = torch.optim.SGD(net.parameters(), 0.01)
+for s in range(3):
+    z = net(torch.randn(8, 4)).relu() * (0.0 if s == 1 else 1.0) + (0.0 if s == 1 else 1.0)
+    loss = torch.exp(torch.log(z).mean())
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""")
+    assert done.incidents[0]["cause"]["code"] == "WN501"

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from whynan.records import Span
     from whynan.trace.birth import Birth, View
 
-_EXPONENTIALS = ("exp", "expm1", "exp2", "sinh", "cosh", "softplus", "poisson_nll_loss")
+_BESSEL = ("i0", "special_i1", "special_modified_bessel_i0", "special_modified_bessel_i1")  # they grow as exp does, on both sides
+_EXPONENTIALS = ("exp", "expm1", "exp2", "sinh", "cosh", "softplus", "poisson_nll_loss", *_BESSEL)
 _GUARDED = (
     "div",
     "log",
@@ -244,7 +245,8 @@ def exp_overflow(scene: Scene) -> Finding | None:
     """An exponential got an argument past the largest exponent its dtype can hold.
 
     What happened
-    exp, expm1, exp2, sinh, cosh or a Poisson loss of a log rate was given too large a number.
+    exp, expm1, exp2, sinh, cosh, a Bessel function (i0, i1) or a Poisson loss of a log rate was
+    given too large a number.
     The limit of exp is 88.72 in float32 and bfloat16 and 11.09 in float16.
 
     Why the result is non-finite
@@ -291,15 +293,16 @@ def exp_overflow(scene: Scene) -> Finding | None:
     if argument is None or not argument.numel():
         return None
     finite = argument[argument.isfinite()].real  # the size of a complex exponential is that of its real part
-    top = float(finite.abs().max() if view.name in ("sinh", "cosh") else finite.max()) if finite.numel() else float("inf")
+    top = float(finite.abs().max() if view.name in ("sinh", "cosh", *_BESSEL) else finite.max()) if finite.numel() else float("inf")
+    name = view.name.removeprefix("special_")
     limit = {"float16": 11.09, "bfloat16": 88.72, "float32": 88.72, "float64": 709.78, "complex128": 709.78}.get(dtype, 88.72)
     output = view.output()
     count = int((~output.isfinite()).sum()) if output is not None else 1
-    evidence = [f"the largest argument is {number(top)}; {view.name} overflows {dtype} past {limit}", f"{count} of {argument.numel()} results are infinite"]
+    evidence = [f"the largest argument is {number(top)}; {name} overflows {dtype} past {limit}", f"{count} of {argument.numel()} results are infinite"]
     fixes = [*_by_hand(view.name), *_normalised(birth, view), *guarded(view.name, dtype), *_tighter(view.name, dtype), _BOUND]
     if "poisson" in view.call:
         fixes = [Fix("keep the log rate at or below 80", "{x}.clamp(max=80)", 0)]
-    return Finding(f"{view.name}({number(top)}) is past the range of {dtype} ({limit})", evidence, fixes)
+    return Finding(f"{name}({number(top)}) is past the range of {dtype} ({limit})", evidence, fixes)
 
 
 def _normalised(birth: Birth, view: View) -> list[Fix]:
@@ -324,6 +327,9 @@ def _by_hand(name: str) -> list[Fix]:
             Fix("write log(cosh(x)) so that it cannot overflow", "{inner}", safe=True, inner="logcosh by hand"),
             Fix("write log(cosh(x)) as |x| + softplus(-2|x|) - log(2)", "{inner}", safe=True, inner="log of exp"),
         ]
+    if name in _BESSEL:
+        scaled = f"{name[-2:]}e"
+        return [Fix(f"work with the logarithm, torch.special.{scaled}(x).log() + x.abs(): {scaled} never forms the large number")]
     if name != "exp":
         return []
     return [

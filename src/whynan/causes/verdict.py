@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 
 from whynan.capsule.sites import Site, is_installed, resolve
+from whynan.causes.absorbed import absorbed
 from whynan.causes.arguments import factorised
 from whynan.causes.arrays import as_warned, in_arrays
 from whynan.causes.beforehand import beforehand
@@ -22,7 +23,7 @@ from whynan.causes.weighing import bad_weight, is_weight, source_text, weight_na
 from whynan.errors import let_through
 from whynan.records import NOWHERE, Cause, Confidence, Experiment, Origin, Phase, Remedy, Span, TensorStats
 from whynan.trace.birth import Birth
-from whynan.trace.graph import Colour, Leaf
+from whynan.trace.graph import Colour, Leaf, Op
 from whynan.trace.hidden import hidden_birth
 from whynan.trace.locate import locate, setup_birth, weights_birth
 from whynan.trace.mending import places_of, without
@@ -126,7 +127,7 @@ def _explain(scene: Scene) -> Verdict:
 def _first(scene: Scene) -> Verdict:
     """Explain the birth, or an infinity that was hidden on the way to it where that alone explains the step."""
     try:
-        found = hidden_birth(scene.program, scene.targets, scene.birth) if scene.birth is not None and scene.jump is None else None
+        found = _older(scene, scene.birth) if scene.birth is not None and scene.jump is None else None
     except MemoryError:
         found = None
     if found is None or scene.birth is None:
@@ -137,10 +138,19 @@ def _first(scene: Scene) -> Verdict:
         younger = _explain(scene)
         if (younger.healed and not older.healed) or not without(scene.program, scene.targets, places_of(birth)).finite:
             return younger
-    here, there = (resolve(site).line if site is not None else 0 for site in (hider.site, scene.birth.site))
-    if here != there:
-        older.finding.evidence.append(f"the infinity was hidden at line {here} (its result is finite); what came of it shows at line {there}")
+    older.finding.evidence += _where_hidden(hider, birth, scene.birth)
     return older
+
+
+def _older(scene: Scene, birth: Birth) -> tuple[Birth, Op] | None:
+    return absorbed(scene, birth) or hidden_birth(scene.program, scene.targets, birth)
+
+
+def _where_hidden(hider: Op, older: Birth, younger: Birth) -> list[str]:
+    """Say at which line an infinity was made finite, and at which it shows, where these are not one."""
+    here, there, born = (resolve(site).line if site is not None else 0 for site in (hider.site, younger.site, older.site))
+    shows = "in the gradient" if there == born and younger.derivative else f"at line {there}"
+    return [] if here == there else [f"the infinity was hidden at line {here} (its result is finite); what came of it shows {shows}"]
 
 
 def _in_the_batch(scene: Scene, verdict: Verdict) -> Verdict | None:
