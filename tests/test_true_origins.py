@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from conftest import Sandbox
+from torch import nn
+
+from whynan.engine.trainings import Trainings
 
 HEAD = """
 import torch
@@ -634,3 +638,44 @@ for s in range(3):
     opt.step()
 """)
     assert done.incidents[0]["cause"]["code"] == "WN501"
+
+
+TWO_TRAININGS = f"""{HEAD}
+def train(rate, size, steps):
+    net = nn.Linear(4, 1)
+    opt = torch.optim.SGD(net.parameters(), rate)
+    for s in range(steps):
+        loss = (net(torch.randn(16, 4)) * size).square().mean()
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+
+train(0.01, 1e-3, 6)
+train(0.5, 50.0, 40)
+"""
+
+
+def test_a_training_that_was_over_before_says_nothing_about_the_next(box: Sandbox) -> None:
+    """The growth of a loss is told from the first step of its own training on."""
+    done = box.watched(TWO_TRAININGS)
+    incident = done.incidents[0]
+    assert incident["cause"]["code"] == "WN605"
+    grown = float(incident["cause"]["label"].split()[1])
+    lines = [line for line in done.metrics if 6 <= line["step"] < incident["step"]]
+    assert f"in {len(lines)} steps" in incident["cause"]["label"]
+    assert grown == pytest.approx(lines[-1]["loss"] / lines[0]["loss"], rel=1e-3)
+
+
+@pytest.mark.parametrize(("again", "since"), [("new", 6), ("same", 0), ("both", 0)])
+def test_which_steps_are_those_of_one_training(again: str, since: int) -> None:
+    """A new optimizer of the same weights goes on with their training, and what is trained beside it is not over."""
+    first, second = nn.Linear(2, 1), nn.Linear(2, 1)
+    trainings = Trainings()
+    before = torch.optim.SGD(first.parameters(), 0.1)
+    for step in range(6):
+        trainings.stepped(step, before)
+    after = torch.optim.SGD((first if again == "same" else second).parameters(), 0.1)
+    if again == "both":
+        trainings.stepped(6, after)
+        trainings.stepped(7, before)
+    assert trainings.since(8, after) == since

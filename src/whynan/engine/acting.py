@@ -432,13 +432,18 @@ class Acting:
             optimizer=optimizer,
             scaler=scaler,
             clip=session.clip,
-            history=session.journal.history(),
+            history=self._history(step, optimizer),
             site=take_site(2),
             made_at=session.made_at.get(id(optimizer)),
             rank=rank_here(),
             loss=session.window.loss if step == session.step_count and scaler is None else None,
             healthy={kept.step: Program(session.recorder, kept.entries, program.leaves) for kept in session.earlier.before(step)},
         )
+
+    def _history(self, step: int, optimizer: Any) -> list[dict[str, float]]:
+        """Return the metrics of the training that a step is part of: one that was over before says nothing about it."""
+        since = 0 if optimizer is None else self.session.trainings.since(step, optimizer)
+        return [row for row in self.session.journal.history() if row["step"] >= since]
 
     def _undo(self, entries: list[Entry], optimizer: Any) -> Callable[[], Snapshot] | None:
         return functools.partial(Snapshot, optimizer, gradients=True) if any(e.kind == "optimizer" for e in entries) else None

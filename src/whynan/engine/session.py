@@ -14,6 +14,7 @@ from whynan.capsule.sites import Site
 from whynan.capsule.snapshot import Snapshot
 from whynan.capsule.tape import Entry, Outside, is_leaf
 from whynan.engine.tallying import Tally
+from whynan.engine.trainings import Trainings
 from whynan.errors import TrainingStopped
 from whynan.records import Symptom
 from whynan.recovery.policy import Budget
@@ -65,6 +66,7 @@ class Session:
         self.recorder = Recorder()
         self.earlier = Earlier()
         self.tally = Tally(self.recorder)
+        self.trainings = Trainings()
         self.budget = budget
         self.journal = journal
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []

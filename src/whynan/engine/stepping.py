@@ -333,6 +333,8 @@ class Stepping:
                     session.budget.healthy()
                 if optimizer is not None:  # else written when the gradients were made
                     self.acting.write_metrics(optimizer)
+            if optimizer is not None:
+                session.trainings.stepped(session.step_count, optimizer)
             session.applied += applied
             dropped = not applied and window.taken not in ("", "observed")  # a scaler's own skip is not ours to follow up
             if applied or dropped:
