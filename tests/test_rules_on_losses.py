@@ -317,3 +317,15 @@ for step in range(5):
 """
     incident = first(box, body)
     assert (incident["cause"]["code"], incident["remedies"][0]["result"]) == ("WN502", "proven")
+
+
+@pytest.mark.parametrize(("taken", "code"), [("torch.atan(-(w / h))", "WN104"), ("(w / h).abs()", "WN103")])
+def test_a_few_zeros_over_zero_beside_infinities_that_saturate(taken: str, code: str, box: Sandbox) -> None:
+    """Of x / 0 and 0 / 0 the one is told that reaches the loss: an angle of x / 0 is finite."""
+    body = f"""
+for s in range(2):
+    w = torch.tensor([0.0, 1.0, 2.0, 3.0]) * net(torch.ones(4)).exp()
+    h = torch.tensor([0.0, 0.0, 0.0, 1.0])
+    loss = {taken}.mean()
+"""
+    assert first(box, body)["cause"]["code"] == code

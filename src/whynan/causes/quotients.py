@@ -58,7 +58,8 @@ def zero_over_zero(scene: Scene) -> Finding | None:
 
     Not this when
     The denominator is the sum of a mask (WN402) or the spread of identical values (WN404), the
-    eps that was there rounded to 0 (WN204), or the numerator is not 0 (WN103).
+    eps that was there rounded to 0 (WN204), or most numerators are not 0 and those infinities
+    reach the loss (WN103).
     """
     view = computed_forward(scene)
     if view is None:
@@ -74,12 +75,15 @@ def zero_over_zero(scene: Scene) -> Finding | None:
         return None
     hit = (above == 0) & (below == 0)
     count = int(hit.sum())
-    if 2 * count <= int((hit | (below == 0)).sum()):  # mostly something else is divided by 0, or nothing is
+    mostly = 2 * count > int((hit | (below == 0)).sum())
+    if not count or not (mostly or _only_nans_go_on(view)):  # something else is divided by 0
         return None
     norm = _norm_below(view)
     evidence = [share(int((below == 0).sum()), below, "denominators are 0"), counted(count, "quotients are 0 / 0")]
     if norm is not None:
         evidence.append("the denominator is a norm: the vector is zero")
+    if not mostly:
+        evidence.append("the infinite quotients beside them become finite right after: only 0 / 0 reaches the loss")
     fixes = [
         *_normalised(view),
         Fix("keep the denominator away from 0", "{x}.clamp_min(1e-12)" if view.op.dtype != "float16" else "{x}.clamp_min(1e-4)", 1),
@@ -95,6 +99,23 @@ def zero_over_zero(scene: Scene) -> Finding | None:
         from_spans(view, 1),
         empty=scene.birth is not None and scene.birth.phase is Phase.OPTIMIZER,
     )
+
+
+def _only_nans_go_on(view: View) -> bool:
+    """Whether what takes the quotients makes finite values of the infinite ones, `atan(x / 0)`: then 0 / 0 alone reaches the loss."""
+    quotients = view.output()
+    if quotients is None or not bool(quotients.isinf().any()):
+        return False
+    for taker in view.birth.path()[1:]:
+        made = taker.output()
+        if made is None or made.shape != quotients.shape:
+            return False
+        left = made[quotients.isinf()]
+        if bool(left.isfinite().all()):
+            return bool(made[quotients.isnan()].isnan().all())
+        if not bool(left.isinf().all()):
+            return False
+    return False
 
 
 def _normalised(view: View) -> list[Fix]:
