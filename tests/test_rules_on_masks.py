@@ -470,3 +470,29 @@ def test_what_is_no_count_is_kept_above_0(box: Sandbox) -> None:
     """Sums of weights are no whole numbers: what stands for 0 there is for the program to say."""
     body = GRAPH.format(share="w = torch.zeros(6).index_add(0, c, torch.rand(len(c))).pow(-0.5)")
     assert "clamp_min(1e-6)" in first(box, body)["remedies"][0]["diff"]
+
+
+SHARES = {
+    "features, in the step": ("", "rows = words / words.sum(1, keepdim=True)", "net(rows)", "WN104"),
+    "features, before it": ("rows = words / words.sum(1, keepdim=True)", "", "net(rows)", "WN104"),
+    "neighbours, in the step": ("", "rows = words / words.sum(1, keepdim=True)", "rows @ net(x)", "WN402"),
+    "neighbours, before it": ("rows = words / words.sum(1, keepdim=True)", "", "rows @ net(x)", "WN402"),
+}
+
+
+@pytest.mark.parametrize(("before", "within", "used", "code"), SHARES.values(), ids=list(SHARES))
+def test_rows_that_add_up_to_1_are_a_mean_only_where_they_weigh_something(before: str, within: str, used: str, code: str, box: Sandbox) -> None:
+    """A bag of words over its own sum is data: 0 / 0. The same as an adjacency is multiplied by what it averages."""
+    head = f"""{HEAD.partition("opt =")[0]}
+words = (torch.rand(4, 4) > 0.3).float()
+words[1] = 0
+{before}
+opt = torch.optim.SGD(net.parameters(), 0.01)
+"""
+    body = f"""
+for step in range(2):
+    x = torch.rand(4, 4)
+    {within or "pass"}
+    loss = {used}.pow(2).mean()
+"""
+    assert first(box, body, head)["cause"]["code"] == code

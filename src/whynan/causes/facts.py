@@ -181,10 +181,19 @@ def is_same(one: View | Leaf | None, other: View | Leaf | None) -> bool:
 
 def consumers(birth: Birth, view: View) -> Iterator[View]:
     """Yield the forward operations that use an operation's output, through views."""
+    return _takers(birth, view.op.index)
+
+
+def readers(birth: Birth, leaf: Leaf) -> Iterator[View]:
+    """Yield the forward operations that use what a step was given, through views."""
+    return _takers(birth, next((-1 - i for i, other in enumerate(birth.graph.leaves) if other is leaf), len(birth.graph.ops)))
+
+
+def _takers(birth: Birth, maker: int) -> Iterator[View]:
     from whynan.trace.birth import View as Made
 
-    wanted = {view.op.index}
-    for op in birth.graph.ops[view.op.index + 1 :]:
+    wanted = {maker}
+    for op in birth.graph.ops[max(maker + 1, 0) :]:
         if op.backward:
             continue
         if any(s.maker in wanted for s in op.sources):

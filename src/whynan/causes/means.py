@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from whynan.causes.arguments import forward_view
 from whynan.causes.catalogue import Finding, Scene, rule
-from whynan.causes.facts import as_view, counted, counting, counts_members, fixed, lineage, one_less, skip_views, summed, zeros, zeros_and_ones
+from whynan.causes.facts import as_view, counted, counting, counts_members, fixed, is_same, lineage, one_less, skip_views, summed, zeros, zeros_and_ones
 from whynan.causes.fixes import Fix
-from whynan.causes.selecting import selects, weighs
+from whynan.causes.selecting import selects, weighs, weighs_on
 from whynan.causes.spreads import spread_of
 
 if TYPE_CHECKING:
@@ -145,6 +145,8 @@ def _empty_count(scene: Scene, view: View) -> Finding | None:
         empty = "the only group is" if below.numel() == 1 else f"{zeros(below)} of {below.numel()} groups are"
         return Finding(f"{empty} empty: the count is 0", [f"{empty} empty", "the divisor counts the members of each group"], [_AT_LEAST_ONE], empty=True)
     counted = step.input(0) if step.name in ("sum", "count_nonzero", "cumsum") else step.output()
+    if step.name == "sum" and is_same(view.maker("self"), step.maker(0)) and not weighs_on(scene, view):
+        return None  # rows of data that are made to add up to 1
     if counted is not None and not _learned_beside(view, step) and selects(scene, step, 0, counted, view):
         what = "the mask selects nothing" if below.numel() == 1 else f"{zeros(below)} of {below.numel()} groups select nothing"
         if view.call.endswith("nanmean"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from whynan.causes.facts import VIEWS, as_view, fixed, is_same, lineage, zeros_and_ones
+from whynan.causes.facts import VIEWS, as_view, consumers, fixed, is_same, lineage, readers, skip_views, zeros_and_ones
 from whynan.causes.usual import before
 
 if TYPE_CHECKING:
@@ -47,3 +47,20 @@ def weighs(quotient: View, step: View) -> bool:
     """Whether the numerator adds up products with the very tensor that the divisor adds up: a weighted mean."""
     products = (m for m in lineage(quotient, VIEWS | {"sum", "mul"}, depth=6, start=0) if m.name == "mul" and len(m.op.sources) == 2)
     return any(is_same(m.maker(i), step.maker(0)) for m in products for i in range(2))
+
+
+_PRODUCTS = frozenset({"mul", "mm", "bmm", "mv", "dot", "addmm", "baddbmm", "matmul", "einsum", "_sparse_mm"})
+
+
+def weighs_on(scene: Scene, shares: View) -> bool:
+    """Whether shares of a whole are what something else is weighed with: multiplied by it, not by the weights of a layer. Unless nothing takes them."""
+    outside, birth = scene.met, scene.birth
+    if birth is None or (outside is not None and outside.leaf is None):
+        return True
+    takers = list(consumers(birth, shares) if outside is None or outside.leaf is None else readers(outside, outside.leaf))
+    computing = [taker for taker in takers if taker.name not in VIEWS]
+    return not computing or any(taker.name in _PRODUCTS and not _by_weights(taker) for taker in computing)
+
+
+def _by_weights(product: View) -> bool:
+    return any(getattr(skip_views(product.maker(i)), "role", "") == "parameter" for i in range(len(product.op.sources)))

@@ -73,7 +73,7 @@ def _outside_of_steps(scene: Scene, birth: Birth, origin: Origin, cause: Cause) 
     found = before or (weights_birth(scene.program, birth) if cause.code in ("WN601", "WN602") else None)
     if found is None:
         return None
-    there = replace(scene, birth=found.birth, program=found.program, targets=found.targets, lab=None, healthy={}, experiments=[])
+    there = replace(scene, birth=found.birth, program=found.program, targets=found.targets, lab=None, healthy={}, experiments=[], met=birth)
     chosen, finding = first_match(there)
     if chosen.code in ("WN701", "WN702", "WN901", "WN802"):
         return None
