@@ -795,3 +795,40 @@ for s in range(8):
     (incident,) = done.incidents
     assert (incident["step"], incident["cause"]["code"]) == (4, "WN501"), done.err
     assert incident["origin"]["code"].endswith("# the root")
+
+
+CLIMBING = """
+class SAM(torch.optim.Optimizer):
+    def __init__(self, params):
+        super().__init__(params, {"lr": 0.05})
+    @torch.no_grad()
+    def climb(self):
+        weights = self.param_groups[0]["params"]
+        norm = torch.stack([p.grad.norm() for p in weights]).norm()
+        self.moves = [p.grad / norm for p in weights]  # the division
+        for p, move in zip(weights, self.moves):
+            p.add_(move, alpha=0.05)
+        self.zero_grad()
+    @torch.no_grad()
+    def step(self):
+        for p, move in zip(self.param_groups[0]["params"], self.moves):
+            p.sub_(move, alpha=0.05)
+            p.sub_(p.grad, alpha=0.05)
+net = nn.Linear(4, 1)
+opt = SAM(net.parameters())
+for s in range(6):
+    x, margin = torch.randn(16, 4), -50.0 if s == 3 else 1.0
+    for way in (opt.climb, opt.step):
+        opt.zero_grad()
+        torch.relu(margin - net(x)).mean().backward()
+        way()
+"""
+
+
+def test_a_method_of_an_optimizer_that_moves_the_weights_is_an_update(box: Sandbox) -> None:
+    """The first half of SAM as its own method: finite weights and gradients, and the optimizer divides them by 0."""
+    done = box.watched(HEAD + CLIMBING)
+    (incident,) = done.incidents
+    assert (incident["step"], incident["cause"]["code"], incident["origin"]["phase"]) == (3, "WN604", "optimizer"), done.err
+    assert incident["origin"]["code"].endswith("# the division")
+    assert incident["remedies"][0]["result"] == "proven"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,8 @@ from whynan.causes.fixes import Fix
 from whynan.records import Phase, Remedy, number
 
 if TYPE_CHECKING:
+    from types import CodeType
+
     from whynan.trace.birth import Birth
 
 _USUAL = {
@@ -27,7 +30,7 @@ def update_not_finite(scene: Scene) -> Finding | None:
     The update divided by 0 or left its range: Adam with eps=0, an eps of 1e-8 that is 0 in
     float16, an own optimizer without eps, momentum of scaled gradients in float16, gradients
     above 1e19 whose squares float32 cannot hold, a schedule that gave a learning rate of inf or
-    nan.
+    nan; or another method of an optimizer did, such as the first step of SAM with a gradient of 0.
 
     Why the result is non-finite
     Adam divides by sqrt(v) + eps. For a weight whose gradient has been exactly 0, v is 0; if
@@ -68,7 +71,8 @@ def update_not_finite(scene: Scene) -> Finding | None:
     birth = scene.birth
     if birth is None:
         return None
-    if not any(e.kind == "optimizer" for e in scene.program.entries):
+    stepped = any(e.kind == "optimizer" for e in scene.program.entries)
+    if not stepped and not _in_a_method(scene, birth):
         return _by_hand(birth)
     if birth.leaf is not None or birth.error is not None:
         return None  # or: all of its numbers were finite when it raised
@@ -110,9 +114,8 @@ def update_not_finite(scene: Scene) -> Finding | None:
         label = f"the update leaves the range of {dtype} ({number(limit)})"
         fixes.append(Fix("keep float32 master weights or lower the learning rate"))
     remedies = _try_eps(scene, eps, "1e-4" if dtype == "float16" else "1e-8") if eps is not None and fixes else []
-    return Finding(
-        label, evidence, [] if remedies else fixes or [Fix("keep the optimizer's denominator away from 0 and its values in range")], remedies=remedies
-    )
+    fixes = [] if remedies else fixes or [Fix("keep the optimizer's denominator away from 0 and its values in range")]
+    return Finding(label, evidence, fixes, remedies=remedies, empty=not stepped)  # gradients of 0 have a norm of 0
 
 
 def _bad_rate(scene: Scene, rate: float, evidence: list[str]) -> Finding:
@@ -130,6 +133,21 @@ def _bad_rate(scene: Scene, rate: float, evidence: list[str]) -> Finding:
         evidence.append("with that the update is finite")
     usual = _USUAL[math.isnan(rate)]
     return Finding(label, evidence, [Fix(f"keep the learning rate finite: {usual}")], proven=proven)
+
+
+def _in_a_method(scene: Scene, birth: Birth) -> bool:
+    """Whether gradients were worked on in a method of an optimizer other than its step: SAM moves the weights in one of its own."""
+    if birth.phase is not Phase.OPTIMIZER or birth.site is None:
+        return False
+    classes = {kind for optimizer in scene.optimizers for kind in type(optimizer).__mro__}
+    methods = (getattr(inspect.unwrap(value), "__code__", None) for kind in classes for value in vars(kind).values() if callable(value))
+    return any(code is not None and _holds(code, birth.site.code) for code in methods)
+
+
+def _holds(code: CodeType, inner: CodeType) -> bool:
+    """Whether a code object was made of the same text as another (a capsule's is compiled once more), or of what stands around it."""
+    name = code.co_qualname
+    return inner.co_filename == code.co_filename and (inner.co_qualname == name or inner.co_qualname.startswith(f"{name}.<locals>."))
 
 
 def _by_hand(birth: Birth) -> Finding | None:
