@@ -249,3 +249,17 @@ for step in range(5):
 """
     incident = first(box, body, HEAD.replace("import torch\n", "import numpy as np\nnp.seterr(all='ignore')\nimport torch\n", 1))
     assert incident["cause"]["code"] == "WN604" and said in incident["remedies"][0]["title"]
+
+
+@pytest.mark.parametrize(("given", "samples"), [("x", []), ("mean[:, None].expand(4, 4)", [2]), ("net.weight", [2])])
+def test_rows_of_statistics_are_no_samples(given: str, samples: list[int], box: Sandbox) -> None:
+    """More tensors have as many rows as there are weights than the batch has: the rows of what a model is given are samples."""
+    body = f"""
+mean, square, odd = torch.ones(4), torch.ones(4), torch.tensor([0.0, 0.0, 1.0, 0.0])
+for step in range(3):
+    x = torch.rand(8, 4)
+    spread = torch.sqrt(square - mean**2 + 0.1 - 0.2 * odd * (step == 1))
+    loss = spread.mean() + net({given}).square().mean()
+"""
+    incident = first(box, body)
+    assert (incident["step"], incident["cause"]["code"], incident["origin"]["samples"]) == (1, "WN105", samples)

@@ -24,15 +24,39 @@ SAMPLES = 3  # rows of a batch that are told one by one
 
 def batch_size(program: Program) -> int:
     """Return the most common first dimension of what was handed in, weights apart: a teacher's are written in the step."""
-    from whynan.capsule.tape import Outside
-
     sizes: dict[int, int] = {}
     for entry in program.entries:
-        for leaf in entry.reads:
-            tensor: Any = leaf.tensor if isinstance(leaf, Outside) else None
-            if tensor is not None and tensor.dim() and not tensor.requires_grad and id(tensor) not in program.weights:
-                sizes[tensor.shape[0]] = sizes.get(tensor.shape[0], 0) + 1
+        for size in _rows_given(program, entry):
+            sizes[size] = sizes.get(size, 0) + 1
     return max(sizes, key=lambda s: sizes[s], default=0)
+
+
+def feeds_a_model(program: Program, size: int) -> bool:
+    """Whether modules are given tensors of that many rows, or what the step made of such; so it is where no module is given any data.
+
+    Statistics of weights, a codebook or a queue may have more tensors than the batch has.
+    """
+    from whynan.capsule.tape import dependencies
+
+    calls = {entry.number: entry for entry in program.entries}
+    todo = [entry for entry in program.entries if entry.kind == "module"]
+    seen, sizes = {entry.number for entry in todo}, set[int]()
+    for entry in todo:  # grows by what they were given
+        sizes.update(_rows_given(program, entry))
+        behind = {number for number in dependencies(entry) if number in calls} - seen
+        seen |= behind
+        todo += [calls[number] for number in sorted(behind)]
+    return size in sizes or not sizes
+
+
+def _rows_given(program: Program, entry: Entry) -> Iterator[int]:
+    """Yield the first dimensions of what a call was handed from outside, weights apart."""
+    from whynan.capsule.tape import Outside
+
+    for leaf in entry.reads:
+        tensor: Any = leaf.tensor if isinstance(leaf, Outside) else None
+        if tensor is not None and tensor.dim() and not tensor.requires_grad and id(tensor) not in program.weights:
+            yield tensor.shape[0]
 
 
 def constant_ids(program: Program) -> list[str]:

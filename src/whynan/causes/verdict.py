@@ -12,7 +12,7 @@ from whynan.causes.arguments import factorised
 from whynan.causes.arrays import as_warned, in_arrays
 from whynan.causes.beforehand import beforehand
 from whynan.causes.catalogue import Finding, Rule, Scene, first_match
-from whynan.causes.handed import batch_size, hook_words, line_in_data, sample_words
+from whynan.causes.handed import batch_size, feeds_a_model, hook_words, line_in_data, sample_words
 from whynan.causes.lab import Lab, Outcome, without_rows
 from whynan.causes.naming import names_of
 from whynan.causes.several import Verdict, decide
@@ -241,7 +241,7 @@ def _samples(scene: Scene, finding: Finding) -> tuple[list[int], Outcome | None]
         return [], None
     size = batch_size(scene.program)
     rows = finding.rows
-    if not rows and birth.op is not None:
+    if not rows and birth.op is not None and feeds_a_model(scene.program, size):
         for index in (birth.op.index, birth.forward.op.index if birth.forward is not None else -1):
             output = birth.outputs.get(index)
             if output is not None and output.dim() and output.shape[0] == size:
