@@ -507,3 +507,26 @@ def test_a_wider_type_at_one_of_two_places_is_held_against_float64() -> None:
     narrow = [r for r in incident.remedies if r.diff and ".float()" in r.diff]
     assert narrow and all(r.result == "failed" and "another place is past the range, too" in r.effect for r in narrow)
     assert incident.remedies[0].result == "proven" and "bfloat16" in incident.remedies[0].title
+
+
+@pytest.mark.parametrize(("parts", "said"), [(1, "this batch then trains nothing"), (3, "this backward pass, one of several, then adds nothing")])
+def test_a_pass_of_several_that_adds_nothing_is_not_the_whole_batch(parts: int, said: str, box: Sandbox) -> None:
+    """The other micro-batches of the step train all the same."""
+    done = box.watched(f"""
+import torch
+from torch import nn
+torch.manual_seed(0)
+net = nn.Linear(4, 3)
+opt = torch.optim.SGD(net.parameters(), 0.1)
+for step in range(4):
+    opt.zero_grad()
+    for part in range({parts}):
+        target = torch.randint(0, 3, (8,))
+        if step == 2 and part == {parts} // 2:
+            target[:] = -100
+        nn.functional.cross_entropy(net(torch.randn(8, 4)), target).backward()
+    opt.step()
+""")
+    (incident,) = done.incidents
+    assert (incident["step"], incident["cause"]["code"]) == (2, "WN402"), done.err
+    assert said in incident["remedies"][0]["effect"]

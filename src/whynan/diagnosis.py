@@ -49,6 +49,7 @@ class Case:
     jump: Jump | None = None  # no symptom of damage: a finite number is far outside what it was
     in_data: Line | None = None  # the line of the data set that made a bad sample, once it is known
     loss: float | None = None  # the last one of the step, where the host knows it
+    backwards: int = 0  # passes of this step so far, where that is known
 
 
 def diagnose(case: Case) -> Incident:
@@ -98,6 +99,7 @@ def _verdict(case: Case, targets: Targets, birth: Birth | None, trouble: str) ->
         jump=case.jump,
         in_data=case.in_data,
         loss=case.loss,
+        backwards=case.backwards,
     )
     origin, cause, remedies, experiments = judge(scene)
     case.in_data = scene.in_data

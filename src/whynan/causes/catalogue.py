@@ -58,6 +58,7 @@ class Scene:
     loss: float | None = None  # of the run, where the host knows it
     terms: list[Named] = field(default_factory=list)  # of the loss, by their names in the source
     drifts: bool = False  # further updates without a gradient of the bad elements lead astray
+    backwards: int = 0  # passes of this step so far, where that is known
     met: Birth | None = None  # where a step met what this scene, which is none of its own, has made
     failed: list[str] = field(default_factory=list)  # codes of rules that raised when they were asked
 

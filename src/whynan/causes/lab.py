@@ -90,6 +90,8 @@ NOTHING = 1e-20  # a gradient in float64 that is smaller is 0 in what is trained
 ABSURD = 1e8  # a loss or gradient of this size is no remedy where nothing is known of what it was
 FAR_OFF = ("finite, but absurd: ", "finite, but the gradient is absurd: ")  # how that is said
 FEW = 5  # losses from which it is not yet known how far they move
+_TRAINS_NOTHING = "this batch then trains nothing, like a skipped one"
+_ADDS_NOTHING = "this backward pass, one of several, then adds nothing to the gradient"
 NO_MEMORY = Outcome(None, None, False, "MemoryError: there was too little memory for another replay")
 
 
@@ -108,6 +110,7 @@ class Lab:
     ) -> None:
         self.program = program.gone_back() if place == "loss" else program
         self.cut = _cut(program, place)
+        self.one_of_several = False  # other backward passes of the step add to the gradient: micro-batches, tasks
         self.jump = jump  # what is to go away where everything is finite
         self.scale = _scale(history, scaler) if self.program is program else 1.0
         self.targets = targets
@@ -375,7 +378,7 @@ class Lab:
         if self._beyond(outcome):
             return False, f"still absurd: {outcome.effect()}"
         if outcome.norm is not None and outcome.norm == 0 and empty:
-            return True, f"{outcome.effect()}: this batch then trains nothing, like a skipped one"
+            return True, f"{outcome.effect()}: {_ADDS_NOTHING if self.one_of_several else _TRAINS_NOTHING}"
         if outcome.norm is not None and outcome.norm == 0 and not self._often_still():
             return False, f"finite, but the gradient is dead ({outcome.effect()})"
         if same is not None and outcome.loss is not None and abs(outcome.loss - same) > 1e-3 * max(1.0, abs(same)):

@@ -36,6 +36,7 @@ _LAYERS = ("addmm", "mm", "bmm", "convolution", "native_layer_norm", "native_bat
 def judge(scene: Scene) -> tuple[Origin, Cause, list[Remedy], list[Experiment]]:
     """Explain a birth and prove the explanation as far as the replay allows."""
     scene.lab = Lab(scene.program, scene.targets, scene.history, scene.scaler, scene.healthy, scene.jump, scene.symptom.place)
+    scene.lab.one_of_several = scene.backwards > sum(e.kind == "backward" for e in scene.program.entries) > 0
     first = _first(scene)
     first = _in_the_batch(scene, first) or first
     verdict = decide(first, _explain) if scene.jump is None else first

@@ -437,6 +437,7 @@ class Acting:
             made_at=session.made_at.get(id(optimizer)),
             rank=rank_here(),
             loss=session.window.loss if step == session.step_count and scaler is None else None,
+            backwards=session.window.backwards if step == session.step_count else 0,
             healthy={kept.step: Program(session.recorder, kept.entries, program.leaves) for kept in session.earlier.before(step)},
         )
 
