@@ -573,9 +573,25 @@ for s in range(6):
     assert [(i["step"], i["cause"]["code"], i["origin"]["code"]) for i in done.incidents] == [(4, "WN501", "loss = torch.sqrt(d2).mean()")]
 
 
+HOLDER = """
+class Holder:
+    def __init__(self, losses, weights):
+        self.losses, self.weights = losses, list(weights)
+    def product(self, v, retain_graph=True):
+        return torch.autograd.grad(self.losses, self.weights, v, retain_graph=retain_graph)
+"""
 JACOBIANS = {
     "of globals": ("{body}", "torch.vmap(lambda v: torch.autograd.grad(losses, weights, v, retain_graph=True))(torch.eye(2))"),
     "of a closure": ("def run():\n{body}\nrun()", "torch.func.vmap(lambda v: torch.autograd.grad(losses, weights, v, retain_graph=True))(torch.eye(2))"),
+    "of a method": (HOLDER + "{body}", "torch.vmap(Holder(losses, weights).product)(torch.eye(2))"),
+    "of a method, some of it given": (
+        "import functools" + HOLDER + "{body}",
+        "torch.vmap(functools.partial(Holder(losses, weights).product, retain_graph=True))(torch.eye(2))",
+    ),
+    "of a function, some of it given": (
+        "import functools\n{body}",
+        "torch.vmap(functools.partial(torch.autograd.grad, losses, weights, retain_graph=True))(torch.eye(2))",
+    ),
 }
 
 
@@ -595,8 +611,8 @@ for s in range(6):
         p.grad = row.mean(0)
     opt.step()
 """
-    body = body if frame == "{body}" else body.replace("\n", "\n    ")
-    done = box.watched(HEAD + frame.format(body=body))
+    body = body if not frame.startswith("def run") else body.replace("\n", "\n    ")
+    done = box.watched(HEAD + frame.replace("{body}", body))
     told = [(i["step"], i["cause"]["code"], i["origin"]["code"], i["remedies"][0]["result"]) for i in done.incidents]
     assert told == [(3, "WN501", "d = torch.sqrt((net(x) - y).square().sum(1))", "proven")]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from threading import current_thread, local, main_thread
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any, Protocol
 
 import torch
@@ -29,6 +29,7 @@ from whynan.capsule.tape import (
     CONTAINERS,
     LEAVES,
     READ_LIMIT,
+    Bound,
     Entry,
     Inner,
     Outside,
@@ -57,6 +58,8 @@ ELSEWHERE: Any = object()  # a call that is not to be recorded where it is made
 IDS = 1 << 20  # whole numbers given to a model that are kept as long as its hooks' calls
 NUMBERS = 64  # bad numbers read out of tensors that are kept: an evaluation reads them without end
 FORGET = 64  # steps after which a module that is not called any more is let go
+_SHORT = 256  # items of a container that is looked into at every call
+_FUNCTIONS = frozenset({FunctionType, MethodType, functools.partial})
 _PLAIN = frozenset({int, float, bool, str, type(None)})
 _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 _CLOSED = ("torch.nn.parallel", "torch.distributed", "torch._dynamo", "torch.jit")  # classes whose calls do more than compute
@@ -336,8 +339,8 @@ class Recorder(TorchFunctionMode):
             kept = self.tape.refer(value)
             self._reads.append(kept)
             return kept
-        if type(value) is FunctionType and (taken := self._results_around(value)):
-            return Surrounded(value, {name: self._keep(held) for name, held in taken.items()})
+        if type(value) in _FUNCTIONS and self.takes_results(value):
+            return self._keep_function(value)
         if isinstance(value, (LEAVES, torch.nn.Module)) or callable(value):
             return value
         kind = type(value)
@@ -352,10 +355,32 @@ class Recorder(TorchFunctionMode):
 
     def takes_results(self, function: Any) -> bool:
         """Whether a function computes with results of the step that it takes from around it (`vmap(lambda v: grad(loss, …, v))`)."""
+        if type(function) is functools.partial:
+            return self.takes_results(function.func) or self._hold_results([function.args, function.keywords])
+        if type(function) is MethodType:
+            owner = function.__self__
+            return not isinstance(owner, torch.nn.Module | type) and self._hold_results(list(getattr(owner, "__dict__", {}).values()))
         return type(function) is FunctionType and bool(self._results_around(function))
 
+    def _keep_function(self, function: Any) -> Any:
+        """Keep a function that takes results of the step so that it is made anew with those of a replay."""
+        if type(function) is FunctionType:
+            return Surrounded(function, {name: self._keep(held) for name, held in self._results_around(function).items()})
+        if type(function) is MethodType:
+            return Bound(function, {}, {"self": self._keep_object(function.__self__)})
+        return Bound(function, {}, {"function": self._keep(function.func), "args": self._keep(function.args), "kwargs": self._keep(function.keywords)})
+
     def _results_around(self, function: FunctionType) -> dict[str, Any]:
-        return {name: value for name, value in around(function).items() if any(self.tape.slot_of(t) is not None for t in tensors_of(value))}
+        return {name: value for name, value in around(function).items() if self._are_results(value)}
+
+    def _are_results(self, values: Any) -> bool:
+        return any(self.tape.slot_of(tensor) is not None for tensor in tensors_of(values))
+
+    def _hold_results(self, values: list[Any]) -> bool:
+        """Whether results of the step are among some values, or in short containers among them: an object may hold a whole data set."""
+        short = [v.values() if isinstance(v, dict) else v for v in values if isinstance(v, CONTAINERS) and len(v) <= _SHORT]
+        tensors = (t for held in (values, *short) for t in held if isinstance(t, torch.Tensor))
+        return any(self.tape.slot_of(tensor) is not None for tensor in tensors)
 
     def _keep_object(self, value: Any) -> Any:
         """Keep an object that carries tensors (a batch class, a ModelOutput) so that the made ones are made again."""

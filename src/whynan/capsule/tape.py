@@ -8,10 +8,11 @@ intermediates are not held. Nothing inside a module is written down: the replay 
 from __future__ import annotations
 
 import copy
+import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from types import CellType, FunctionType
+from types import CellType, FunctionType, MethodType
 from typing import Any, Protocol
 
 import torch
@@ -169,6 +170,17 @@ class Surrounded(Rebuild):
         made = FunctionType(function.__code__, {**function.__globals__, **held}, function.__name__, function.__defaults__, cells)
         made.__kwdefaults__ = function.__kwdefaults__
         return made
+
+
+class Bound(Rebuild):
+    """A method of an object that holds results of the step, or a function that was given some already (`partial`): made anew with those of a replay."""
+
+    def build(self, get: Callable[[Any], Any]) -> Any:
+        """Make the method, or the partial function."""
+        made = get(self.items)
+        if isinstance(self.value, MethodType):
+            return MethodType(self.value.__func__, made["self"])
+        return functools.partial(made["function"], *made["args"], **made["kwargs"])
 
 
 def around(function: FunctionType) -> dict[str, Any]:
