@@ -143,3 +143,90 @@ for step in range(10):
     assert (remedy["result"], "and at line" in remedy["title"]) == ("proven", True)
     assert "gradient alive" in remedy["effect"]
     assert remedy["diff"].count("\n+ ") == 2
+
+
+EXPONENTIALS = """
+def contrast(v1, v2):
+    top = torch.exp(v1.diagonal() / 0.01)
+    total = torch.sum(torch.exp(v1 / 0.01), dim=1)
+    other = torch.exp(v2.diagonal() / 0.01)
+    rest = torch.sum(torch.exp(v2 / 0.01), dim=1)
+    return -(top / total).log().mean() - (other / rest).log().mean()
+for step in range(8):
+    x = torch.randn(8, 6)
+    h = nn.functional.normalize(net(x), dim=1)
+    far = 1.0 if step == 6 else 0.3
+    loss = contrast(h @ h.T * far, h.detach() @ h.T * far)
+"""
+RECURSION = """
+def spline(x, grid, k):
+    if k == 0:
+        return ((x >= grid[:-1]) & (x < grid[1:])).float()
+    below = spline(x, grid, k - 1)
+    left = (x - grid[: -(k + 1)]) / (grid[k:-1] - grid[: -(k + 1)]) * below[:, :-1]
+    right = (grid[k + 1 :] - x) / (grid[k + 1 :] - grid[1:-k]) * below[:, 1:]
+    return torch.nan_to_num(left) + torch.nan_to_num(right)
+for step in range(8):
+    x = torch.rand(8, 6)
+    grid = torch.linspace(-2, 2, 12)
+    if step == 6:
+        grid[:4] = grid[0]
+    loss = spline(net(x)[:, :1], grid, 3).square().mean() + net(x).square().mean()
+"""
+
+
+@pytest.mark.parametrize("body", [EXPONENTIALS, RECURSION], ids=["one change at four places", "lines that run several times"])
+def test_what_is_wrong_in_the_same_way_at_several_places_takes_one_change(body: str, box: Sandbox) -> None:
+    """The same change is tried at all of them first; a line that calls itself is one place however often it runs."""
+    source = HEAD + body + TAIL
+    (incident,) = box.watched(source).incidents
+    remedy = incident["remedies"][0]
+    assert (incident["step"], remedy["result"]) == (6, "proven"), incident
+    assert "the same" in remedy["title"]
+    healed = box.plain(box.write(patched(source, remedy["diff"]), "healed.py"))
+    assert len(healed.out.splitlines()) == 8
+    assert "nan" not in healed.out
+
+
+def test_changes_that_are_finite_together_are_shown_together_though_not_proven(box: Sandbox) -> None:
+    """One of them alone leaves the step as it is: it is no better advice than both."""
+    hides_more = RECURSION.replace("nan_to_num(left) + torch.nan_to_num(right)", "nan_to_num(left + right)")
+    (incident,) = box.watched(HEAD + hides_more + TAIL).incidents
+    remedy = incident["remedies"][0]
+    assert (remedy["result"], remedy["effect"].partition(":")[0]) == ("failed", "finite, but the loss is another")
+    assert "+    left = " in remedy["diff"] and "+    right = " in remedy["diff"]
+
+
+def test_a_weight_that_the_step_sets_from_its_first_batch_may_take_two_changes(box: Sandbox) -> None:
+    """The symptom is the weight then; the changes are in the lines that set it."""
+    done = box.watched("""
+import torch
+from torch import nn
+torch.manual_seed(0)
+class Norm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.log_scale, self.shift = nn.Parameter(torch.zeros(4)), nn.Parameter(torch.zeros(4))
+        self.ready = False
+    def forward(self, x):
+        if not self.ready:
+            with torch.no_grad():
+                std = x.std(dim=0)
+                mu = (x / std).mean(dim=0)
+                self.log_scale.data = -torch.log(std)
+                self.shift.data = -mu
+                self.ready = True
+        return x * self.log_scale.exp() + self.shift, self.log_scale.sum()
+net = Norm()
+opt = torch.optim.SGD(net.parameters(), 1e-3)
+for step in range(3):
+    x = torch.randn(16, 4) * torch.tensor([1.0, 2.0, 0.0, 3.0])
+    z, volume = net(x)
+    loss = z.square().mean() - 1e-3 * volume
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""")
+    remedy = done.incidents[0]["remedies"][0]
+    assert remedy["result"] == "proven", done.err
+    assert "mu = " in remedy["diff"] and "log_scale" in remedy["diff"]

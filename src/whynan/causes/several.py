@@ -23,6 +23,7 @@ from whynan.trace.mending import Place, Remains, places_of, remaining_birth, wit
 _SETTLED = ("WN601", "WN602", "WN603", "WN604", "WN605", "WN606", "WN608", "WN703", "WN801", "WN802", "WN803")
 _ORDER = ("second", "third", "fourth")
 MOST = 1 + len(_ORDER)  # places that are looked for
+RUNS = 12  # and how often they may run
 
 
 @dataclass(slots=True)
@@ -70,7 +71,7 @@ def _open(first: Verdict, birth: Birth) -> bool:
     if birth.error is not None or not birth.exact or birth.by_number or birth.phase is Phase.OPTIMIZER or first.rule.code in _SETTLED:
         return False
     inside = birth.leaf is None or birth.leaf.role == "input"
-    return inside and first.scene.symptom.place in ("loss", "gradient", "buffer")
+    return inside and first.scene.symptom.place in ("loss", "gradient", "buffer", "parameter")  # the last: a weight that the step itself sets
 
 
 def _decide(first: Verdict, birth: Birth, explain: Callable[[Scene], Verdict]) -> Verdict:
@@ -96,7 +97,7 @@ def _without(scene: Scene, *births: Birth) -> Remains:
     """Play the step with finite values in place of those born at some places, and write the answer down."""
     remains = without(scene.program, scene.targets, _places(list(births)))
     answer = f"loss {number(remains.losses[-1])}" if remains.losses else "finite"
-    lines = " and ".join(str(_line(b).line) for b in births)
+    lines = " and ".join(dict.fromkeys(str(_line(b).line) for b in births))
     scene.tried(f"the step with finite values in place of those born at line {lines}", answer if remains.finite else "still not finite")
     return remains
 
@@ -111,14 +112,8 @@ def _explains_all(first: Verdict, birth: Birth, remains: Remains) -> None:
 def _all(first: Verdict, second: Verdict, explain: Callable[[Scene], Verdict]) -> Verdict:
     """One is not enough: tell all places, and try changes at all of them at once."""
     first.alone = False
-    scene, found = first.scene, [first, second]
-    remains = _without(scene, *_births(found))
-    while not remains.finite and len(found) < MOST:
-        other = remaining_birth(scene.program, scene.targets, _places(_births(found)), remains)
-        if other is None or not _line(other).known or _line(other) in map(_line, _births(found)):
-            break
-        found.append(explain(replace(scene, birth=other)))
-        remains = _without(scene, *_births(found))
+    found = [first, second]
+    remains = _find_all(found, explain)
     named = ", ".join(_named(verdict) for verdict in found[1:])
     what = "a second place makes non-finite values of its own" if len(found) == 2 else f"{len(found) - 1} more places make non-finite values of their own"
     more = f"without {'both' if len(found) == 2 else 'them all'} the step is finite" if remains.finite else "and they are not the only ones"
@@ -133,6 +128,25 @@ def _all(first: Verdict, second: Verdict, explain: Callable[[Scene], Verdict]) -
     return first
 
 
+def _find_all(found: list[Verdict], explain: Callable[[Scene], Verdict]) -> Remains:
+    """Add the places to two of them that the step depends on as well, as far as they are few; return what remains without them.
+
+    A line may run more than once, in a loop or by calling itself: a change there changes all of these.
+    """
+    scene, mended = found[0].scene, _births(found)
+    remains = _without(scene, *mended)
+    while not remains.finite and len(mended) < RUNS:
+        other = remaining_birth(scene.program, scene.targets, _places(mended), remains)
+        known = other is not None and _line(other) in map(_line, mended)
+        if other is None or not _line(other).known or (not known and len(found) == MOST):
+            break
+        if not known:
+            found.append(explain(replace(scene, birth=other)))
+        mended.append(other)
+        remains = _without(scene, *mended)
+    return remains
+
+
 def _look_further(first: Verdict, explain: Callable[[Scene], Verdict]) -> None:
     """Finite values would do, but those that a change gives are bad further on (the log of a 0 it lets through): find where, and try both changes."""
     scene = first.scene
@@ -145,7 +159,7 @@ def _look_further(first: Verdict, explain: Callable[[Scene], Verdict]) -> None:
                 continue
             second = explain(replace(scene, birth=other, program=changed))
         healed = together([_part(first), _part(second)]) if second.healed else None
-        if healed is not None:
+        if healed is not None and healed.result == "proven":
             first.finding.evidence.append(f"with a change there alone, non-finite values are born at {_named(second)}")
             first.remedies.insert(0, healed)
             _point_at(first, second, "second")
@@ -153,7 +167,8 @@ def _look_further(first: Verdict, explain: Callable[[Scene], Verdict]) -> None:
 
 
 def _part(verdict: Verdict) -> Part:
-    return Part(verdict.scene, verdict.finding, verdict.expression, verdict.site)
+    tried = tuple(dict.fromkeys(remedy.title for remedy in verdict.remedies if remedy.result != "not tried"))
+    return Part(verdict.scene, verdict.finding, verdict.expression, verdict.site, tried)
 
 
 def _point_at(first: Verdict, other: Verdict, order: str) -> None:
