@@ -139,3 +139,19 @@ def test_a_change_that_is_not_enough_is_said_to_be_that(box: Sandbox) -> None:
     remedies = box.watched(HEAD + twice).incidents[0]["remedies"]
     assert any(r["result"] == "failed" and "still not finite" in r["effect"] for r in remedies), remedies
     assert not any(r["result"] == "proven" for r in remedies)
+
+
+def test_a_class_that_a_call_was_given_before_the_first_optimizer_has_no_size(box: Sandbox) -> None:
+    """A subclass of a tensor has an attribute `nbytes`, which is no number: the watching was switched off."""
+    done = box.watched(f"""{HEAD}
+    class Pose(torch.Tensor):
+        pass
+    rest = torch.zeros(3).as_subclass(Pose)
+    net = nn.Linear(5, 3)
+    optimizer = torch.optim.Adam(net.parameters())
+    for step in range(3):
+        loss = net(torch.randn(6, 5)).log().mean()
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+""")
+    assert "internal error" not in done.err
+    assert done.incidents[0]["cause"]["code"] == "WN102"

@@ -48,7 +48,7 @@ def _size(entries: Iterable[Entry]) -> int:
     held: dict[int, int] = {}
     for entry in entries:
         held.update((id(leaf.tensor), bytes_of(leaf.tensor)) for leaf in entry.reads if isinstance(leaf, Outside))
-        held.update((id(value), value.nbytes) for value in (*entry.args, *entry.kwargs.values()) if hasattr(value, "nbytes"))
+        held.update((id(value), value.nbytes) for value in (*entry.args, *entry.kwargs.values()) if isinstance(getattr(value, "nbytes", None), int))
     return sum(held.values())
 
 
