@@ -491,6 +491,65 @@ def test_what_cannot_be_carried_is_named(box: Sandbox) -> None:
     assert done.status == 2 and "TorchScript" in done.err and done.err.count("\n") == 1
 
 
+PARTS = {
+    "a TorchScript part": ("TorchScript", "self.part = torch.jit.script(nn.Linear(2, 2))", "self.part(x)", ""),
+    "a part whose source is not there": ("was not found", "self.part = Part()", "self.part(x)", ""),
+    "a function that is made anew": ("made anew", "self.part = nn.Linear(2, 2)", "self.part(x)", "torch.vmap(lambda v: v * loss)(torch.ones(2)).sum() * 0 + "),
+}
+
+
+@pytest.mark.parametrize(("reason", "made", "used", "beside"), PARTS.values(), ids=list(PARTS))
+def test_a_capsule_that_cannot_be_replayed_says_so_when_it_is_written(reason: str, made: str, used: str, beside: str, box: Sandbox) -> None:
+    """Not only when somebody needs it: `whynan replay` is not offered either."""
+    source = f"""
+        import torch
+        from torch import nn
+        space = {{"nn": nn}}
+        exec("class Part(nn.Linear):\\n    def __init__(self):\\n        super().__init__(2, 2)", space)
+        Part = space["Part"]
+
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                {made}
+
+            def forward(self, x):
+                return {used}
+
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loss = torch.log(model(torch.ones(3, 2)) * 0).mean()
+        ({beside}loss).backward()
+        optimizer.step()
+    """
+    done = box.watched(source)
+    (capsule,) = (box.run_dir / "capsules").iterdir()
+    assert not json.loads((capsule / "capsule.json").read_text())["replayable"]
+    assert "can be looked into, but not replayed" in done.err and reason in done.err
+    assert "whynan replay" not in done.err
+
+
+def test_a_method_that_an_object_was_given_does_not_keep_a_capsule_from_being_replayed(box: Sandbox) -> None:
+    """The class does not have it: it is left out, and nothing in the step calls it."""
+    source = """
+        import torch
+        import types
+        from torch import nn
+
+        def state_of(self):
+            return dict(vars(self))
+
+        model = nn.Linear(2, 2)
+        model.kept = types.MethodType(state_of, model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        torch.log(model(torch.ones(3, 2)) * 0).mean().backward()
+        optimizer.step()
+    """
+    capsule = capsule_of(box, source)
+    assert json.loads((capsule / "capsule.json").read_text())["replayable"]
+    assert replayed(box, capsule, "--trust").status == 0
+
+
 def test_environment_is_never_written(box: Sandbox) -> None:
     """A program that keeps the environment in a global variable or an attribute does not get it into its capsule."""
     source = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -59,9 +60,17 @@ class Shelf:
             made = f"{type(error).__name__}: {error}"
         if isinstance(made, Path):
             self.written.append(made)
+            if reasons := _why_not(made):
+                journal.say(f"whynan: the capsule of step {case.step} can be looked into, but not replayed ({reasons[0]}); the diagnosis is not affected")
         else:
             self._failed = True
             journal.say(f"whynan: no capsule was written ({made}); the diagnosis is not affected")
+
+
+def _why_not(folder: Path) -> list[str]:
+    """Return why a capsule that was written cannot be replayed, as far as that is known; nothing where it can."""
+    reasons = json.loads((folder / "capsule.json").read_text(encoding="utf-8"))["why_not"]
+    return [str(reason)[:200] for reason in reasons]
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,6 +98,7 @@ class _Recipe:
     """How a function was transformed, to do the same to one made anew; as of `Reach`, nothing of it travels."""
 
     __slots__ = ("function", "kwargs", "rest", "transform")
+    uncarried = "a function that is made anew with results of the step"
 
     def __init__(self, transform: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> None:
         self.function: Any = args[0] if args else None

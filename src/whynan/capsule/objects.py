@@ -34,6 +34,7 @@ NODES = 300_000  # more than any step needs: a data set or a trainer hangs on on
 _CONTAINERS: dict[type, str] = {list: "list", tuple: "tuple", set: "set", frozenset: "frozenset", collections.deque: "deque", torch.Size: "size"}
 _HOOKS = tuple(k for k in vars(torch.nn.Module()) if k.endswith("_hooks"))
 _OBJECT_NEW = object.__new__
+_MADE_BY_A_STATEMENT = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 
 
 class Unable(Exception):
@@ -47,6 +48,7 @@ class Encoder:
         self.tensors, self.sources = tensors, sources
         self.nodes: list[Json] = []
         self.lost: list[str] = []
+        self.parts: list[str] = []  # of these, parts of models: a call of the model is not the same without them
         self.doubts: list[str] = []  # what is missing without its use failing
         self._memo: dict[int, Json] = {}
         self._alive: list[object] = []  # an id must not be given away while it is in the memo
@@ -152,9 +154,9 @@ class Encoder:
             default = self.encode(value.default_factory) if kind is collections.defaultdict else None
             return {"is": kind.__name__, "items": self.pairs(value), "default": default}
         if isinstance(value, functools.partial):
-            return {"is": "partial", "fn": self.callable(value.func), "args": self._items(value.args), "kwargs": self.pairs(value.keywords)}
+            return {"is": "partial", "fn": _there(self.callable(value.func)), "args": self._items(value.args), "kwargs": self.pairs(value.keywords)}
         if isinstance(value, types.MethodType):
-            return {"is": "method", "self": self.encode(value.__self__), "name": value.__name__}
+            return self._method(value)
         if isinstance(value, types.FunctionType):
             return self._function(value)
         if kind is weakref.ref:
@@ -164,6 +166,13 @@ class Encoder:
         if kind.__module__ == "numpy":
             return self._numpy(value)
         return self._object(value)
+
+    def _method(self, value: types.MethodType) -> Json:
+        owner, name = value.__self__, value.__name__
+        found = getattr(owner if isinstance(owner, type) else type(owner), name, None)
+        if found is None:
+            raise Unable(f"a method {name} that its class does not have")
+        return {"is": "method", "self": _there(self.encode(owner)), "name": name}
 
     def callable(self, function: Any) -> Json:
         """Encode something that is called."""
@@ -186,7 +195,7 @@ class Encoder:
         path = f"{cls.__module__}:{cls.__qualname__}"
         if names.is_torch_class(path) and getattr(sys.modules.get(cls.__module__), cls.__qualname__, None) is cls:
             return {"class": path}
-        if cls.__module__ == "builtins":
+        if cls.__module__ == "builtins" and not cls.__flags__ & _MADE_BY_A_STATEMENT:  # so calls itself what `exec` made
             return {"builtin": cls.__name__}
         reference = self.sources.class_(cls)
         if reference is None:
@@ -232,7 +241,7 @@ class Encoder:
         if isinstance(value, torch.jit.ScriptModule | torch.jit.ScriptFunction):
             raise Unable("TorchScript")
         if kind.__module__.startswith("whynan."):
-            raise Unable("an object of whynan")
+            raise Unable(getattr(kind, "uncarried", "an object of whynan"))
         if isinstance(value, type(os.environ)):
             raise Unable("the environment, which may hold secrets")
         if isinstance(value, torch.nn.Module) and hasattr(value, "_orig_mod"):
@@ -266,6 +275,8 @@ class Encoder:
             kept = self._hooks(item, key) if module and key in _HOOKS else self.encode(item, key)
             if not (isinstance(kept, dict) and "lost" in kept):
                 found.append([key, kept])
+            if module and key == "_modules":
+                self.parts += _lost_in(self.nodes, kept)
         return found
 
     def _hooks(self, hooks: Any, key: str) -> Json:
@@ -277,6 +288,21 @@ class Encoder:
                 continue
             kept[number] = plain
         return self.encode(collections.OrderedDict(kept), key)
+
+
+def _there(reference: Json) -> Json:
+    """Return a reference, unless what it stands for was lost: then what is made of it is lost as well."""
+    if isinstance(reference, dict) and "lost" in reference:
+        raise Unable(str(reference["lost"]).partition(": ")[2])
+    return reference
+
+
+def _lost_in(nodes: list[Json], reference: Json) -> list[str]:
+    """Return what of a mapping was lost."""
+    node = nodes[reference["$"]] if isinstance(reference, dict) and isinstance(reference.get("$"), int) else None  # type: ignore[index]
+    items = node.get("items") if isinstance(node, dict) else None
+    values = [pair[1] for pair in items if isinstance(pair, list)] if isinstance(items, list) else []
+    return [str(value["lost"]) for value in values if isinstance(value, dict) and "lost" in value]
 
 
 def _unwatched(value: Any) -> Any:

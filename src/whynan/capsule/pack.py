@@ -151,9 +151,9 @@ class Packer:
         fn = self._callable(entry)
         args: list[Json] = [self._kept(a, f"{label} argument {i}") for i, a in enumerate(entry.args)]
         kwargs: dict[str, Json] = {k: self._kept(v, f"{label} argument {k}") for k, v in entry.kwargs.items()}
-        for part in (fn, *args, *kwargs.values()):
-            if isinstance(part, dict) and "lost" in part:
-                self.trouble.append(f"{part['lost']} cannot be carried")
+        lost = [part["lost"] for part in (fn, *args, *kwargs.values()) if isinstance(part, dict) and "lost" in part]
+        self.trouble += [f"not carried: {str(what).removeprefix('a value: ')}" for what in (*lost, *self.objects.parts)]
+        self.objects.parts.clear()
         if entry.given:
             self.trouble.append("an attribute that the loop sets before it calls a module is not carried")
         return {

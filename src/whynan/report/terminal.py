@@ -222,8 +222,14 @@ def farewell(incidents: list[Incident], counts: dict[tuple[str, str, int], int],
         say("whynan: observed only; nothing was changed")
     if report is not None:
         say(f"whynan: wrote {report}")
-    replay = f"      whynan replay {report.parent}" if report is not None and next(report.parent.glob("**/capsules"), None) is not None else ""
+    replay = f"      whynan replay {report.parent}" if report is not None and _can_replay(report.parent) else ""
     say(f"        whynan explain {first.cause.code}{replay}")
+
+
+def _can_replay(run: Path) -> bool:
+    """Whether the capsule that `whynan replay` takes of a run, the newest, can be replayed."""
+    heads = sorted(run.glob("**/capsules/*/capsule.json"), key=lambda path: path.stat().st_mtime_ns)
+    return bool(heads) and '"replayable": true' in heads[-1].read_text(encoding="utf-8")
 
 
 def warnings_line(notices: dict[tuple[str, str], int], file: Path | None, mild: int = 0) -> str:
