@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import Sandbox
+from going_bad import first
 from torch import nn
 
 import whynan
@@ -530,3 +531,69 @@ for step in range(4):
     (incident,) = done.incidents
     assert (incident["step"], incident["cause"]["code"]) == (2, "WN402"), done.err
     assert said in incident["remedies"][0]["effect"]
+
+
+def test_what_throws_bad_entries_away_is_named_not_a_limit_that_lets_nan_pass(box: Sandbox) -> None:
+    """clamp(nan) is nan, and so is its acos: the mask behind them is what selects."""
+    incident = first(
+        box,
+        """
+for step in range(5):
+    x = torch.randn(6, 4)
+    if step == 3:
+        x[2] = 0
+    y = x * net.weight
+    cosine = (y * x).sum(1) / (y.norm(dim=1) * x.norm(dim=1))
+    angle = torch.acos(cosine.clamp(-0.9, 0.9))
+    loss = angle.masked_fill(x.abs().sum(1) == 0, 0.0).mean()
+""",
+    )
+    assert incident["cause"]["code"] == "WN502"
+    assert any("feeds masked_fill, which" in e for e in incident["cause"]["evidence"]), incident["cause"]["evidence"]
+    assert "!= 0, 1.0)" in incident["remedies"][0]["diff"] and "ones_like" not in incident["remedies"][0]["diff"]
+
+
+def test_a_trial_that_is_no_change_of_the_program_is_not_told(box: Sandbox) -> None:
+    """A call that gives two results is not the softmax inside of it."""
+    incident = first(
+        box,
+        """
+attention = nn.MultiheadAttention(4, 1, batch_first=True)
+for step in range(5):
+    x, padding = torch.randn(3, 5, 4), torch.zeros(3, 5, dtype=torch.bool)
+    padding[1] = step == 3
+    pooled, _ = attention(x, x, x, key_padding_mask=padding)
+    loss = net(pooled).square().mean()
+""",
+    )
+    assert incident["cause"]["code"] == "WN401"
+    assert not any("unpack" in e for e in incident["cause"]["evidence"])
+
+
+def test_a_loss_far_above_the_usual_is_said_to_be_that(box: Sandbox) -> None:
+    """It is still a remedy of this step; how large the step is then is for the reader to weigh."""
+    incident = first(
+        box,
+        """
+for step in range(8):
+    x = torch.rand(6, 4)
+    rate = torch.relu(net(x) + 1.0 - 1.9 * (step == 6) * (x[:, :1] > 0.5))
+    loss = 0.01 * rate.square().mean() + 0.5 * torch.lgamma(rate).clamp_min(0.0).mean() * (step == 6)
+""",
+    )
+    assert any("(the steps before had a loss of about" in r["effect"] for r in incident["remedies"]), incident["remedies"]
+
+
+def test_the_log_of_a_picked_probability_next_to_0_is_taken_from_the_logits(box: Sandbox) -> None:
+    """Its slope, 1 / p, is past the range: log_softmax, then the picking."""
+    incident = first(
+        box,
+        """
+for step in range(5):
+    logits = torch.cat([net(torch.eye(4)) * 0, net(torch.eye(4)) * 0 + (96.0 if step == 3 else 1.0) + 0.01 * net.bias], 1)
+    taken = torch.softmax(logits, 1).gather(1, torch.zeros(4, 1, dtype=torch.long))
+    loss = -torch.log(taken).mean()
+""",
+    )
+    assert incident["cause"]["code"] == "WN503"
+    assert incident["remedies"][0]["result"] == "proven" and "log_softmax" in incident["remedies"][0]["title"], incident["remedies"]

@@ -235,7 +235,7 @@ def _safe_before(forward: View, handed: int | None) -> list[Fix]:
     if forward.name == "log":
         return log_fixes(forward)
     if divides(forward):
-        return [Fix("make the input safe before dividing", "torch.where({x} == 0, torch.ones_like({x}), {x})", 1), *guarded("div", forward.op.dtype)]
+        return [Fix("make the input safe before dividing", "{x}.where({x} != 0, 1.0)", 1), *guarded("div", forward.op.dtype)]
     exponent = forward.scalar("exponent")
     return guarded(forward.name, forward.op.dtype, float(exponent) if isinstance(exponent, int | float) else None)
 
@@ -252,7 +252,7 @@ def _selector(birth: Birth, forward: View) -> View | None:
                     return consumer
                 if consumer.name == "mul" and _multiplies_by_mask(consumer, view):
                     return consumer
-                if takes or consumer.name in ("mul", "add", "sub", "neg", "div", "rsub"):
+                if takes or consumer.name in ("mul", "add", "sub", "neg", "div", "rsub") or _hands_on(consumer):
                     following.append(consumer)
         level = following
     return None
@@ -264,7 +264,13 @@ def _takes(consumer: View, view: View) -> bool:
     bad, result = _bad_places(consumer.birth), consumer.output()
     if given is None or result is None or bad is None or not given.shape == result.shape == bad.shape:
         return False
-    return bool((given == result)[bad].all())
+    return bool(((given == result) | (given.isnan() & result.isnan()))[bad].all())
+
+
+def _hands_on(consumer: View) -> bool:
+    """Whether an elementwise operation makes bad values of all bad entries: what throws them away comes later."""
+    bad, result = _bad_places(consumer.birth), consumer.output()
+    return bad is not None and result is not None and result.shape == bad.shape and not bool(result.isfinite()[bad].any())
 
 
 def _multiplies_by_mask(consumer: View, forward: View) -> bool:
@@ -380,6 +386,8 @@ def gradient_overflow(scene: Scene) -> Finding | None:
     fixes = [Fix("scale the loss down, or keep this part in float32")] if dtype == "float16" else [Fix(_SOFTEN if _divides_by(forward) else _CALM)]
     if dtype == "float16":
         fixes = [Fix("compute this in float32", "{x}.float()", 0), BRAIN, *fixes]
+    if forward.name == "log":  # of a probability that is next to 0
+        fixes = [*log_fixes(forward), *fixes]
     said = f"the gradient {number(size)} is past" if not goes_on else f"a value on the way to the gradient, {number(size)}, is past"
     if size < ends:  # inside of torch's own kernel
         said = "a value on the way to the gradient is past"

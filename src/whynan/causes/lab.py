@@ -86,6 +86,7 @@ class Slopes:
 
 ALONG = 0.9  # the least cosine with the gradient in float64
 TOLERANCE = 0.01  # by how much the loss of a healthy step may move: an epsilon does not come free
+UNUSUAL = 20  # how many times what it was before a loss has to be to be called that
 NOTHING = 1e-20  # a gradient in float64 that is smaller is 0 in what is trained
 ABSURD = 1e8  # a loss or gradient of this size is no remedy where nothing is known of what it was
 FAR_OFF = ("finite, but absurd: ", "finite, but the gradient is absurd: ")  # how that is said
@@ -391,7 +392,8 @@ class Lab:
             return False, f"{FAR_OFF[0]}{outcome.effect()}{self._held_against()}"
         if outcome.loss is not None and outcome.loss < self._floor() and not low:
             return False, f"finite, but it rewards the fault: {outcome.effect()}{self._held_against_lowest()}"
-        return True, outcome.effect()
+        unusual = self.losses and outcome.loss is not None and abs(outcome.loss) > UNUSUAL * self._usual_loss()
+        return True, outcome.effect() + (f" (the steps before had a loss of about {number(self._usual_loss())})" if unusual else "")
 
     def ceiling(self) -> float:
         """Return the largest loss that a remedy may give: by the steps before, else by this one without its bad samples."""

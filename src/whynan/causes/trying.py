@@ -23,6 +23,7 @@ from whynan.records import Phase, Remedy, number
 TRIES = 4
 _LINEAR = VIEWS | {"add", "sub", "rsub", "mul", "div", "sum", "mean", "stack", "cat"}
 FAR_FROM_WIDE = 0.1  # by how much a loss may be off that of float64; more is what overflows at another place
+_MISFITS = tuple(f"the replay raised {kind}" for kind in ("ValueError", "TypeError", "AttributeError", "IndexError"))  # the trial was no change of this program
 PAIRED = 2  # changes at one of several places that are tried together with those at the others
 
 
@@ -83,7 +84,8 @@ def tempting(scene: Scene, finding: Finding, expression: Expression | None, site
     here = replace(scene, optimizers=[], optimizer=None)  # no updates further on: they are wrong in this step
     tried = [_attempt(here, replace(finding, empty=False), fix, expression, site) for fix in wrong]
     words = {"failed": "does not help", "proven": "only hides it"}
-    return [f"{words[remedy.result]}: {remedy.title}: {remedy.effect}" for remedy in tried if remedy.result in words]
+    fitting = [remedy for remedy in tried if remedy.result in words and not remedy.effect.startswith(_MISFITS)]
+    return [f"{words[remedy.result]}: {remedy.title}: {remedy.effect}" for remedy in fitting]
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,16 +77,18 @@ def converted(program: Program, table: Table) -> Iterator[None]:
     stand = {key: _stand_in(p, table) for key, p in weights.items() if p.dtype in table}
     homes = [(m, n, p) for m in modules for n, p in m._parameters.items() if p is not None and id(p) in stand]
     buffers = [(m._buffers, n, b) for m in modules for n, b in m._buffers.items() if b is not None and b.dtype in table]
+    held = {id(b): b.to(table[b.dtype]) for _, _, b in buffers}  # one for each: what the step writes into it the module must read
     read = {id(leaf): leaf for e in program.entries for leaf in e.reads if isinstance(leaf, Outside)}
     batch = [(leaf, leaf.saved) for leaf in read.values() if leaf.value().dtype in table and (id(leaf.tensor) in stand or not leaf.tensor.requires_grad)]
     leaves = program.leaves
     try:
         for leaf, _ in batch:
-            leaf.saved = stand.get(id(leaf.tensor), leaf.value().to(table[leaf.value().dtype]))
+            other = stand.get(id(leaf.tensor)) if id(leaf.tensor) in stand or leaf.saved is not None else held.get(id(leaf.tensor))
+            leaf.saved = leaf.value().to(table[leaf.value().dtype]) if other is None else other
         for owner, name, parameter in homes:
             _put(owner, name, stand[id(parameter)])
         for home, name, buffer in buffers:
-            home[name] = buffer.to(table[buffer.dtype])
+            home[name] = held[id(buffer)]
         program.leaves = [stand.get(id(leaf), leaf) for leaf in leaves]
         with _autocast_to(table), Converted(table):
             yield
