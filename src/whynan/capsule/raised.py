@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import copy
 import traceback
-from types import CodeType, FrameType
+from types import FrameType
 
 import torch
 
-from whynan.capsule import recorder as recording
 from whynan.capsule.recorder import Recorder
-from whynan.capsule.sites import is_torch
+from whynan.capsule.sites import Site, is_torch
 from whynan.capsule.tape import Entry
 from whynan.tripwire.values import damage_of
 
@@ -43,8 +42,8 @@ def _unsolved_entry(error: BaseException, recorder: Recorder) -> Entry | None:
 
 
 def _failed(error: BaseException, recorder: Recorder) -> Entry | None:
-    inside = any(frame.f_code.co_filename == recording.__file__ for frame in _frames(error))
-    return recorder.failed if inside else None
+    failed = recorder.failed
+    return failed if failed is not None and passed_through(error, failed.site) else None
 
 
 def _made_blamed(error: BaseException, recorder: Recorder) -> Entry | None:
@@ -73,9 +72,14 @@ def blamed(error: BaseException) -> list[torch.Tensor]:
     return found
 
 
-def passed_through(error: BaseException, code: CodeType) -> bool:
-    """Whether an exception came out of what a function of ours called."""
-    return any(frame.f_code is code for frame in _frames(error))
+def passed_through(error: BaseException, site: Site | None) -> bool:
+    """Whether an exception came out of the call at a site; of our own frames nothing is left in its traceback."""
+    trace = error.__traceback__
+    while trace is not None and site is not None:
+        if trace.tb_frame.f_code is site.code and trace.tb_lasti == site.lasti:
+            return True
+        trace = trace.tb_next
+    return False
 
 
 def unsolved(error: BaseException) -> list[torch.Tensor]:

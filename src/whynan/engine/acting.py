@@ -343,10 +343,10 @@ class Acting:
         """The program raised: say why if the failing call is one of ours to explain."""
         session = self.session
         symptom = Symptom("exception", type(error).__name__, str(error).splitlines()[0] if str(error) else "")
-        before = session.window.unfinished
+        before, site = session.window.unfinished
         if session.window.symptom is not None and not session.window.told:
             self.report()
-        elif before is not None and passed_through(error, self.update.__code__):
+        elif before is not None and passed_through(error, site):
             self._explain_update(before, symptom)
         elif (failed := entry_behind(error, session.recorder)) is not None:
             session.recorder.tape.entries[failed.number] = failed
@@ -378,7 +378,7 @@ class Acting:
         try:
             return call()
         except Exception as error:
-            self.session.window.unfinished = None if isinstance(error, torch.OutOfMemoryError) else before
+            self.session.window.unfinished = (None if isinstance(error, torch.OutOfMemoryError) else before), take_site()
             raise
 
     def undo_update(self, optimizer: torch.optim.Optimizer, before: Snapshot) -> str:

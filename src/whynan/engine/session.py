@@ -53,7 +53,7 @@ class Window:
     looked_at: int = 0  # the entry of the last of several bad losses that the program looked at
     left: int = 0  # how many
     outlived: bool = False  # an optimizer was made since it turned out bad: the next backward pass is not of this step
-    unfinished: Snapshot | None = None  # what there was before an update that raised
+    unfinished: tuple[Snapshot | None, Site | None] = (None, None)  # what there was before an update that raised, and the line that wanted it
 
     def __init__(self) -> None:  # all else is what the class says until it is set: one is made for every step
         self.losses: list[torch.Tensor] = []
