@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from inspect import CO_VARARGS
 from itertools import pairwise
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any
 
 
@@ -36,10 +36,16 @@ def let_through(error: BaseException) -> None:
     frame it interrupted, which is the one before its own in the traceback.
     """
     trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        if any(type(number) is int and frame is trace.tb_frame for number, frame in pairwise(_given(trace.tb_next.tb_frame))):
+    while trace is not None:
+        if is_interrupted(trace):
             raise error
         trace = trace.tb_next
+
+
+def is_interrupted(trace: TracebackType) -> bool:
+    """Whether a signal handler was called in the midst of a frame, and raised."""
+    following = trace.tb_next
+    return following is not None and any(type(number) is int and frame is trace.tb_frame for number, frame in pairwise(_given(following.tb_frame)))
 
 
 def _given(frame: FrameType) -> list[Any]:

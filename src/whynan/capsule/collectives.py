@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch.compiler import is_compiling
 
 from whynan.capsule.tape import memory_of, tensors_of
+from whynan.capsule.unseen import leave_out, unseen
 
 if TYPE_CHECKING:
     from whynan.capsule.intercept import Interception
@@ -156,16 +157,21 @@ def _refuse(name: str, *_: Any, **__: Any) -> Any:
     raise RuntimeError(f"{name} of a distributed tensor cannot be replayed by one rank alone")
 
 
+@unseen
 def _watched(recorder: Recorder, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def collective(*args: Any, **kwargs: Any) -> Any:
         if is_compiling():
             return original(*args, **kwargs)
-        if recorder.replays_here:
-            return _replayed(recorder, name, args, kwargs)
-        if not recorder.running or name not in _RECEIVES or _called_by_torch(sys._getframe(1).f_globals.get("__name__", "")):
-            return recorder.suspended(original, *args, **kwargs)
-        return _kept(recorder, name, original, args, kwargs)
+        try:
+            if recorder.replays_here:
+                return _replayed(recorder, name, args, kwargs)
+            if not recorder.running or name not in _RECEIVES or _called_by_torch(sys._getframe(1).f_globals.get("__name__", "")):
+                return recorder.suspended(original, *args, **kwargs)
+            return _kept(recorder, name, original, args, kwargs)
+        except BaseException:
+            leave_out()
+            raise
 
     return collective
 
@@ -187,6 +193,7 @@ def _given(name: str, receiver: Any, args: Any, kwargs: dict[str, Any]) -> Itera
             yield from tensors_of(value)
 
 
+@unseen
 def _kept(recorder: Recorder, name: str, original: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     receiver = _receiver(name, args, kwargs)
     loose = recorder.here  # not inside a module or a function of autograd, which a replay calls again

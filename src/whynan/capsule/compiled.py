@@ -24,6 +24,7 @@ from torch.jit._fuser import optimized_execution
 
 from whynan.capsule.recorder import Recorder
 from whynan.capsule.sites import is_torch
+from whynan.capsule.unseen import unseen
 from whynan.resting import Collections
 
 _ORIGINAL = "_torchdynamo_orig_callable"
@@ -119,6 +120,7 @@ def is_compiled_module(module: torch.nn.Module) -> bool:
     return module._compiled_call_impl is not None or (optimized is not None and isinstance(module, optimized))
 
 
+@unseen
 def _enter(holders: list[CompiledFunctions], plain: FunctionType, *args: Any, **kwargs: Any) -> Any:
     if is_compiling():
         return plain(*args, **kwargs)
@@ -129,6 +131,7 @@ def _enter(holders: list[CompiledFunctions], plain: FunctionType, *args: Any, **
         return _recorded(next((h.doors for h in holders if h.doors.recorder.here), None), plain, args, kwargs)
 
 
+@unseen
 def _recorded(doors: Steps | None, plain: FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if doors is None:
         return plain(*args, **kwargs)

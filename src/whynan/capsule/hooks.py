@@ -17,8 +17,10 @@ from torch.compiler import is_dynamo_compiling
 
 from whynan.capsule.compiled import is_compiled_module, skip_frame
 from whynan.capsule.recorder import Recorder
+from whynan.capsule.unseen import leave_out, unseen
 
 
+@unseen
 class Hooks:
     """The hooks that are watched, and where they stand."""
 
@@ -77,6 +79,7 @@ class Hooks:
         return bool(self._held)
 
 
+@unseen
 class WatchedHook:
     """A user's hook with recording on inside it; copied and pickled as the plain hook."""
 
@@ -87,7 +90,11 @@ class WatchedHook:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
             return self.plain(*args, **kwargs)
-        return self._recorder.resumed(self.plain, *args, **kwargs)
+        try:
+            return self._recorder.resumed(self.plain, *args, **kwargs)
+        except BaseException:
+            leave_out()
+            raise
 
     def __reduce__(self) -> tuple[Any, ...]:
         return operator.getitem, ((self.plain,), 0)  # nothing of ours: it may be read where whynan is not installed

@@ -23,6 +23,7 @@ from whynan.capsule.hooks import Hooks
 from whynan.capsule.labels import watch_labels
 from whynan.capsule.loaders import watch_loaders
 from whynan.capsule.recorder import ELSEWHERE, Recorder, modes
+from whynan.capsule.unseen import leave_out, stand_for, unseen
 
 _MISSING = object()
 _BACKWARD_NAMES = {"gradient": "grad_tensors"}  # what `Tensor.backward` calls otherwise than `torch.autograd.backward`
@@ -84,6 +85,7 @@ class Reach:
     """
 
     __slots__ = ("doors", "interception", "recorder")
+    leave_out = staticmethod(leave_out)
 
     def __init__(self, interception: Interception) -> None:
         self.interception = interception
@@ -112,6 +114,7 @@ class _Recipe:
         return SimpleNamespace, ()
 
 
+@unseen
 class Interception:
     """The set of replaced attributes; `remove` leaves torch exactly as it was."""
 
@@ -162,19 +165,32 @@ class Interception:
             # dynamo traces through this wrapper: it folds the first test and sees only the original
             if is_dynamo_compiling():
                 return original(self, *args, **kwargs)
+            call: Callable[..., Any] = self._call_impl if plain and self._compiled_call_impl is None else functools.partial(original, self)
             if recorder.inside:  # every submodule comes this way
-                return self._call_impl(*args, **kwargs) if plain and self._compiled_call_impl is None else original(self, *args, **kwargs)
-            result = ELSEWHERE if compiler._is_compiling_flag else recorder.outermost(recorder.module_called, self, original, args, kwargs)
-            return original(self, *args, **kwargs) if result is ELSEWHERE else result
+                return call(*args, **kwargs)
+            try:
+                result = ELSEWHERE if compiler._is_compiling_flag else recorder.outermost(recorder.module_called, self, call, args, kwargs)
+                return call(*args, **kwargs) if result is ELSEWHERE else result
+            except BaseException:
+                leave_out()
+                raise
 
+        if plain:
+            stand_for(__call__, original)
         outputs = recorder.outputs
         if outputs is None:
             self.replace(torch.nn.Module, "__call__", __call__)
             return
 
         def heard_call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            result = __call__(self, *args, **kwargs)
-            if not is_dynamo_compiling() and id(self) in outputs.now:
+            if is_dynamo_compiling():
+                return __call__(self, *args, **kwargs)
+            try:
+                result = __call__(self, *args, **kwargs)
+            except BaseException:
+                leave_out()
+                raise
+            if id(self) in outputs.now:
                 outputs.hear(self, result)
             return result
 
@@ -197,29 +213,46 @@ class Interception:
         def watched_backward(*args: Any, **kwargs: Any) -> Any:
             if is_dynamo_compiling() or compiler._is_compiling_flag:
                 return backward(*args, **kwargs)
-            if (result := recorder.outermost(doors.backward, backward, args, kwargs)) is not ELSEWHERE:
-                return result
-            if recorder.replays_here and recorder.replayed is not None:
-                recorder.replayed(args[0] if args else kwargs["tensors"])
-            elif recorder.inside:
-                recorder.goes_back()
-            return backward(*args, **kwargs)
+            try:
+                if (result := recorder.outermost(doors.backward, backward, args, kwargs)) is not ELSEWHERE:
+                    return result
+                if recorder.replays_here and recorder.replayed is not None:
+                    recorder.replayed(args[0] if args else kwargs["tensors"])
+                elif recorder.inside:
+                    recorder.goes_back()
+                return backward(*args, **kwargs)
+            except BaseException:
+                leave_out()
+                raise
 
         @functools.wraps(grad)
         def watched_grad(*args: Any, **kwargs: Any) -> Any:
             if is_dynamo_compiling() or compiler._is_compiling_flag:
                 return grad(*args, **kwargs)
-            result = recorder.outermost(doors.grad, grad, args, kwargs)
-            return grad(*args, **kwargs) if result is ELSEWHERE else result
+            try:
+                result = recorder.outermost(doors.grad, grad, args, kwargs)
+                return grad(*args, **kwargs) if result is ELSEWHERE else result
+            except BaseException:
+                leave_out()
+                raise
 
         @functools.wraps(clip)
         def watched_clip(*args: Any, **kwargs: Any) -> Any:
             if is_dynamo_compiling() or compiler._is_compiling_flag:
                 return clip(*args, **kwargs)
-            result = recorder.outermost(doors.clip, clip, args, kwargs)
-            return clip(*args, **kwargs) if result is ELSEWHERE else result
+            try:
+                result = recorder.outermost(doors.clip, clip, args, kwargs)
+                return clip(*args, **kwargs) if result is ELSEWHERE else result
+            except BaseException:
+                leave_out()
+                raise
 
         tensor_backward = torch.Tensor.backward
+
+        def through(self: torch.Tensor, args: Any, kwargs: dict[str, Any]) -> Any:
+            return recorder.outermost(doors.backward, backward, (self, *args), kwargs)
+
+        stand_for(through, tensor_backward)
 
         @functools.wraps(tensor_backward)
         def watched_tensor_backward(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -227,8 +260,12 @@ class Interception:
             if is_dynamo_compiling() or compiler._is_compiling_flag or len(args) > 3 or type(self) is not torch.Tensor or modes() != 1:
                 return tensor_backward(self, *args, **kwargs)  # type: ignore[no-untyped-call]
             renamed = {_BACKWARD_NAMES.get(name, name): value for name, value in kwargs.items()} if kwargs else kwargs
-            result = recorder.outermost(doors.backward, backward, (self, *args), renamed)
-            return tensor_backward(self, *args, **kwargs) if result is ELSEWHERE else result  # type: ignore[no-untyped-call]
+            try:
+                result = through(self, args, renamed)
+                return tensor_backward(self, *args, **kwargs) if result is ELSEWHERE else result  # type: ignore[no-untyped-call]
+            except BaseException:
+                leave_out()
+                raise
 
         self.replace(torch.Tensor, "backward", watched_tensor_backward)
         self.replace(torch.autograd, "backward", watched_backward)
@@ -250,16 +287,27 @@ class Interception:
 
         @functools.wraps(zero)
         def zero_grad(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
-            result = ELSEWHERE if is_dynamo_compiling() or compiler._is_compiling_flag else recorder.outermost(doors.zeroed, zero, self, args, kwargs)
-            if result is ELSEWHERE and (not recorder.replays_here or self not in recorder.stepped):
+            if is_dynamo_compiling():
                 zero(self, *args, **kwargs)
+                return
+            try:
+                result = ELSEWHERE if compiler._is_compiling_flag else recorder.outermost(doors.zeroed, zero, self, args, kwargs)
+                if result is ELSEWHERE and (not recorder.replays_here or self not in recorder.stepped):
+                    zero(self, *args, **kwargs)
+            except BaseException:
+                leave_out()
+                raise
 
         @functools.wraps(load)
         def load_state_dict(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-            before = doors.loading(self)
-            result = recorder.suspended(load, self, *args, **kwargs)
-            doors.loaded(self, before)
-            return result
+            try:
+                before = doors.loading(self)
+                result = recorder.suspended(load, self, *args, **kwargs)
+                doors.loaded(self, before)
+                return result
+            except BaseException:
+                leave_out()
+                raise
 
         self.replace(cls, "_patch_step_function", _patch_step_function)
         self.replace(cls, "zero_grad", zero_grad)
@@ -268,18 +316,29 @@ class Interception:
 
         @functools.wraps(module_zero)
         def module_zero_grad(self: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
-            if not is_compiling() and recorder.here:
-                recorder.suspended(doors.zeroed, module_zero, self, args, kwargs)
-            elif not recorder.replays_here or not recorder.stepped:
+            if is_dynamo_compiling():
                 module_zero(self, *args, **kwargs)
+                return
+            try:
+                if not is_compiling() and recorder.here:
+                    recorder.suspended(doors.zeroed, module_zero, self, args, kwargs)
+                elif not recorder.replays_here or not recorder.stepped:
+                    module_zero(self, *args, **kwargs)
+            except BaseException:
+                leave_out()
+                raise
 
         @functools.wraps(module_load)
         def module_load_state(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if recorder.here:
-                recorder.suspended(recorder.about_to_load, self)
-            result = recorder.suspended(module_load, self, *args, **kwargs)
-            doors.loaded(self)
-            return result
+            try:
+                if recorder.here:
+                    recorder.suspended(recorder.about_to_load, self)
+                result = recorder.suspended(module_load, self, *args, **kwargs)
+                doors.loaded(self)
+                return result
+            except BaseException:
+                leave_out()
+                raise
 
         self.replace(torch.nn.Module, "zero_grad", module_zero_grad)
         self.replace(torch.nn.Module, "load_state_dict", module_load_state)
@@ -300,13 +359,17 @@ class Interception:
         def step(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
             if is_dynamo_compiling() or compiler._is_compiling_flag or (recorder := reach.recorder) is None:
                 return original(self, *args, **kwargs)
-            if (result := recorder.outermost(reach.doors.step, original, self, args, kwargs)) is not ELSEWHERE:
-                return result
-            if recorder.replays_here:
-                return recorder.left_out(self, args, kwargs)
-            if recorder.running and not reach.doors.stepping:
-                return reach.doors.step_elsewhere(original, self, args, kwargs)
-            return original(self, *args, **kwargs)
+            try:
+                if (result := recorder.outermost(reach.doors.step, original, self, args, kwargs)) is not ELSEWHERE:
+                    return result
+                if recorder.replays_here:
+                    return recorder.left_out(self, args, kwargs)
+                if recorder.running and not reach.doors.stepping:
+                    return reach.doors.step_elsewhere(original, self, args, kwargs)
+                return original(self, *args, **kwargs)
+            except BaseException:
+                reach.leave_out()
+                raise
 
         step._whynan = reach  # type: ignore[attr-defined]
         self.replace(cls, "step", step)
@@ -330,14 +393,20 @@ class Interception:
         def step(*args: Any, **kwargs: Any) -> Any:
             if (recorder := reach.recorder) is None:
                 return original(*args, **kwargs)
-            if not is_compiling() and recorder.here:
-                optimizer._opt_called = True  # type: ignore[attr-defined]  # what the scheduler's wrapper notes, also for a step that is left out
-                return recorder.suspended(reach.doors.step, call, optimizer, args, kwargs)
-            if recorder.replays_here:
-                return recorder.left_out(optimizer, args, kwargs)
-            if recorder.running and not reach.doors.stepping and not is_compiling():
-                return reach.doors.step_elsewhere(call, optimizer, args, kwargs)
-            return original(*args, **kwargs)
+            if is_compiling():
+                return original(*args, **kwargs)
+            try:
+                if recorder.here:
+                    optimizer._opt_called = True  # type: ignore[attr-defined]  # what the scheduler's wrapper notes, also for a step that is left out
+                    return recorder.suspended(reach.doors.step, call, optimizer, args, kwargs)
+                if recorder.replays_here:
+                    return recorder.left_out(optimizer, args, kwargs)
+                if recorder.running and not reach.doors.stepping:
+                    return reach.doors.step_elsewhere(call, optimizer, args, kwargs)
+                return original(*args, **kwargs)
+            except BaseException:
+                reach.leave_out()
+                raise
 
         self.replace(optimizer, "step", step)
 
@@ -348,9 +417,15 @@ class Interception:
         @classmethod  # type: ignore[misc]
         def watched_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
             bound = apply.__get__(None, cls)
-            if not is_compiling() and recorder.here:
-                return recorder.opaque("call", bound, bound, args, kwargs)
-            return bound(*args, **kwargs)
+            if is_compiling():
+                return bound(*args, **kwargs)
+            try:
+                if recorder.here:
+                    return recorder.opaque("call", bound, bound, args, kwargs)
+                return bound(*args, **kwargs)
+            except BaseException:
+                leave_out()
+                raise
 
         self.replace(torch.autograd.Function, "apply", watched_apply)
         as_subclass = torch.Tensor.as_subclass  # which no function mode is asked about
@@ -369,9 +444,13 @@ class Interception:
             if recorder.replays_here and python is not None:
                 return python(*args, **kwargs)
             bound = functools.partial(script, self)
-            if recorder.here:
-                return recorder.opaque("call", python or bound, bound, args, kwargs)
-            return bound(*args, **kwargs)
+            try:
+                if recorder.here:
+                    return recorder.opaque("call", python or bound, bound, args, kwargs)
+                return bound(*args, **kwargs)
+            except BaseException:
+                leave_out()
+                raise
 
         self.replace(torch.jit.ScriptFunction, "__call__", script_call)
         for name in ("vmap", "grad", "grad_and_value", "vjp", "jvp", "jacrev", "jacfwd", "hessian"):
@@ -381,9 +460,13 @@ class Interception:
 
         @functools.wraps(functional_call)
         def watched_functional_call(*args: Any, **kwargs: Any) -> Any:
-            if recorder.here:
-                return recorder.opaque("call", functional_call, functional_call, args, kwargs)
-            return functional_call(*args, **kwargs)
+            try:
+                if recorder.here:
+                    return recorder.opaque("call", functional_call, functional_call, args, kwargs)
+                return functional_call(*args, **kwargs)
+            except BaseException:
+                leave_out()
+                raise
 
         self.replace(torch.func, "functional_call", watched_functional_call)
         self._compiler()
@@ -405,11 +488,15 @@ class Interception:
             def call(*inner: Any, **named: Any) -> Any:
                 if (recorder := reach.recorder) is None or not recorder.here:
                     return made(*inner, **named)
-                if derives:
-                    return recorder.suspended(reach.doors.derived, made, inner, named)
-                if recorder.takes_results(recipe.function):
-                    return recorder.opaque("call", recipe.made_anew, lambda _, *inner, **named: made(*inner, **named), (recipe.function, *inner), named)
-                return recorder.opaque("call", made, made, inner, named)
+                try:
+                    if derives:
+                        return recorder.suspended(reach.doors.derived, made, inner, named)
+                    if recorder.takes_results(recipe.function):
+                        return recorder.opaque("call", recipe.made_anew, lambda _, *inner, **named: made(*inner, **named), (recipe.function, *inner), named)
+                    return recorder.opaque("call", made, made, inner, named)
+                except BaseException:
+                    reach.leave_out()
+                    raise
 
             call._whynan_derives = derives  # type: ignore[attr-defined]
             return call
@@ -435,13 +522,18 @@ class Interception:
             self.replace(torch.nn.Module, name, self.hooks.registrar(getattr(torch.nn.Module, name)))
 
 
+@unseen
 def _loader(original: Callable[..., Any], doors: Doors) -> Callable[..., Any]:
     @functools.wraps(original)
     def load_state_dict(self: Any, *args: Any, **kwargs: Any) -> Any:
-        before = doors.loading(self)
-        result = original(self, *args, **kwargs)
-        doors.loaded(self, before)
-        return result
+        try:
+            before = doors.loading(self)
+            result = original(self, *args, **kwargs)
+            doors.loaded(self, before)
+            return result
+        except BaseException:
+            leave_out()
+            raise
 
     return load_state_dict
 

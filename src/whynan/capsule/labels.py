@@ -15,6 +15,8 @@ import torch
 from torch.autograd import profiler
 from torch.profiler import ExecutionTraceObserver
 
+from whynan.capsule.unseen import unseen
+
 if TYPE_CHECKING:
     from whynan.capsule.intercept import Interception
 
@@ -23,6 +25,7 @@ _monitor = getattr(profiler, "_maybe_cupti_monitor", lambda: None)  # from torch
 _FROM_OUTSIDE = "KINETO_USE_DAEMON"  # profilers that another process starts: nothing here knows when
 
 
+@unseen
 def watch_labels(interception: Interception) -> None:
     """Stand where a label begins and ends."""
     if _FROM_OUTSIDE in os.environ:

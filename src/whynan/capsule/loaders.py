@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import dataloader
 
+from whynan.capsule.unseen import leave_out, unseen
+
 if TYPE_CHECKING:
     from whynan.capsule.intercept import Interception
 
 
+@unseen
 def watch_loaders(interception: Interception) -> None:
     """Stand where batches are drawn."""
     doors, recorder = interception.doors, interception.doors.recorder
@@ -23,27 +26,31 @@ def watch_loaders(interception: Interception) -> None:
 
     @functools.wraps(following)
     def __next__(self: Any) -> Any:
-        if recorder.here:
-            try:
-                if recorder.before_draw:
-                    recorder.suspended(recorder.draw)
-                loader: Any = owners.get(self)
-                position = doors.draw_again(loader) if loader is not None else None
-                if position is not None:
-                    loader.load_state_dict(position)
-                    instead[self] = iter(loader)
-            except Exception as error:
-                recorder.faulty(error)
-        if self in instead:
-            return next(instead[self])
-        batch = recorder.suspended(following, self)
-        indices = recorder.beside.draws.answered(self)  # also where nothing is recorded: what is left would be taken for a later batch
-        if recorder.here:
-            try:
-                recorder.suspended(recorder.beside.draws.handed_out, self, indices, batch)
-            except Exception as error:
-                recorder.faulty(error)
-        return batch
+        try:
+            if recorder.here:
+                try:
+                    if recorder.before_draw:
+                        recorder.suspended(recorder.draw)
+                    loader: Any = owners.get(self)
+                    position = doors.draw_again(loader) if loader is not None else None
+                    if position is not None:
+                        loader.load_state_dict(position)
+                        instead[self] = iter(loader)
+                except Exception as error:
+                    recorder.faulty(error)
+            if self in instead:
+                return next(instead[self])
+            batch = recorder.suspended(following, self)
+            indices = recorder.beside.draws.answered(self)  # also where nothing is recorded: what is left would be taken for a later batch
+            if recorder.here:
+                try:
+                    recorder.suspended(recorder.beside.draws.handed_out, self, indices, batch)
+                except Exception as error:
+                    recorder.faulty(error)
+            return batch
+        except BaseException:
+            leave_out()
+            raise
 
     interception.replace(cls, "__next__", __next__)
     next_index: Any = cls._next_index
@@ -58,7 +65,11 @@ def watch_loaders(interception: Interception) -> None:
 
     @functools.wraps(loader_iter)
     def __iter__(self: Any) -> Any:
-        return recorder.suspended(loader_iter, self)
+        try:
+            return recorder.suspended(loader_iter, self)
+        except BaseException:
+            leave_out()
+            raise
 
     interception.replace(dataloader.DataLoader, "__iter__", __iter__)
     stateful = getattr(sys.modules.get("torchdata.stateful_dataloader"), "StatefulDataLoader", None)
@@ -67,8 +78,12 @@ def watch_loaders(interception: Interception) -> None:
 
         @functools.wraps(stateful_iter)
         def known_iter(self: Any) -> Any:
-            made = recorder.suspended(stateful_iter, self)
-            owners[made] = self
-            return made
+            try:
+                made = recorder.suspended(stateful_iter, self)
+                owners[made] = self
+                return made
+            except BaseException:
+                leave_out()
+                raise
 
         interception.replace(stateful, "__iter__", known_iter)

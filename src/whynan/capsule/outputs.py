@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from whynan.capsule.compiled import is_compiled_module, skip_frame
 from whynan.capsule.recorder import Recorder
 from whynan.capsule.tape import tensors_of
+from whynan.capsule.unseen import unseen
 from whynan.records import Notice, NoticeKind
 from whynan.tripwire.tracking import OUTPUT, Limit, module_names
 from whynan.tripwire.values import largest
@@ -50,6 +51,7 @@ class _Root:
     places: list[Place]
 
 
+@unseen
 class Outputs:
     """Listens in the steps that are due: every 16 steps, or as often as a limit asks.
 
@@ -78,16 +80,16 @@ class Outputs:
     # -- while the model runs -------------------------------------------------------------------------------------
 
     def around(self, root: torch.nn.Module, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-        """Run an outermost call and listen; a validation between two steps belongs to neither."""
+        """Run an outermost call, `call(*args)`, and listen; a validation between two steps belongs to neither."""
         if self._recorder.replaying or not (root.training or torch.is_grad_enabled()):
-            return call(root, *args, **kwargs)
+            return call(*args, **kwargs)
         before = self.now
         try:
             self.now = {id(p.module): p for p in self._places(root) if p.due <= self._step}
         except Exception as error:
             self._recorder.faulty(error)
         try:
-            result = call(root, *args, **kwargs)
+            result = call(*args, **kwargs)
             if id(root) in self.now:  # this call did not pass the door of the inner ones
                 self.hear(root, result)
         finally:

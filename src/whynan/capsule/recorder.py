@@ -43,6 +43,7 @@ from whynan.capsule.tape import (
     is_leaf,
     tensors_of,
 )
+from whynan.capsule.unseen import leave_out, unseen
 from whynan.errors import TrainingStopped
 
 _pop = torch._C._pop_torch_function_stack
@@ -99,6 +100,7 @@ class _ThreadEnd:
         self._recorder.take_off()
 
 
+@unseen
 class Recorder(TorchFunctionMode):
     """Writes the tape of one thread: the one it is started in, or moves to.
 
@@ -191,29 +193,33 @@ class Recorder(TorchFunctionMode):
     def __torch_function__(  # type: ignore[override]
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if self.inside or not self.running or (self.moved and not self.mine):
-            return func(*args, **(kwargs or {}))
-        sort = self._sorts.get(func)
-        if sort is None:
-            try:
-                sort = self._sorts[func] = sort_of(func)
-            except Exception as error:
-                self.faulty(error)
-                sort = _PASS
-        if sort is _PASS or torch._C._functorch.peek_interpreter_stack() is not None:
-            return func(*args, **(kwargs or {}))
-        if sort is _PROBE:
-            site = None if func is _item else take_site()  # torch warns of other ways to read a number that has a gradient
-            result = func(*args, **(kwargs or {})) if site is None else (passers.get(id(site)) or passer_at(site))(func, args, kwargs or {})
-            if type(result) is float and result - result != 0:  # not finite
-                self._read_out(func, args, kwargs)
-            if args and isinstance(args[0], torch.Tensor) and args[0].requires_grad:
+        try:
+            if self.inside or not self.running or (self.moved and not self.mine):
+                return func(*args, **(kwargs or {}))
+            sort = self._sorts.get(func)
+            if sort is None:
                 try:
-                    self.seen_probe(args[0], result)
+                    sort = self._sorts[func] = sort_of(func)
                 except Exception as error:
                     self.faulty(error)
-            return result
-        return self._loose_call(func, sort, args, kwargs or {}) if sort is not _HANG else self._hang(func, args, kwargs or {})
+                    sort = _PASS
+            if sort is _PASS or torch._C._functorch.peek_interpreter_stack() is not None:
+                return func(*args, **(kwargs or {}))
+            if sort is _PROBE:
+                site = None if func is _item else take_site()  # torch warns of other ways to read a number that has a gradient
+                result = func(*args, **(kwargs or {})) if site is None else (passers.get(id(site)) or passer_at(site))(func, args, kwargs or {})
+                if type(result) is float and result - result != 0:  # not finite
+                    self._read_out(func, args, kwargs)
+                if args and isinstance(args[0], torch.Tensor) and args[0].requires_grad:
+                    try:
+                        self.seen_probe(args[0], result)
+                    except Exception as error:
+                        self.faulty(error)
+                return result
+            return self._loose_call(func, sort, args, kwargs or {}) if sort is not _HANG else self._hang(func, args, kwargs or {})
+        except BaseException:
+            leave_out()
+            raise
 
     def short_way(self, handle: Callable[..., Any]) -> Callable[..., Any]:
         """Return torch's `handle_torch_function`, shortened where this mode is on top: it stands before those of its functions that are written in Python."""
@@ -227,6 +233,9 @@ class Recorder(TorchFunctionMode):
                     top = None
                 if top is self:
                     return self.__torch_function__(public_api, (), args, kwargs)
+            except BaseException:
+                leave_out()
+                raise
             finally:
                 if top is not None:
                     _push(top)
@@ -414,10 +423,10 @@ class Recorder(TorchFunctionMode):
         return result
 
     def module_called(self, module: torch.nn.Module, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-        """Record an outermost module call, with the module's state from before it; called with the mode off the stack."""
+        """Record an outermost module call, run as `call(*args)`, with the module's state from before it; called with the mode off the stack."""
         first = args[0] if args else None
         if first.is_meta if type(first) is torch.Tensor else _only_shapes(args, kwargs):
-            return call(module, *args, **kwargs)
+            return call(*args, **kwargs)
         try:
             if self.before_call is not None:
                 self.before_call()
@@ -434,25 +443,25 @@ class Recorder(TorchFunctionMode):
                     entry.generators = self.beside.generators.take()
         except Exception as error:
             self.faulty(error)
-            return call(module, *args, **kwargs)
+            return call(*args, **kwargs)
         if entry is None:
-            return self._opened(call, module, args, kwargs)
+            return self._opened(call, args, kwargs)
         self.failed = entry
-        result = call(module, *args, **kwargs) if self.outputs is None or not self.outputs.listens else self.outputs.around(module, call, args, kwargs)
+        result = call(*args, **kwargs) if self.outputs is None or not self.outputs.listens else self.outputs.around(module, call, args, kwargs)
         self.failed = None
         self._add(entry, result)
         if looks or state.tables:
             self._ended(entry, state, looks)
         return result
 
-    def _opened(self, call: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+    def _opened(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         """Run a module with recording on: its call alone, without what stands around it, cannot be made again."""
         outer, self.inside = self.inside, 0
         below = any(_at(i) is self for i in range(modes()))  # a mode of the user's stands above
         try:
             if not below:
                 _push(self)
-            return call(module, *args, **kwargs)
+            return call(*args, **kwargs)
         finally:
             self.inside = outer
             if not below and self.running and (top := _pop()) is not self:  # else `stop` took it off

@@ -17,6 +17,7 @@ from whynan.capsule.sites import take_site
 from whynan.capsule.snapshot import Snapshot
 from whynan.capsule.stepped import step_again
 from whynan.capsule.tape import Entry, Outside, Slot, Tape, dependencies, is_leaf, memory_of, needed_for
+from whynan.capsule.unseen import unseen
 from whynan.capsules import Shelf
 from whynan.diagnosis import Case, diagnose
 from whynan.engine.noticing import Found, Noticing
@@ -57,6 +58,7 @@ def _with_note(incident: Incident, text: str) -> Incident:
     return replace(incident, cause=replace(incident.cause, evidence=(*incident.cause.evidence, text)))
 
 
+@unseen
 class Acting:
     """Carries out what the policy says about a bad step."""
 

@@ -12,6 +12,7 @@ import torch
 
 from whynan.capsule.snapshot import local
 from whynan.capsule.tape import Entry
+from whynan.capsule.unseen import unseen
 from whynan.engine.session import Session
 from whynan.records import Symptom
 from whynan.tripwire.checks import nonfinite
@@ -22,6 +23,7 @@ _DEFAULTS = {"norm_type": 2.0, "error_if_nonfinite": False, "foreach": None}  # 
 Names = list[tuple[str, Damage]]
 
 
+@unseen
 class Clipping:
     """Stands at `clip_grad_norm_`."""
 
@@ -66,6 +68,7 @@ class Clipping:
             self.session.see(Symptom("gradient", names[0][1].kind, names[0][0], more))
 
 
+@unseen
 def _clip_in_two(
     call: Callable[..., Any], parameters: list[torch.Tensor], rest: Any, named: dict[str, Any], before: Callable[[], None]
 ) -> tuple[Any, float | None]:

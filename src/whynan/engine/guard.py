@@ -20,9 +20,10 @@ import torch
 from whynan.capsule.collectives import several
 from whynan.capsule.intercept import Interception
 from whynan.capsule.recorder import Recorder
-from whynan.capsule.sites import asked_for, passer_at, passers, take_site
+from whynan.capsule.sites import asked_for, take_site
 from whynan.capsule.state import take_rng
 from whynan.capsule.tape import Entry, Slot
+from whynan.capsule.unseen import unseen
 from whynan.capsules import Shelf
 from whynan.causes import rates
 from whynan.engine.acting import Acting
@@ -85,6 +86,7 @@ def leave_all() -> None:
 os.register_at_fork(before=_before_fork, after_in_child=_in_forked_child)
 
 
+@unseen
 class Guard:
     """Watches training in one thread until `close`: the one it is opened in, or under `whynan run` the one that trains. See `whynan.watch`."""
 
@@ -346,8 +348,7 @@ class Guard:
         self.recovering.followed()
         if self.waiting.pending:
             self.session.guarded(lambda: self.followers.about_to_move(follower))
-        site = take_site()  # torch warns of schedulers that are stepped in the wrong order or with an epoch, at the line that did it
-        return call(follower, *args, **kwargs) if site is None else (passers.get(id(site)) or passer_at(site))(call, (follower, *args), kwargs)
+        return call(follower, *args, **kwargs)
 
     # -- doors: going back --------------------------------------------------------------------------------------
 

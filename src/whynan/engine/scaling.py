@@ -12,6 +12,7 @@ import torch
 
 from whynan.capsule.replay import Program
 from whynan.capsule.tape import Entry, needed_for
+from whynan.capsule.unseen import unseen
 from whynan.diagnosis import Case, diagnose
 from whynan.engine.acting import Acting
 from whynan.engine.noticing import Noticing
@@ -27,6 +28,7 @@ IN_A_ROW = 4  # overflows of a scale that does not settle
 FOR_EVER = 100  # overflows in a row that no sane first scale takes to settle
 
 
+@unseen
 class Scaling:
     """Follows the gradient scalers of a run."""
 
@@ -193,6 +195,7 @@ class Scaling:
         self.overflows, self._collapsed, self._ever = 0, False, True
 
 
+@unseen
 class _Resuming:
     """Runs a scaler's step with recording off, and on again for the optimizer's own step inside it."""
 

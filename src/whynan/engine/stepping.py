@@ -14,6 +14,7 @@ import torch
 
 from whynan.capsule.collectives import several
 from whynan.capsule.snapshot import Snapshot
+from whynan.capsule.unseen import unseen
 from whynan.causes import catalogue
 from whynan.engine.acting import Acting
 from whynan.engine.foreseeing import Foreseeing
@@ -47,6 +48,7 @@ class _SkipStep(Exception):
     """Raised inside an optimizer's closure to leave the step; never seen by the user."""
 
 
+@unseen
 class Stepping:
     """What happens when an optimizer of torch's makes an update."""
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from whynan.capsule.unseen import unseen
 from whynan.engine.acting import Acting
 from whynan.engine.foreseeing import Foreseeing
 from whynan.engine.noticing import Noticing
@@ -18,6 +19,7 @@ from whynan.recovery.followers import Followers
 from whynan.tripwire.late import LateFlag, can_wait, is_bad, late_symptom
 
 
+@unseen
 class Waiting:
     """Lets fused optimizers on a GPU step without the host waiting for their numbers."""
 

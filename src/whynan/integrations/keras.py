@@ -9,6 +9,7 @@ import keras
 
 from whynan.capsule.intercept import Interception
 from whynan.capsule.recorder import ELSEWHERE
+from whynan.capsule.unseen import leave_out, unseen
 from whynan.integrations.sessions import OwnWatch
 
 
@@ -38,6 +39,7 @@ class WhynanCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras c
         self._own.end()
 
 
+@unseen
 def watch_updates(interception: Interception) -> None:
     """Stand at `apply` of Keras optimizers: after a bad backward pass there is no update."""
     doors = interception.doors
@@ -49,8 +51,12 @@ def watch_updates(interception: Interception) -> None:
 
     @functools.wraps(original)
     def apply(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = doors.recorder.outermost(doors.update_by_hand, original, self, args, kwargs)
-        return original(self, *args, **kwargs) if result is ELSEWHERE else result
+        try:
+            result = doors.recorder.outermost(doors.update_by_hand, original, self, args, kwargs)
+            return original(self, *args, **kwargs) if result is ELSEWHERE else result
+        except BaseException:
+            leave_out()
+            raise
 
     apply._whynan = interception  # type: ignore[attr-defined]
     interception.replace(owner, "apply", apply)
