@@ -225,24 +225,24 @@ def test_a_function_that_stands_for_an_object_is_given_what_it_was_made_with(box
 
 # -- the name of torch ------------------------------------------------------------------------------------------------
 
-QUOTIENT = """
+CHANCE = """
     def loss_of(bad):
         x = {torch}rand(6, 3)
-        x[1] = x[1] * (not bad)
-        return (net(x)[:, 0] - 1.0 / x.sum(-1)).abs().mean()
+        chance = (net(x) + x.new_tensor([0.0, 200.0 * bad])).softmax(-1)
+        return -chance.log()[:, 0].mean()
 """
 
 
 @pytest.mark.parametrize(
     ("head", "prefix", "wanted"),
     [
-        ("import torch as th\nfrom torch import nn\nth.manual_seed(0)\n", "th.", "th.where("),
+        ("import torch as th\nfrom torch import nn\nth.manual_seed(0)\n", "th.", "th.log_softmax("),
         ('"""A docstring."""\nfrom torch import nn, rand, optim\n', "", "import torch"),
         ("# a comment\nfrom __future__ import annotations\nfrom torch import nn, rand, optim\n", "", "import torch"),
     ],
 )
 def test_the_diff_uses_the_files_own_name_for_torch_or_imports_it(box: Sandbox, head: str, prefix: str, wanted: str) -> None:
-    body = "net = nn.Linear(3, 1)\n" + textwrap.dedent(QUOTIENT).format(torch=prefix)
+    body = "net = nn.Linear(3, 2)\n" + textwrap.dedent(CHANCE).format(torch=prefix)
     diff = healed(box, program(body, head, LOOP.replace("torch.", prefix)))
     assert any(wanted in line for line in added(diff)) and (prefix == "" or "torch." not in "".join(added(diff)))
 
@@ -262,7 +262,7 @@ def test_a_file_that_uses_methods_only_imports_torch_after_its_docstring(box: Sa
 
 
 def test_where_torch_is_another_variable_there_is_no_diff(box: Sandbox) -> None:
-    body = "net = nn.Linear(3, 1)\n" + textwrap.dedent(QUOTIENT).format(torch="").replace("(bad)", "(bad, torch=None)")
+    body = "net = nn.Linear(3, 2)\n" + textwrap.dedent(CHANCE).format(torch="").replace("(bad)", "(bad, torch=None)")
     remedy = first_remedy(box, program(body, "from torch import nn, rand, optim\n", LOOP.replace("torch.", "")))
     assert "torch.where" not in remedy["diff"]
 
@@ -477,7 +477,14 @@ def test_a_divisor_that_may_not_be_evaluated_twice_is_written_once(box: Sandbox,
 
 
 def test_a_pure_divisor_is_written_out(box: Sandbox) -> None:
-    body = "net = nn.Linear(3, 1)\n" + textwrap.dedent(QUOTIENT).format(torch="torch.")
+    body = """
+    net = nn.Linear(3, 1)
+
+    def loss_of(bad):
+        x = torch.rand(6, 3)
+        x[1] = x[1] * (not bad)
+        return (net(x)[:, 0] - 1.0 / x.sum(-1)).abs().mean()
+    """
     assert ":=" not in healed(box, program(body))
 
 

@@ -43,7 +43,8 @@ def _unsolved_entry(error: BaseException, recorder: Recorder) -> Entry | None:
 
 def _failed(error: BaseException, recorder: Recorder) -> Entry | None:
     failed = recorder.failed
-    return failed if failed is not None and passed_through(error, failed.site) else None
+    known = failed is not None and (failed.site is None or passed_through(error, failed.site))  # no site: a probe makes the step itself
+    return failed if known else None
 
 
 def _made_blamed(error: BaseException, recorder: Recorder) -> Entry | None:
