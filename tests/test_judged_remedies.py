@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import nn
 
 import whynan
 from whynan.records import Incident
+from whynan.report import terminal
 
 
 def first_incident(loss_of: object, steps: int = 12, bad: int = 10, dtype: torch.dtype = torch.float32) -> Incident:
@@ -597,3 +599,18 @@ for step in range(5):
     )
     assert incident["cause"]["code"] == "WN503"
     assert incident["remedies"][0]["result"] == "proven" and "log_softmax" in incident["remedies"][0]["title"], incident["remedies"]
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("train.py", "(changes results)"),
+        ("lib/python3.11/site-packages/kit/metrics.py", "(changes results; in an installed library: override it, or report it there)"),
+        ("usr/lib/python3/dist-packages/kit/metrics.py", "(changes results; in an installed library: override it, or report it there)"),
+    ],
+)
+def test_a_change_in_a_library_is_said_to_be_one(file: str, said: str) -> None:
+    """The next update of it would take the change back."""
+    incident = first_incident(lambda y, x, bad: (y * (not bad)).square().sum(1).sqrt().mean())
+    remedy = replace(incident.remedies[0], diff=f"--- a/{file}\n+++ b/{file}\n@@ -1 +1 @@\n-x\n+y\n", safe=False)
+    assert said in " ".join(terminal.diagnosis(replace(incident, remedies=(remedy,))).split())

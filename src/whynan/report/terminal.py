@@ -137,13 +137,20 @@ def _help(incident: Incident, pad: str) -> list[str]:
     if not incident.remedies:
         return _wrapped(f"{pad} = not proven: ", f"no change was tried{certain}")
     first = incident.remedies[0]
-    kind = "" if not first.diff else " (same mathematics)" if first.safe else " (changes results)"
-    lines += _wrapped(f"{pad} = help: ", first.title + kind)
+    lines += _wrapped(f"{pad} = help: ", first.title + _kind(first))
     lines += [f"{pad}           {line}" for line in changed_lines(first)]
     if first.result in ("proven", "not proven"):
         return lines + _wrapped(f"{pad} = {first.result}: ", _proof(incident.step, first) + (certain if first.result == "not proven" else ""))
     gave = f"with this change the replay gave: {first.effect}" if first.result == "failed" else first.effect
     return lines + _wrapped(f"{pad} = not proven: ", (gave or _untried(incident)) + certain)
+
+
+def _kind(remedy: Remedy) -> str:
+    """Say what sort of change a remedy is, and where it is one that the next update of a library takes back."""
+    if not remedy.diff:
+        return ""
+    library = "; in an installed library: override it, or report it there" if "-packages/" in remedy.diff.partition("\n")[0] else ""
+    return f" ({'same mathematics' if remedy.safe else 'changes results'}{library})"
 
 
 def _untried(incident: Incident) -> str:
