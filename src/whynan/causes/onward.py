@@ -7,6 +7,7 @@ gradient through has nothing that leads back over it, and the rest of the batch 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ from whynan.errors import let_through
 from whynan.tripwire.checks import total_norm
 
 UPDATES = 8
-SHORT = 5_000_000  # parameters; above it so many replays take too long
+PARAMETERS, VALUES = 1_000_000, 20_000_000  # of the program, and computed in the step: above them so many replays take too long
 FAR = 1000  # how many times a step's own loss is absurd
 _GROWN = 3  # by how many times, and by how many elements, those without a gradient have to become more
 
@@ -65,7 +66,7 @@ def onward(scene: Scene, put: Put, stopped: list[Stopped]) -> Walk | None:
     """
     lab, optimizer = scene.lab, _optimizer(scene)
     assert lab is not None
-    if optimizer is None or not _fit(lab, optimizer):
+    if optimizer is None or not _is_short(scene, lab) or not _fit(lab, optimizer):
         return None
     before = list(stopped)
     try:
@@ -88,9 +89,14 @@ def _optimizer(scene: Scene) -> torch.optim.Optimizer | None:
     return found if isinstance(found, torch.optim.Optimizer) else None
 
 
+def _is_short(scene: Scene, lab: Lab) -> bool:
+    computed = sum(math.prod(op.shape) for op in scene.birth.graph.ops) if scene.birth is not None else 0
+    return size_of(lab.program) <= PARAMETERS and computed <= VALUES
+
+
 def _fit(lab: Lab, optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the program is small, plays a whole step, and its optimizer has no side effects and no closure."""
-    if size_of(lab.program) > SHORT or not lab.small or lab.cut or lab.jump is not None or lab.program.undo is not None or several():
+    """Whether the program plays a whole step, and its optimizer has no side effects and no closure."""
+    if not lab.small or lab.cut or lab.jump is not None or lab.program.undo is not None or several():
         return False
     if any(isinstance(value, torch.nn.Module | torch.optim.Optimizer) for value in vars(optimizer).values()):
         return False
