@@ -155,3 +155,21 @@ def test_a_class_that_a_call_was_given_before_the_first_optimizer_has_no_size(bo
 """)
     assert "internal error" not in done.err
     assert done.incidents[0]["cause"]["code"] == "WN102"
+
+
+def test_a_value_that_cannot_be_written_to_keeps_its_changes_untried(box: Sandbox) -> None:
+    """An expanded tensor has one number for many elements."""
+    done = box.watched(
+        HEAD
+        + """
+    counts = torch.tensor([[4.0], [5.0], [0.0]])
+    weights = (1.0 / counts).expand(3, 5)
+    net = nn.Linear(5, 3)
+    optimizer = torch.optim.Adam(net.parameters())
+    for step in range(3):
+        loss = (net.weight * weights).square().mean() + net(torch.randn(6, 5)).square().mean()
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+"""
+    )
+    assert "internal error" not in done.err
+    assert done.incidents[0]["cause"]["code"] == "WN103"

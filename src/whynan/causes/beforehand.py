@@ -39,11 +39,11 @@ def _tried(scene: Scene, there: Scene, made: Made, finding: Finding, fix: Fix, e
     trial = None if fix.limit else trial_of(there, fix, expression, finding.site or made.birth.site)
     if trial is None or not trial.diff:
         return None
-    good, words = _judged(scene, there, made, finding, trial)
+    good, words = _judged(scene, made, finding, trial)
     return Remedy(fix.title, trial.diff, fix.safe, {True: "proven", False: "failed", None: "not tried"}[good], words)
 
 
-def _judged(scene: Scene, there: Scene, made: Made, finding: Finding, trial: Trial) -> tuple[bool | None, str]:
+def _judged(scene: Scene, made: Made, finding: Finding, trial: Trial) -> tuple[bool | None, str]:
     lab = scene.lab
     assert lab is not None
     value = _made_again(made, trial.put) if trial.put is not None else None
@@ -51,7 +51,11 @@ def _judged(scene: Scene, there: Scene, made: Made, finding: Finding, trial: Tri
         return None, ""
     if damage := damage_of(value):
         return False, f"what is made there is still {damage.kind}"
-    outcome = lab.run(around=_in_place_of(made.tensor, value))
+    try:
+        outcome = lab.run(around=_in_place_of(made.tensor, value))
+    except Exception as error:  # a tensor that cannot be written to: an expanded one
+        let_through(error)
+        return None, ""
     good, words = lab.judge(outcome, finding.empty)
     if good:
         good, more = lab.weigh(outcome, lambda program: lab.run(around=_in_place_of(made.tensor, value), program=program))
