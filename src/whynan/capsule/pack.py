@@ -154,13 +154,18 @@ class Packer:
         lost = [part["lost"] for part in (fn, *args, *kwargs.values()) if isinstance(part, dict) and "lost" in part]
         self.trouble += [f"not carried: {str(what).removeprefix('a value: ')}" for what in (*lost, *self.objects.parts)]
         self.objects.parts.clear()
-        if entry.given:
+        if any(not self._is_held(entry, table) for table, *_ in entry.given):
             self.trouble.append("an attribute that the loop sets before it calls a module is not carried")
         return {
             "number": entry.number, "kind": entry.kind, "fn": fn, "args": args, "kwargs": kwargs, "site": self.sources.site(entry.site),
             "grad": entry.grad_enabled, "autocast": [[d, on, str(t).removeprefix("torch.")] for d, on, t in entry.autocast],
             "rng": self._rng(entry.rng), "wanted": [list(w) for w in sorted(entry.wanted)], "outputs": entry.outputs, "compiled": compiled,
         }  # fmt: skip
+
+    def _is_held(self, entry: Entry, table: dict[str, Any]) -> bool:
+        """Whether what the loop set are buffers that a module has when the step begins: they are carried with it."""
+        first = next((e for e in self.contents.program.entries if e.fn is entry.fn), None)
+        return first is entry and isinstance(entry.fn, torch.nn.Module) and any(m._buffers is table for m in entry.fn.modules())
 
     def _callable(self, entry: Entry) -> Json:
         fn = eager(entry.fn)

@@ -20,7 +20,7 @@ from whynan.capsule.collectives import no_functional_collectives
 from whynan.capsule.compiled import eagerly
 from whynan.capsule.generators import put
 from whynan.capsule.recorder import Recorder
-from whynan.capsule.state import Stasis, moved, put_rng, take_rng
+from whynan.capsule.state import Stasis, moved, put_rng, take_rng, write_back
 from whynan.capsule.tape import Entry, Inner, Outside, Rebuild, Slot, first_backward, held_by, is_leaf, node_of, overwrites, read_weights, target_of, tensors_of
 from whynan.errors import let_through
 from whynan.resting import no_output, no_warnings
@@ -92,7 +92,9 @@ class Program:
         if self.ends_with_update or on_weights:
             self._written |= {id(t): t for e in entries for t in e.reads if isinstance(t, Outside) and t.tensor.requires_grad and is_leaf(t.tensor)}
         self._begun = _called_before_written(entries, self._written) if self._written else set()
-        self._rewound = [s for root, s in recorder.to_replay() if any(root is r for r in self.roots)]
+        rewound = [(root, s) for root, s in recorder.to_replay() if any(root is r for r in self.roots)]
+        self._rewound = [s for _, s in rewound]
+        self._put_back = {id(b) for root, _ in rewound for b in root.buffers()}  # with their modules, to what a replay begins with
 
     @property
     def ends_with_update(self) -> bool:
@@ -140,7 +142,7 @@ class Program:
         for entry in self.entries:
             for leaf in entry.reads:
                 if isinstance(leaf, Outside):
-                    if leaf.changed:
+                    if leaf.changed and id(leaf.tensor) not in self._put_back:
                         return f"a tensor of shape {list(leaf.tensor.shape)} that the step read was changed in place since"
                     if leaf.tensor.requires_grad and node_of(leaf.tensor) is not None:
                         return f"a tensor made by {type(node_of(leaf.tensor)).__name__} came from code the tape does not see"
@@ -279,8 +281,8 @@ def _called_before_written(entries: list[Entry], written: dict[int, Outside]) ->
 
 
 def _put(value: torch.Tensor, place: torch.Tensor) -> None:
-    with torch._C.DisableTorchFunction():
-        place.detach().copy_(value)
+    with torch._C.DisableTorchFunction(), torch.no_grad():
+        write_back(value, place if place.shape != value.shape else place.detach())
 
 
 def _computes_with_left_over(entries: list[Entry]) -> bool:

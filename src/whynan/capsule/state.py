@@ -216,7 +216,7 @@ class ModuleState:
             for key, (buffer, copy, version) in self._copies.items():
                 if buffer._version != version or key in self._silent or damage_of(buffer.detach()):
                     with torch.autograd._unsafe_preserve_version_counter(buffer):  # type: ignore[attr-defined]  # a graph that is still to be gone back from may hold it
-                        _write(copy, buffer)
+                        write_back(copy, buffer)
                     self._copies[key] = (buffer, copy, buffer._version)
         self._put_in_place()
         for module, name, buffer in self._replaced:
@@ -252,7 +252,7 @@ class ModuleState:
         with torch.no_grad():
             for key, (buffer, copy, version) in self._copies.items():
                 if buffer._version != version or key in self._silent:
-                    _write(copy, buffer)
+                    write_back(copy, buffer)
         self._put_in_place()
         for module, attributes in self._attributes:
             put_back(module, attributes)
@@ -261,7 +261,7 @@ class ModuleState:
         self.around.put_back()
 
 
-def _write(copy: torch.Tensor, buffer: torch.Tensor) -> None:
+def write_back(copy: torch.Tensor, buffer: torch.Tensor) -> None:
     """Give a buffer its old values, and its old shape where it was resized in place."""
     if buffer.shape != copy.shape:
         buffer.resize_(copy.shape)
@@ -389,7 +389,7 @@ class Stasis:
             leaf.grad = grad
         with torch.no_grad():
             for buffer, copy, _version in self._buffers:
-                _write(copy, buffer)
+                write_back(copy, buffer)
         put_around(self._around)
         self._versions.__exit__()
         for home, tensors in self._homes:

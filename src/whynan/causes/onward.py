@@ -6,6 +6,7 @@ gradient through has nothing that leads back over it, and the rest of the batch 
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -13,9 +14,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from whynan.capsule.collectives import several
 from whynan.capsule.replay import Program
+from whynan.capsule.sites import is_installed, is_torch
 from whynan.capsule.snapshot import copied, copy_of
 from whynan.capsule.stepped import unwatched_step
 from whynan.causes.catalogue import Scene
@@ -71,8 +74,10 @@ def onward(scene: Scene, put: Put, stopped: list[Stopped]) -> Walk | None:
     before = list(stopped)
     try:
         walk = _walk(scene, lab, put, optimizer, [lab.program, *lab.healthy.values()], stopped)
-        if walk is None or not walk.astray or not lab.healthy:
+        if walk is None or not walk.objection():
             return walk
+        if not lab.healthy:
+            return None  # what the program does between a backward pass and its update is not known: only its healthy steps show that updates are like this
         usual = _walk(scene, lab, None, optimizer, list(lab.healthy.values()), [])
         return None if usual is None or usual.astray else walk
     except Exception as error:  # an optimizer that wants more than gradients, or gets none
@@ -95,13 +100,22 @@ def _is_short(scene: Scene, lab: Lab) -> bool:
 
 
 def _fit(lab: Lab, optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the program plays a whole step, and its optimizer has no side effects and no closure."""
+    """Whether the program plays a whole step, and nobody but its optimizer, one of a library, sees the updates or changes the gradients before them."""
     if not lab.small or lab.cut or lab.jump is not None or lab.program.undo is not None or several():
         return False
     if any(isinstance(value, torch.nn.Module | torch.optim.Optimizer) for value in vars(optimizer).values()):
         return False
+    if _is_seen(optimizer) or any(p.is_shared() for p in _weights(optimizer)):
+        return False
     held = {id(leaf) for leaf in lab.program.leaves}
     return all(type(p) in (torch.nn.Parameter, torch.Tensor) and id(p) in held for p in _weights(optimizer))
+
+
+def _is_seen(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether code of the program runs in an update: hooks, or a step of its own, which may count, write and draw."""
+    everywhere = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
+    code = inspect.unwrap(unwatched_step(optimizer)).__code__
+    return any(everywhere) or bool(getattr(optimizer, "_optimizer_step_pre_hooks", None)) or not (is_torch(code) or is_installed(code))
 
 
 def _weights(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
