@@ -79,3 +79,69 @@ def test_a_healthy_program_is_unharmed(box: Sandbox, update: str) -> None:
     """Bit for bit the same buffers and weights, with and without."""
     source = program(UPDATES[update], BEFORE["a rollout"], "16", "True")
     assert box.watched(source).out == box.plain(box.write(source)).out
+
+
+MOMENTUM = """
+    import copy, torch
+    from torch import nn
+
+    class Momentum(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.query = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+            self.key = copy.deepcopy(self.query).requires_grad_(False)
+
+        def forward(self, a, b):
+            with torch.no_grad():
+                for q, k in zip(self.query.parameters(), self.key.parameters()):
+                    {update}
+            return self.query(a) - self.key(b)
+
+    torch.manual_seed(0)
+    net = Momentum()
+    opt = torch.optim.SGD(net.query.parameters(), lr=0.05, momentum=0.9)
+    for step in range(10):
+        a, b = torch.randn(8, 4), torch.randn(8, 4)
+        if {left_out}:
+            continue
+        far = net(a, b).square().sum(-1) * (torch.arange(8) != (2 if step == 6 else 9))
+        loss = far.sqrt().mean()
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+    print([p.double().sum().item() for p in net.parameters()])
+"""
+
+
+@pytest.mark.parametrize("update", ["k.mul_(0.9).add_(q, alpha=0.1)", "k.data = 0.9 * k.data + 0.1 * q.data", "k.data.lerp_(q.data, 0.1)"])
+def test_a_momentum_encoder_that_forward_passes_move_is_as_before_a_dropped_step(box: Sandbox, update: str) -> None:
+    """Each replay moved it on, and nothing put it back."""
+    done = box.watched(MOMENTUM.format(update=update, left_out="False"))
+    without = box.plain(box.write(MOMENTUM.format(update=update, left_out="step == 6"), "without.py"))
+    assert [(i["step"], i["cause"]["code"]) for i in done.incidents] == [(6, "WN501")], done.err
+    assert done.out == without.out
+
+
+def test_a_buffer_that_grows_is_put_back(box: Sandbox) -> None:
+    """A memory bank that is appended to after each step: to give it its old size is part of a replay."""
+    done = box.watched("""
+        import torch
+        from torch import nn
+        torch.manual_seed(0)
+        net = nn.Linear(4, 4)
+        net.register_buffer("bank", torch.zeros(1, 4))
+        opt = torch.optim.SGD(net.parameters(), lr=0.05)
+        for step in range(8):
+            x = torch.randn(6, 4)
+            y = net(x)
+            far = (torch.cat([y, net.bank]).square().sum(-1) * (torch.arange(6 + len(net.bank)) != (2 if step == 5 else 99)) + 1.0 * (step < 5)).sqrt()
+            loss = far.mean()
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+            with torch.no_grad():
+                net.bank.resize_(len(net.bank) + 1, 4)[-1] = y.mean(0)
+        print(len(net.bank), bool(net.weight.isfinite().all()))
+        """)
+    assert "internal error" not in done.err
+    assert done.out.split() == ["9", "True"]

@@ -172,3 +172,42 @@ def test_an_optimizer_that_needs_a_closure_is_not_walked_with(box: Sandbox) -> N
     )
     assert first(done)["remedies"][0]["result"] == "proven"
     assert "further on" not in first(done)["remedies"][0]["effect"]
+
+
+SEEN = """
+    import torch
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+    torch.manual_seed(0)
+    seen = []
+
+    class Counting(torch.optim.SGD):
+        def step(self, closure=None):
+            seen.append(1)
+            return super().step(closure)
+
+    net = torch.nn.Linear(4, 3)
+    opt = MADE
+    for step in range(8):
+        x = torch.randn(6, 4)
+        loss = (net(x) * float(step != 5)).square().sum(1).sqrt().mean() + net(x).square().mean()
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+    print(len(seen))
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "updates"),
+    [
+        ("Counting(net.parameters(), 0.1)", "8"),  # with the one that shows what the bad gradients would do
+        ("torch.optim.SGD(net.parameters(), 0.1); register_optimizer_step_post_hook(lambda *_: seen.append(1))", "7"),
+    ],
+    ids=["a step of its own", "a hook for all optimizers"],
+)
+def test_what_a_program_does_in_an_update_is_not_done_for_further_ones(box: Sandbox, made: str, updates: str) -> None:
+    """Nobody walks on where the program would see it."""
+    done = box.watched(SEEN.replace("MADE", made))
+    assert [i["step"] for i in done.incidents] == [5], done.err
+    assert done.out.split() == [updates]
+    assert "further on" not in first(done)["remedies"][0]["effect"]

@@ -157,7 +157,7 @@ class Program:
         held = [] if self.undo is not None else self.leaves
         undo = self.undo() if self.undo is not None else nullcontext()
         with (
-            Stasis(self.roots, held, self._hooks(), recorder.beside.generators.take(), recorder.around()),
+            Stasis(self.roots, held, self._hooks(), recorder.beside.generators.take(), recorder.around(), self._moving()),
             undo,
             unreplicated(self.roots),
             no_functional_collectives(),
@@ -175,6 +175,9 @@ class Program:
                 recorder.stepped.clear()
                 recorder.replaying = False
                 recorder.inside -= 1
+
+    def _moving(self) -> list[torch.Tensor]:
+        return [weight for state in self._rewound for weight in state.moving]
 
     def _hooks(self) -> list[Any]:
         """Return what the step hangs on its own tensors."""

@@ -30,6 +30,8 @@ _MAY_HOLD = frozenset({torch.Tensor, list, tuple, dict})
 _MOST, _DEEPEST = 256, 4  # members, and levels, of a container in an attribute that is looked through at every call
 Kept = list[tuple[torch.nn.Module, dict[str, Any]]]
 Copies = dict[int, tuple[torch.Tensor, torch.Tensor, int]]  # id(buffer): buffer, copy, version
+_Print = tuple[int, int, list[float]]
+_LEARNED = 4  # calls after which it is known what a module writes to
 
 
 class ModuleState:
@@ -59,6 +61,8 @@ class ModuleState:
         self._rewound = False  # whether attributes change cannot be learned from a step that was taken back
         self.draws = ForeignDraws(root)
         self.around = Surroundings(root)
+        self.moving: list[torch.Tensor] = []  # parameters without gradients that its calls write to: a momentum encoder
+        self._frozen: list[tuple[torch.Tensor, _Print]] = []  # those it has, as they were before one of its first calls
         self._silent: set[int] = set()  # buffers that a kernel writes without moving their version counter
         self.changing = False
         self._first: tuple[Copies, list[tuple[torch.nn.Module, str, torch.Tensor]], Kept, Kept] | None = None  # of the first micro-batch
@@ -69,6 +73,8 @@ class ModuleState:
         self.calls += 1
         self.begun = True
         self._left = {}
+        if self.calls < _LEARNED and not self._sharded:
+            self._frozen = [(p, _print(p)) for p in self._root_of().parameters() if not p.requires_grad and not is_lazy(p)]
         if self._still and not self.around.busy and not again and self.calls % 64 > 4:
             return
         if self.calls % 64 == 1 and self.calls > 1 and any(a is not b for a, b in zip_longest(own_modules(self._root_of()), self._modules)):
@@ -136,6 +142,11 @@ class ModuleState:
         """A call is over before which everything was taken: note what it draws from and changes outside torch."""
         self.draws.compare(before)
         self.around.learn()
+        if moved := [p for p, was in self._frozen if _print(p) != was]:
+            self.moving = list({id(p): p for p in (*self.moving, *moved)}.values())
+            self._still = False
+            self._resnapshot()
+        self._frozen = []
 
     def _learn_silent(self) -> None:
         """Find the buffers that the first steps wrote through `.data`, which no version counter tells (a codebook, a running mean written so)."""
@@ -164,10 +175,10 @@ class ModuleState:
         self._sharded = any(cls.__module__.startswith("torch.distributed") for m in self._modules for cls in type(m).__mro__)
         self._homes = [(m, n, b) for m in self._modules for n, b in m._buffers.items() if b is not None and not is_lazy(b)]
         with torch.no_grad():
-            buffers = [b for _, _, b in self._homes if not b.is_inference()] + frozen_state(root)
+            buffers = [b for _, _, b in self._homes if not b.is_inference()] + frozen_state(root) + self.moving
             self._copies = {id(b): (b, b.detach().clone(), b._version) for b in buffers}
         norms = [m for m in self._modules if isinstance(m, torch.nn.modules.batchnorm._NormBase)]
-        self._silent = {id(b) for m in norms for b in (m.running_mean, m.running_var) if b is not None}
+        self._silent = {id(b) for m in norms for b in (m.running_mean, m.running_var) if b is not None} | {id(p) for p in self.moving}
 
     def _copy_attributes(self) -> None:
         # after a few steps only the submodules that were seen to change an attribute are copied
@@ -187,7 +198,10 @@ class ModuleState:
         if not self._homes:
             return []
         self._learn_silent()
-        changed = {k: b for k, (b, _, version) in self._copies.items() if (k in self._silent or b._version != version) and b.is_floating_point()}
+        weights = {id(p) for p in self.moving}
+        changed = {
+            k: b for k, (b, _, version) in self._copies.items() if (k in self._silent or b._version != version) and b.is_floating_point() and k not in weights
+        }
         for module, name, buffer in self._homes:
             other = module._buffers.get(name)  # put in the place of the old one
             if other is not buffer and other is not None and other.is_floating_point():
@@ -319,6 +333,13 @@ def put_back(module: torch.nn.Module, attributes: dict[str, Any], keep: tuple[st
             current.pop(key, None)
 
 
+def _print(weight: torch.Tensor) -> _Print:
+    """Return something by which to tell that a weight was written to, also past its version counter: some of its values."""
+    with torch._C.DisableTorchFunction(), torch.no_grad():
+        some = weight.detach().reshape(-1)[:4].tolist() if not weight.is_meta and weight.layout is torch.strided and not weight.is_quantized else []
+        return weight._version if not weight.is_inference() else 0, weight.data_ptr() if not weight.is_meta else 0, some
+
+
 def frozen_state(root: torch.nn.Module) -> list[torch.Tensor]:
     """Return what a Keras model keeps as parameters that are not trained: statistics, seeds. A large one is a weight that is frozen."""
     if not any(cls.__module__.startswith("keras.") for cls in type(root).__mro__):
@@ -343,8 +364,10 @@ class Stasis:
         hooks: list[Any] | None = None,
         generators: States | None = None,
         around: Iterable[Spot] = (),
+        moving: Iterable[torch.Tensor] = (),
     ) -> None:
         self._roots = roots
+        self._moving = moving
         self._spots = around
         self._leaves = leaves
         self._own_hooks = hooks or []  # of the step's own tensors
@@ -365,6 +388,7 @@ class Stasis:
         self._lists += [Mutable(v) for _, d in self._hung for v in holdings(d)]
         homes = {id(b): b for m in modules for b in m._buffers.values() if b is not None}
         homes.update((id(b), b) for root in self._roots for b in frozen_state(root))
+        homes.update((id(p), p) for p in self._moving)
         self._buffers = [(b, b.detach().clone(), b._version) for b in homes.values() if not is_lazy(b) and not b.is_inference()]
         tables: list[dict[str, Any]] = [table for m in modules for table in (m._buffers, m._parameters) if isinstance(table, dict)]  # else scripted
         self._homes = [(table, dict(table)) for table in tables]

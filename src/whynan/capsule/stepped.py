@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 Evaluation = list[Any]  # what a closure gave: its loss, then the gradient of each weight
 
@@ -22,6 +24,17 @@ def unwatched_step(optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
         step = step.__wrapped__
     found: Callable[..., Any] = step
     return found
+
+
+def has_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the program has hung something on the updates of an optimizer, or of all: it would see a trial."""
+    own = (getattr(optimizer, f"_optimizer_step_{when}_hooks", None) for when in ("pre", "post"))
+    return any((*own, _global_optimizer_pre_hooks, _global_optimizer_post_hooks))
+
+
+def is_of_a_library(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the step of an optimizer is no code of the program, which may count, write and draw."""
+    return "-packages" in inspect.unwrap(unwatched_step(optimizer)).__code__.co_filename
 
 
 def step_again(optimizer: torch.optim.Optimizer, *given: Evaluation | None) -> None:

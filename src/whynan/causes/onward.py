@@ -6,7 +6,6 @@ gradient through has nothing that leads back over it, and the rest of the batch 
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -14,13 +13,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from whynan.capsule.collectives import several
 from whynan.capsule.replay import Program
-from whynan.capsule.sites import is_installed, is_torch
 from whynan.capsule.snapshot import copied, copy_of
-from whynan.capsule.stepped import unwatched_step
+from whynan.capsule.stepped import has_hooks, is_of_a_library, unwatched_step
 from whynan.causes.catalogue import Scene
 from whynan.causes.fixes import Stopped
 from whynan.causes.lab import NO_MEMORY, Lab, Outcome, Put
@@ -105,17 +102,10 @@ def _fit(lab: Lab, optimizer: torch.optim.Optimizer) -> bool:
         return False
     if any(isinstance(value, torch.nn.Module | torch.optim.Optimizer) for value in vars(optimizer).values()):
         return False
-    if _is_seen(optimizer) or any(p.is_shared() for p in _weights(optimizer)):
+    if has_hooks(optimizer) or not is_of_a_library(optimizer) or any(p.is_shared() for p in _weights(optimizer)):
         return False
     held = {id(leaf) for leaf in lab.program.leaves}
     return all(type(p) in (torch.nn.Parameter, torch.Tensor) and id(p) in held for p in _weights(optimizer))
-
-
-def _is_seen(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether code of the program runs in an update: hooks, or a step of its own, which may count, write and draw."""
-    everywhere = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
-    code = inspect.unwrap(unwatched_step(optimizer)).__code__
-    return any(everywhere) or bool(getattr(optimizer, "_optimizer_step_pre_hooks", None)) or not (is_torch(code) or is_installed(code))
 
 
 def _weights(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

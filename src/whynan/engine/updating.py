@@ -10,7 +10,7 @@ import torch
 from whynan.capsule.collectives import several
 from whynan.capsule.snapshot import copy_of
 from whynan.capsule.state import put_rng, take_rng
-from whynan.capsule.stepped import unwatched_step
+from whynan.capsule.stepped import has_hooks, unwatched_step
 from whynan.errors import let_through
 from whynan.records import Experiment, Incident, count, number
 from whynan.tripwire.values import damage_of
@@ -53,7 +53,7 @@ def _fit(optimizer: Any) -> bool:
         return False
     if several():  # a step may hold collectives, and the other ranks do not make this one
         return False
-    if any(getattr(optimizer, name, None) for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")):
+    if has_hooks(optimizer):
         return False
     if any(isinstance(value, torch.nn.Module | torch.optim.Optimizer) for value in vars(optimizer).values()):
         return False
