@@ -85,7 +85,8 @@ def test_of_two_trainings_at_once_none_is_harmed(bad: str, box: Sandbox) -> None
     program = HEAD.replace("        x = torch.randn(8, 4)\n", batch).replace("(step != 7)", f"(name == 'b' or {bad})")
     program += "go = threading.Barrier(2)\nts = [threading.Thread(target=train, args=(s,)) for s in 'ab']\nts[0].start()\n"
     program += "while go.n_waiting == 0:\n    pass\nts[1].start()\n[t.join() for t in ts]"
-    done, plain = box.watched(program), box.plain(box.folder / "train.py")
+    box.write(program)
+    done, plain = box.whynan("train.py"), box.python("train.py")  # in processes of their own: torch itself may crash with two threads in a fork
     assert (done.status, done.incidents, sorted(done.out.splitlines())) == (0, [], sorted(plain.out.splitlines()))
     assert "a second thread trains" in done.err and "internal error" not in done.err
 

@@ -142,10 +142,11 @@ class ModuleState:
         """A call is over before which everything was taken: note what it draws from and changes outside torch."""
         self.draws.compare(before)
         self.around.learn()
-        if moved := [p for p, was in self._frozen if _print(p) != was]:
-            self.moving = list({id(p): p for p in (*self.moving, *moved)}.values())
+        for weight in [p for p, was in self._frozen if id(p) not in self._copies and _print(p) != was]:
+            self.moving.append(weight)
+            self._copies[id(weight)] = (weight, weight.detach().clone(), weight._version)  # of this step: after its call; of the next: before it
+            self._silent.add(id(weight))
             self._still = False
-            self._resnapshot()
         self._frozen = []
 
     def _learn_silent(self) -> None:
