@@ -33,8 +33,7 @@ def write_capsule(case: Case, incident: Incident, directory: Path, limit: int = 
     """
     line = case.in_data
     places = {"site": case.site, "made_at": case.made_at, "in_data": line.site if line is not None else None}
-    contents = pack.Contents(case.step, case.program, incident.to_json(), case.optimizer, case.optimizers, case.scaler, case.history, places)
-    contents.clip = case.clip
+    contents = pack.Contents(case.step, case.program, incident.to_json(), case.optimizer, case.optimizers, case.scaler, case.history, places, case.clip)
     contents.values_in_data = line.values if line is not None else []
     return pack.write(contents, directory, limit)
 

@@ -86,12 +86,12 @@ class Program:
         self.change: Callable[[], AbstractContextManager[object]] = nullcontext  # of the program's source, in force while it plays
         self.roots = list({id(e.fn): e.fn for e in entries if isinstance(e.fn, torch.nn.Module)}.values())
         self.roots += [r for r in recorder.roots() if all(r is not x for x in self.roots)]
-        self.weights = {id(t) for root in self.roots for t in held_by(root)}
+        self.weights = {id(t) for root in self.roots for t in held_by(root)}  # and buffers
         turn, read = first_backward(entries), self.weights.union(*map(read_weights, entries))
         self._written = {id(t): t for e in entries if (t := overwrites(e, turn)) is not None and t.saved is not None and id(t.tensor) in read}
         if self.ends_with_update or on_weights:
             self._written |= {id(t): t for e in entries for t in e.reads if isinstance(t, Outside) and t.tensor.requires_grad and is_leaf(t.tensor)}
-        self._begun = _called_before_written(entries, self._written) if self._written else set()
+        self._written_late = _called_before_written(entries, self._written) if self._written else set()
         rewound = [(root, s) for root, s in recorder.to_replay() if any(root is r for r in self.roots)]
         self._rewound = [s for _, s in rewound]
         self._put_back = {id(b) for root, _ in rewound for b in root.buffers()}  # with their modules, to what a replay begins with
@@ -194,7 +194,7 @@ class Program:
         with torch.autograd._unsafe_preserve_version_counter(tuple(kept.tensor for kept, *_ in present)):  # type: ignore[attr-defined]
             try:
                 for kept, _, saved, *_ in present:
-                    if saved is not None and id(kept.tensor) not in self._begun:
+                    if saved is not None and id(kept.tensor) not in self._written_late:
                         _put(saved, kept.tensor)
                 for kept, _, saved, *_ in present:  # one tensor may have been read under several versions
                     if saved is not None:

@@ -85,9 +85,8 @@ class _Loader:
         values = document.get("values_in_data")
         words = [str(v)[:80] for v in values[:8]] if isinstance(values, list) else []
         clip = document.get("clip")
-        loaded = Loaded(program, optimizer, optimizers, scaler, _history(document.get("history")), places, notes, words)
-        loaded.clip = float(clip) if isinstance(clip, int | float) else None
-        return loaded
+        norm = float(clip) if isinstance(clip, int | float) else None
+        return Loaded(program, optimizer, optimizers, scaler, _history(document.get("history")), places, notes, words, norm)
 
     def _undo(self, optimizer: Any) -> Any:
         return functools.partial(Snapshot, optimizer) if self.document.get("undo") and isinstance(optimizer, torch.optim.Optimizer) else None

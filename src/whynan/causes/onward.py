@@ -1,7 +1,7 @@
 """A remedy some updates further on: this step and the healthy ones before it in turn, with the program's own optimizer between them.
 
-One step can be finite and lead nowhere: a bound on a standard deviation of 0 makes a scale of 1e12, a bound that lets no
-gradient through has nothing that leads back over it, and the rest of the batch may push more elements there.
+One step can be finite and lead nowhere: a bound under one operation leaves a steep slope at the next, or it lets no gradient
+through, so that nothing leads back over it and the rest of the batch pushes more elements there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from whynan.tripwire.checks import total_norm
 UPDATES = 8
 PARAMETERS, VALUES = 1_000_000, 20_000_000  # of the program, and computed in the step: above them so many replays take too long
 FAR = 1000  # how many times a step's own loss is absurd
-_GROWN = 3  # by how many times, and by how many elements, those without a gradient have to become more
+_GROWN = 3  # by how many times, and by how many elements, those outside of a domain have to become more
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +124,8 @@ def _walk(scene: Scene, lab: Lab, put: Put | None, optimizer: torch.optim.Optimi
             walk.outcomes.append(outcome)
             if program is lab.program:
                 walk.held.append(Stopped(among=sum(each.among for each in stopped), beyond=sum(each.beyond for each in stopped)))
-            usual = abs(walk.outcomes[0].loss or 0.0) if program is programs[0] else 0.0  # so large it was, and rightly
-            if not outcome.finite or outcome.error or abs(outcome.loss or 0.0) > max(lab.ceiling(), FAR * usual):
+            at_first = abs(walk.outcomes[0].loss or 0.0) if program is programs[0] else 0.0  # a step that is rightly large may stay so
+            if not outcome.finite or outcome.error or abs(outcome.loss or 0.0) > max(lab.ceiling(), FAR * at_first):
                 return replace(walk, astray=update)
     return walk
 
