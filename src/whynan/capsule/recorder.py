@@ -535,6 +535,8 @@ class Recorder(TorchFunctionMode):
             if not again:
                 self._called.pop(key, None)
                 self._called[key] = self._rolls
+        elif state.tables:
+            state.further()
         draws = state.draws
         draws.calls += 1
         return state, draws.drew or draws.calls % 64 < 4
@@ -644,6 +646,8 @@ class Recorder(TorchFunctionMode):
     def roll(self, under_way: bool = False) -> None:
         """Begin a new step; one without optimizers may be under way already: its forward pass comes before anybody knows that the last one is over."""
         self.tape.roll()
+        for state in self.current():
+            state.rest()
         if not under_way:
             self._end_states()
         self._rolls += 1

@@ -27,6 +27,8 @@ from whynan.tripwire.values import damage_of
 _generator, _cuda = torch.default_generator, torch.cuda
 _BASE_KEYS = frozenset(torch.nn.Module().__dict__)
 _MAY_HOLD = frozenset({torch.Tensor, list, tuple, dict})
+_OF_THE_LOOP = ("training", "forward")  # Lightning puts another forward in place for a call
+_NOTHING: Any = object()
 _MOST, _DEEPEST = 256, 4  # members, and levels, of a container in an attribute that is looked through at every call
 Kept = list[tuple[torch.nn.Module, dict[str, Any]]]
 Copies = dict[int, tuple[torch.Tensor, torch.Tensor, int]]  # id(buffer): buffer, copy, version
@@ -66,6 +68,9 @@ class ModuleState:
         self._silent: set[int] = set()  # buffers that a kernel writes without moving their version counter
         self.changing = False
         self._first: tuple[Copies, list[tuple[torch.nn.Module, str, torch.Tensor]], Kept, Kept] | None = None  # of the first micro-batch
+        self._further: list[int] = []  # buffers kept at a further call of this step
+        self._rested: dict[int, dict[str, Any]] = {}  # tables as the last step has left them
+        self._own: set[tuple[int, str]] = set()  # what the very first call has changed in its tables itself
         self._resnapshot()
 
     def begin(self, again: bool = False) -> None:
@@ -79,6 +84,9 @@ class ModuleState:
             return
         if self.calls % 64 == 1 and self.calls > 1 and any(a is not b for a, b in zip_longest(own_modules(self._root_of()), self._modules)):
             self._resnapshot()  # layers were added or exchanged
+        for key in self._further:
+            self._copies.pop(key, None)
+        self._further.clear()
         if not again:
             self._first = None
         elif self._first is None:
@@ -134,8 +142,21 @@ class ModuleState:
         """Whether a table is one of buffers: what is written into these is copied when a step begins."""
         return any(m._buffers is table for m in self._exchanging)
 
+    def further(self) -> None:
+        """A further call in a step: keep buffers that the loop has put in place since the first one."""
+        for module in self._modules if self.calls < _LEARNED else self._exchanging:
+            others = [b for b in module._buffers.values() if b is not None and id(b) not in self._copies and not is_lazy(b) and not b.is_inference()]
+            self._copies.update((id(b), (b, b.detach().clone(), b._version)) for b in others)
+            self._further += map(id, others)
+            if others and all(m is not module for m in self._exchanging):
+                self._exchanging.append(module)
+        if self._further:
+            self._find_silent()
+
     def called(self) -> None:
         """A call is over: what is set from here on is set by the loop."""
+        if self.calls == 1 and not self._left:
+            self._own = {(id(table), name) for table, name, _, _ in self._changed()}
         self._left = {id(table): {k: _mark(v) for k, v in table.items() if k not in _BASE_KEYS} for table, _ in self.tables}
 
     def ended(self, before: Rng) -> None:
@@ -178,8 +199,12 @@ class ModuleState:
         with torch.no_grad():
             buffers = [b for _, _, b in self._homes if not b.is_inference()] + frozen_state(root) + self.moving
             self._copies = {id(b): (b, b.detach().clone(), b._version) for b in buffers}
+        self._silent = {id(p) for p in self.moving}
+        self._find_silent()
+
+    def _find_silent(self) -> None:
         norms = [m for m in self._modules if isinstance(m, torch.nn.modules.batchnorm._NormBase)]
-        self._silent = {id(b) for m in norms for b in (m.running_mean, m.running_var) if b is not None} | {id(p) for p in self.moving}
+        self._silent.update(id(b) for m in norms for b in (m.running_mean, m.running_var) if b is not None)
 
     def _copy_attributes(self) -> None:
         # after a few steps only the submodules that were seen to change an attribute are copied
@@ -219,6 +244,37 @@ class ModuleState:
         """Return the plain tensors that forward passes put in place of older ones, with the names of their attributes."""
         return [(name, value) for m in self.busy for name, value in vars(m).items() if isinstance(value, torch.Tensor)]
 
+    def rest(self) -> None:
+        """A step is over: what stands in the tables now was not put there for the time of a call."""
+        if self._still or not self.begun:
+            return
+        if self.calls % 64 < 2:  # the next call looks at all of them
+            tables = [table for m in self._modules for table in (vars(m), m._parameters, m._buffers) if isinstance(table, dict)]
+        else:
+            tables = [vars(m) for m, _ in self._attributes] + [m._parameters for m, _ in self._parameters] + [m._buffers for m in self._exchanging]
+        self._rested = {id(table): table.copy() for table in tables}
+
+    def _changed(self) -> Iterator[tuple[dict[str, Any], str, Any, Any]]:
+        """Yield what is other in attributes, parameters and buffers than when the step began: table, name, what was there (or `_NOTHING`) and what is now."""
+        kept: list[tuple[dict[str, Any], str, Any]] = [(m._buffers, name, buffer) for m, name, buffer in self._homes]
+        kept += [(m._parameters, name, parameter) for m, parameters in self._parameters for name, parameter in parameters.items()]
+        for module, attributes in self._attributes:
+            current = vars(module)
+            kept += [(current, name, attributes.get(name, _NOTHING)) for name in {**current, **attributes} if name not in _OF_THE_LOOP]
+        for table, name, was in kept:
+            if (now := table.get(name, _NOTHING)) is not was:
+                yield table, name, was, now
+
+    def _is_back(self, table: dict[str, Any], name: str, now: Any) -> bool:
+        """Whether the loop itself has ended an exchange that it made for a call: weights for `functional_call`, adapters that were off."""
+        rested = self._rested.get(id(table))
+        if rested is not None:
+            return rested.get(name, _NOTHING) is now
+        if (id(table), name) in self._own:
+            return False
+        of_attributes = "_parameters" in table
+        return not isinstance(now, torch.Tensor) or not (of_attributes or damage_of(now.detach()))
+
     def rewind(self, alone: bool = False) -> None:
         """Put buffers and attributes back to the beginning of the step (or only of the micro-batch), bit for bit."""
         if not self.begun:
@@ -233,13 +289,13 @@ class ModuleState:
                     with torch.autograd._unsafe_preserve_version_counter(buffer):  # type: ignore[attr-defined]  # a graph that is still to be gone back from may hold it
                         write_back(copy, buffer)
                     self._copies[key] = (buffer, copy, buffer._version)
-        self._put_in_place()
+        for table, name, was, now in list(self._changed()):
+            if not self._is_back(table, name, now):
+                _set(table, name, was)
         for module, name, buffer in self._replaced:
             now = module._buffers.get(name)
             if now is not None and damage_of(now.detach()) and not damage_of(buffer.detach()):
                 module._buffers[name] = buffer  # made bad before the first call of the step
-        for module, attributes in self._attributes:
-            put_back(module, attributes, keep=("training", "forward"))  # Lightning puts another forward in place for a call
         for item in self._held:
             item.restore()
         with torch.autograd._unsafe_preserve_version_counter(self.around.tensors()):  # type: ignore[attr-defined]
@@ -321,17 +377,21 @@ def own_modules(root: torch.nn.Module) -> list[torch.nn.Module]:
     return [m for m in root.modules() if not type(m).__module__.startswith("torch.nn.parallel")]
 
 
-def put_back(module: torch.nn.Module, attributes: dict[str, Any], keep: tuple[str, ...] = ("training",)) -> None:
-    """Give a module the attributes it had, but those that the loop and not a forward pass sets (`keep`)."""
+def _set(table: dict[str, Any], name: str, value: Any) -> None:
+    if value is _NOTHING:
+        table.pop(name, None)
+    else:
+        table[name] = value
+
+
+def put_back(module: torch.nn.Module, attributes: dict[str, Any]) -> None:
+    """Give a module the attributes it had, but not the mode that the loop has set."""
     current = module.__dict__
-    kept = {k: current[k] for k in keep if k in current}
+    kept = {"training": current["training"]} if "training" in current else {}
     for key in [k for k in current if k not in attributes]:
         del current[key]
     current.update(attributes)
     current.update(kept)
-    for key in keep:
-        if key not in kept:
-            current.pop(key, None)
 
 
 def _print(weight: torch.Tensor) -> _Print:

@@ -48,7 +48,7 @@ class Scaling:
     def step(self, call: Callable[..., Any], scaler: Any, optimizer: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """`scaler.step(optimizer)`."""
         session = self.session
-        if self.sharing.drops():
+        if self.sharing.drops(optimizer):
             self._held.add(id(optimizer))
             self.finish(optimizer, False)
             return None

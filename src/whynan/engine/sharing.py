@@ -7,8 +7,12 @@ GAN go back each for itself: what is bad for one does not concern the other.
 
 from __future__ import annotations
 
+import weakref
+from typing import NamedTuple
+
 import torch
 
+from whynan.capsule.tape import memory_of
 from whynan.engine.session import Session, parameters_of, symptom_of
 from whynan.records import Symptom
 from whynan.tripwire.checks import gradients, nonfinite
@@ -26,6 +30,7 @@ class Sharing:
         self._stepped: list[int] = []  # optimizers that stepped since the last backward pass
         self._apart: set[frozenset[int]] = set()
         self.fate = ""  # what was done about those that were kept from their step
+        self._held: dict[int, list[_Mark]] = {}  # the gradients that each optimizer had when the first was kept from it
 
     def met(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer was made: bad gradients that others hold by now were left by a pass from before it, which it has no part in.
@@ -50,14 +55,29 @@ class Sharing:
     def finished(self, optimizer: torch.optim.Optimizer, fate: str) -> None:
         """An optimizer stepped or was kept from it."""
         self._stepped.append(id(optimizer))
-        self.fate = self.fate or fate
+        if fate and not self.fate:
+            self.fate = fate
+            self._held = {id(other): _marks(other) for other in self.session.optimizers}
 
-    def drops(self) -> bool:
-        """Whether the step that comes now belongs to a backward pass that was dropped already; it is dropped alike."""
-        if self.fate and not self.session.window.backwards:
-            self.session.window.taken = self.fate
+    def drops(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether the step that comes now is made from gradients that were dropped already; it is dropped alike.
+
+        Gradients can be made anew without a backward pass: by `autograd.grad`, by `torch.func`, by hand.
+        """
+        if not self.fate or self.session.window.backwards:
+            return False
+        if self._gives_anew(optimizer):
+            self.went_back()
+            return False
+        self.session.window.taken = self.fate
+        return True
+
+    def _gives_anew(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether an optimizer has other gradients than when a step was dropped. One that has not stepped since may have clipped its own."""
+        held, now = self._held.get(id(optimizer), []), _marks(optimizer)
+        if len(held) != len(now) or any(a.ref is not b.ref or a.memory != b.memory for a, b in zip(held, now, strict=True)):
             return True
-        return False
+        return id(optimizer) in self._stepped and any(a.version != b.version for a, b in zip(held, now, strict=True))
 
     def partners(self, optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
         """Return who may step after this one from the same gradients."""
@@ -73,3 +93,16 @@ class Sharing:
             if bad:
                 return symptom_of("gradient", bad)
         return None
+
+
+class _Mark(NamedTuple):
+    """Something by which to tell that a gradient is another, or was written to, without holding it."""
+
+    ref: weakref.ref[torch.Tensor] | None  # the same one as long as the tensor lives
+    memory: int
+    version: int
+
+
+def _marks(optimizer: torch.optim.Optimizer) -> list[_Mark]:
+    grads = [p.grad for p in parameters_of(optimizer)]
+    return [_Mark(None, 0, 0) if grad is None else _Mark(weakref.ref(grad), memory_of(grad), grad._version) for grad in grads]

@@ -110,7 +110,7 @@ class Stepping:
             session.stop_again()
         try:
             window = session.window
-            if (self.acting.zeroed_away and self.acting.steps_on()) or self._left_out():
+            if (self.acting.zeroed_away and self.acting.steps_on()) or self._left_out(optimizer):
                 if not in_closure:
                     self.finish(optimizer, False)
                 return False
@@ -146,10 +146,10 @@ class Stepping:
             self.finish(optimizer, False)
         return allowed
 
-    def _left_out(self) -> bool:
+    def _left_out(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether this step falls away without a new incident: with a partner's, met again after a rollback, all its micro-batches dropped."""
         window = self.session.window
-        if self.sharing.fate and self.sharing.drops():
+        if self.sharing.drops(optimizer):
             return True
         if (self.recovering.redoing and self.recovering.met_before()) or (window.dropped and not window.backwards):
             self.acting.drop()
@@ -294,7 +294,7 @@ class Stepping:
             return self._step_of_scaler_together(call, optimizer, args, kwargs)
         if found.device.type != "cpu" and self.waiting.nobody_else(optimizer):
             return self.waiting.step(call, optimizer, args, kwargs, found)
-        if session.guarded(self._left_out):
+        if session.guarded(lambda: self._left_out(optimizer)):
             self.finish(optimizer, False)
             return None
         if session.guarded(lambda: self._drops_scaled(optimizer, bool(found))):

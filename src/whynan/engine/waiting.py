@@ -55,7 +55,7 @@ class Waiting:
 
     def nobody_else(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether nothing else must be kept from moving before the next backward pass."""
-        alone = not self.followers.averages and not self.recovering.averages and not self.sharing.partners(optimizer) and not self.sharing.drops()
+        alone = not self.followers.averages and not self.recovering.averages and not self.sharing.partners(optimizer) and not self.sharing.drops(optimizer)
         return alone and _has_state(optimizer) and not self.noticing.busy_buffers() and not self.session.recorder.tape.carries
 
     def step(self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any], found: Any = None) -> Any:
