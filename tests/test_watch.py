@@ -99,6 +99,32 @@ def test_nothing_stays_behind() -> None:
     assert seen
 
 
+def test_functions_imported_by_name_before_watching_are_watched(box: Sandbox) -> None:
+    """`from torch.func import grad` above `whynan.watch`: the line is found, and the names are the program's own again at the end."""
+    path = box.write(
+        """
+        import torch
+        from torch.func import functional_call, grad
+        import whynan
+        torch.manual_seed(0)
+        net, held = torch.nn.Linear(4, 2), (functional_call, grad)
+        opt = torch.optim.Adam(net.parameters())
+        with whynan.watch(net, opt) as guard:
+            for step in range(6):
+                x = torch.ones(8, 4) if step == 3 else torch.rand(8, 4)
+                def loss_of(weights):
+                    return functional_call(net, weights, (x,)).square().mean() / x.var(0).sum()  # here
+                slopes = grad(loss_of)({k: p.detach() for k, p in net.named_parameters()})
+                for k, p in net.named_parameters():
+                    p.grad = slopes[k]
+                opt.step()
+        assert held == (functional_call, grad)
+        print([(i.cause.code, i.origin.span.code.endswith("# here")) for i in guard.incidents])
+        """
+    )
+    assert box.python(str(path)).out.strip() == "[('WN404', True)]"
+
+
 def test_hook_made_while_watching_stays_the_users() -> None:
     """A hook registered inside the block works, is the user's own afterwards, and can be removed."""
     model, optimizer = make()

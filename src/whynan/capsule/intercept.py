@@ -7,10 +7,11 @@ Every door is one attribute of torch replaced by a wrapper and put back on leavi
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, Protocol
 
 import torch
@@ -141,6 +142,7 @@ class Interception:
         watch_collectives(self)
         watch_labels(self)
         self._hooks()
+        self._imported_before()
 
     def remove(self, lasting: bool = True) -> None:
         """Put every original back, last first; those that must stand for the other ranks' sake only if told to."""
@@ -156,6 +158,16 @@ class Interception:
         self._undo.append(_Door(owner, name, held.get(name, _MISSING), wrapper, lasting))
         skip_frame(wrapper)
         setattr(owner, name, wrapper)
+
+    def _imported_before(self) -> None:
+        """Do the same for functions that the program's own files have imported by name before watching began: `from torch.func import grad`."""
+        doors = {id(door.original): door for door in self._undo if isinstance(door.owner, ModuleType)}
+        for module in list(sys.modules.values()):
+            if type(module) is not ModuleType or "-packages" in (getattr(module, "__file__", None) or "") or module.__name__.startswith("whynan."):
+                continue
+            for name, value in list(vars(module).items()):
+                if (door := doors.get(id(value))) is not None:
+                    self.replace(module, name, door.wrapper)
 
     def _module_calls(self, recorder: Recorder) -> None:
         original = torch.nn.Module.__call__
