@@ -10,7 +10,8 @@ import torch
 from conftest import Sandbox
 
 import whynan
-from whynan.causes import catalogue
+from whynan.causes import catalogue, trying
+from whynan.causes.fixes import Fix
 
 HEAD = """
 import torch
@@ -190,3 +191,30 @@ def test_a_rule_that_fails_does_not_cost_the_incident(monkeypatch: pytest.Monkey
     assert all(i.cause.code != "WN101" for i in guard.incidents)
     noted = [e for e in guard.incidents[0].experiments if e.question == "the rule for WN101"]
     assert [e.answer for e in noted] == ["failed, please report it: KeyError: 'sum'"]
+
+
+def test_a_trial_that_fails_costs_neither_the_incident_nor_the_other_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first change tried breaks whynan: the next one is proven, and the step is skipped."""
+    attempt, asked = trying._attempt, list[str]()
+
+    def fails(scene: catalogue.Scene, finding: catalogue.Finding, fix: Fix, *rest: Any) -> Any:
+        asked.append(fix.title)
+        if len(asked) == 1:
+            raise KeyError("of ours")
+        return attempt(scene, finding, fix, *rest)
+
+    monkeypatch.setattr(catalogue, "forgiving", True)
+    monkeypatch.setattr(trying, "_attempt", fails)
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with whynan.watch(model, optimizer, files=False) as guard:
+        for step in range(4):
+            distance = torch.sqrt((model(torch.ones(3, 2)) * (step != 2)).square().sum(-1))
+            optimizer.zero_grad()
+            distance.mean().backward()
+            optimizer.step()
+    (incident,) = guard.incidents
+    assert (incident.step, incident.cause.code, incident.action.taken) == (2, "WN501", "skipped")
+    assert len(asked) > 1
+    assert incident.remedies[0].result == "proven"
+    assert f"the change `{asked[0]}`" in [e.question for e in incident.experiments]

@@ -695,3 +695,24 @@ def test_which_steps_are_those_of_one_training(again: str, since: int) -> None:
         trainings.stepped(6, after)
         trainings.stepped(7, before)
     assert trainings.since(8, after) == since
+
+
+def test_a_sequence_without_tokens_in_a_jagged_tensor(box: Sandbox) -> None:
+    """Rows of a nested tensor differ in length: nothing asks for their number, and the mean over none is told with a remedy."""
+    done = box.watched("""
+        import torch
+        torch.manual_seed(0)
+        net = torch.nn.Linear(4, 3)
+        opt = torch.optim.SGD(net.parameters(), 0.1)
+        for step in range(8):
+            lengths = [3, 0 if step == 5 else 4, 2]
+            rows = net(torch.nested.nested_tensor([torch.randn(n, 4) for n in lengths], layout=torch.jagged)).unbind()
+            loss = torch.stack([row.sum(0) / row.shape[0] for row in rows]).square().mean()  # here
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+    """)
+    (incident,) = done.incidents
+    assert (incident["step"], incident["cause"]["code"]) == (5, "WN402")
+    assert "# here" in incident["origin"]["code"]
+    assert "internal error" not in done.err

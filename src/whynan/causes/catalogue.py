@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -126,21 +127,30 @@ def rules() -> dict[str, Rule]:
 forgiving = True  # the tests turn it off: there a rule that fails is a failure
 
 
+@contextmanager
+def forgiven(scene: Scene, what: str) -> Iterator[list[Exception]]:
+    """Go on after a failure of ours, which must not cost the incident; it is noted beside it, and handed to the caller."""
+    failed: list[Exception] = []
+    try:
+        yield failed
+    except Exception as error:
+        let_through(error)
+        if not forgiving:
+            raise
+        failed.append(error)
+        scene.tried(what, f"failed, please report it: {type(error).__name__}: {error}")
+
+
 def first_match(scene: Scene) -> tuple[Rule, Finding]:
     """Ask the rules in order of rank."""
     scene.failed = []  # a list of its own: other births of the same step are asked about in copies
     for candidate in sorted(rules().values(), key=lambda r: (r.rank, r.code)):
         if scene.jump is not None and candidate.code not in OF_SPIKES:
             continue
-        try:
+        found = None
+        with forgiven(scene, f"the rule for {candidate.code}") as failed:
             found = candidate.find(scene)
-        except Exception as error:  # a fault of ours must not cost the incident: the others are asked
-            let_through(error)
-            if not forgiving:
-                raise
-            scene.failed.append(candidate.code)
-            scene.tried(f"the rule for {candidate.code}", f"failed, please report it: {type(error).__name__}: {error}")
-            continue
+        scene.failed += [candidate.code] if failed else []
         if found is not None:
             return candidate, found
     raise LookupError("the rule for unknown origins did not answer")

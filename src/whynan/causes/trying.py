@@ -12,7 +12,7 @@ from itertools import islice
 from whynan.capsule.replay import Program
 from whynan.capsule.sites import Site, resolve
 from whynan.causes import apart, patterns
-from whynan.causes.catalogue import Finding, Scene
+from whynan.causes.catalogue import Finding, Scene, forgiven
 from whynan.causes.facts import VIEWS, counted
 from whynan.causes.fixes import Fix, Stopped, guarded, source_name
 from whynan.causes.lab import FAR_OFF, NO_MEMORY, TOLERANCE, Lab, Outcome, Put
@@ -54,7 +54,9 @@ def remedies_of(scene: Scene, finding: Finding, expression: Expression | None, s
         if any(r.result == "proven" for r in tried) and not fix.template:
             tried.append(Remedy(fix.title))
             continue
-        remedy = _attempt(scene, finding, fix, expression, site)
+        remedy = Remedy(fix.title, "", fix.safe, effect="the trial of it failed, by a fault of whynan")
+        with forgiven(scene, f"the change `{fix.title}`"):
+            remedy = _attempt(scene, finding, fix, expression, site)
         if fix.template and remedy.result == "not tried" and not remedy.effect:
             continue  # it does not fit this source
         if fix.limit and (remedy.result != "proven" or not _has_a_limit(scene, fix, expression, site)):

@@ -11,7 +11,7 @@ from whynan.causes.absorbed import absorbed
 from whynan.causes.arguments import factorised
 from whynan.causes.arrays import as_warned, in_arrays
 from whynan.causes.beforehand import beforehand
-from whynan.causes.catalogue import Finding, Rule, Scene, first_match
+from whynan.causes.catalogue import Finding, Rule, Scene, first_match, forgiven
 from whynan.causes.handed import batch_size, feeds_a_model, hook_words, line_in_data, sample_words
 from whynan.causes.lab import Lab, Outcome, without_rows
 from whynan.causes.naming import names_of
@@ -121,7 +121,8 @@ def _explain(scene: Scene) -> Verdict:
     expression = expression_at(site, resolve(site).file) if site is not None else None
     samples, without = _samples(scene, finding)
     remedies = finding.remedies + remedies_of(scene, finding, expression, site)
-    finding.evidence += tempting(scene, finding, expression, site)
+    with forgiven(scene, "changes that are often made"):
+        finding.evidence += tempting(scene, finding, expression, site)
     return Verdict(scene, chosen, finding, site, expression, samples, remedies, without=without)
 
 

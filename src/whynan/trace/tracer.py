@@ -30,7 +30,7 @@ from whynan.trace.modes import ReplayMode
 from whynan.trace.opaque import called_now
 from whynan.trace.refusals import refuses_any
 from whynan.trace.slicing import HAND_ON
-from whynan.tripwire.values import CLEAN, Damage, damage_of, is_mask_like, plain
+from whynan.tripwire.values import CLEAN, Damage, damage_of, is_mask_like, plain, shape_of
 
 Layout = tuple[Any, ...]  # offset, shape and strides
 _NAN = Damage(nan=True)
@@ -372,7 +372,7 @@ class Tracer(ReplayMode):
         elif op.index in self.nan:
             op.damage = _NAN
         if outputs:
-            op.shape, op.dtype = tuple(outputs[0].shape), _dtype_name(outputs[0].dtype)
+            op.shape, op.dtype = shape_of(outputs[0]), _dtype_name(outputs[0].dtype)
         if op.damage:
             if len(outputs) == 1:
                 self._results[op.index] = _layout(outputs[0])

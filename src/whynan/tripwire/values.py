@@ -156,10 +156,15 @@ def _size(tensor: torch.Tensor) -> float:
     return float(torch.linalg.vector_norm(tensor.detach(), torch.inf))
 
 
+def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Return the shape in plain numbers; a nested tensor has none: its rows differ in length."""
+    return () if tensor.is_nested else tuple(tensor.shape)
+
+
 def stats(name: str, tensor: torch.Tensor) -> TensorStats:
     """Summarise a tensor."""
     dtype = str(tensor.dtype).removeprefix("torch.")
-    shape = () if tensor.is_nested else tuple(tensor.shape)
+    shape = shape_of(tensor)
     if tensor.device.type == "meta":
         return TensorStats(name, dtype, shape)
     try:
