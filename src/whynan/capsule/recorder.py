@@ -645,6 +645,7 @@ class Recorder(TorchFunctionMode):
 
     def roll(self, under_way: bool = False) -> None:
         """Begin a new step; one without optimizers may be under way already: its forward pass comes before anybody knows that the last one is over."""
+        self.beside.setup.step_over(self.tape)
         self.tape.roll()
         for state in self.current():
             state.rest()

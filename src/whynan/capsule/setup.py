@@ -1,19 +1,23 @@
-"""How the program made what is not finite already when training begins: a table, a schedule, the weights of a loss.
+"""How the program made what a step is handed from before it: a table, a schedule, the weights of a loss; the advantages of a rollout.
 
-What is made before the first optimizer is no step and is forgotten, but for this: it may be meant, and nothing comes of it,
-or a step meets it much later, far from the line that made it.
+What is made before the first optimizer is no step and is forgotten, but for what is not finite: it may be meant, and nothing comes of it,
+or a step meets it much later, far from the line that made it. What a step computes without gradients and the program still holds when it
+is over (targets that several updates are made from) is remembered as long as it is held.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
 
-from whynan.capsule.tape import Entry, Made, Outside, Slot, Tape, bytes_of, needed_for
+from whynan.capsule.tape import Entry, Made, Outside, Slot, Tape, bytes_of, dependencies, needed_for
 from whynan.tripwire.values import damage_of
 
 LIMIT = 64 << 20  # bytes of what such values were made from
+_MOST = 1024  # calls of a step, and of all steps before it, that are remembered
+_OFTEN = 16  # steps after which it is looked what of it is still held
 
 
 class Setup:
@@ -23,6 +27,8 @@ class Setup:
         self.entries: dict[int, Entry] = {}
         self.before: dict[int, Entry] = {}  # all calls before an optimizer was made, until its weights are known to be good
         self._made: dict[int, Made] = {}
+        self.held: dict[int, Entry] = {}  # calls of earlier steps, made without gradients, whose results the program holds
+        self._due = _OFTEN
 
     def end(self, tape: Tape) -> None:
         """An optimizer was made: keep what led to bad values that are still held. The rest is forgotten with `before`, when its weights were looked at.
@@ -37,10 +43,52 @@ class Setup:
         self.before = dict(tape.entries) if _size(tape) <= LIMIT else {}
         tape.clear()
 
-    def maker(self, tensor: torch.Tensor) -> Slot | None:
-        """Return the call that made a tensor, if it was kept."""
+    def step_over(self, tape: Tape) -> None:
+        """Remember the calls behind what the step that ends has computed without gradients, where the program still holds it.
+
+        Cost: a look at each call of the step; one at each remembered call in every 16th.
+        """
+        fresh = {e.number: e for e in tape if not e.needs_grad and e.number > tape.rolled and e.refs and e.kind in ("call", "write", "module")}
+        held = {n for n, entry in fresh.items() if _is_held(entry)} if len(fresh) <= _MOST else set()
+        for entry in needed_for(fresh, held) if held else ():
+            if all(n in self.held for n in dependencies(entry)):  # else something behind it was trained, or is forgotten
+                self.held[entry.number] = entry
+        self._due -= 1
+        if self.held and (self._due <= 0 or held):
+            self._forget()
+
+    def _forget(self) -> None:
+        if self._due <= 0 or _size(self.held.values()) > LIMIT:
+            self.held = {e.number: e for e in needed_for(self.held, {n for n, entry in self.held.items() if _is_held(entry)})}
+            self._due = _OFTEN
+            if len(self.held) > _MOST or _size(self.held.values()) > LIMIT:
+                self.held = {}
+
+    def behind(self, tensor: torch.Tensor, tape: Tape) -> Behind | None:
+        """Return the calls that made a tensor, if they were kept."""
         made = self._made.get(id(tensor))
-        return made.slot if made is not None and made() is tensor else None
+        if made is not None and made() is tensor:
+            return Behind(made.slot, needed_for(self.entries, {made.slot.entry}), {}, "before the first step")
+        slot = tape.made_by(tensor)
+        if slot is None or slot.entry not in self.held:
+            return None
+        found = {ref.slot: t for entry in self.held.values() for ref in entry.refs if (t := ref()) is not None and tape.made_by(t) == ref.slot}
+        given = {made: t for made, t in found.items() if made != slot and not damage_of(t.detach())}  # as they are: random numbers, what a model has said
+        open_ = {n: e for n, e in self.held.items() if any(ref.slot not in given for ref in e.refs)}
+        return Behind(slot, needed_for(open_, {slot.entry}), given, "in an earlier step")
+
+
+class Behind(NamedTuple):
+    """The calls behind a tensor, and which result of theirs it is."""
+
+    slot: Slot
+    entries: list[Entry]
+    given: dict[Slot, torch.Tensor]  # results that the program holds and are finite: they are not made again
+    when: str
+
+
+def _is_held(entry: Entry) -> bool:
+    return any(made() is not None for made in entry.refs)
 
 
 def _size(entries: Iterable[Entry]) -> int:

@@ -284,15 +284,20 @@ class Tape:
         entry = self.entries.get(number)
         return entry is not None and entry.reaches_back
 
-    def slot_of(self, tensor: torch.Tensor) -> Slot | None:
-        """Return the slot that made this very tensor object, if one did."""
+    def made_by(self, tensor: torch.Tensor) -> Slot | None:
+        """Return the slot that made this very tensor object, if one did; its entry may be forgotten."""
         made = self._slots.get(id(tensor))
-        return made.slot if made is not None and made() is tensor and made.slot.entry in self.entries else None
+        return made.slot if made is not None and made() is tensor else None
+
+    def slot_of(self, tensor: torch.Tensor) -> Slot | None:
+        """Return the same, if its entry is there."""
+        slot = self.made_by(tensor)
+        return slot if slot is not None and slot.entry in self.entries else None
 
     def made_before(self, tensor: torch.Tensor) -> bool:
         """Whether the step before this one made this tensor: the program carries it from step to step."""
-        made = self._slots.get(id(tensor))
-        return made is not None and made() is tensor and self._before < made.slot.entry <= self.rolled
+        slot = self.made_by(tensor)
+        return slot is not None and self._before < slot.entry <= self.rolled
 
     def alive(self, slot: Slot) -> torch.Tensor | None:
         """Return the tensor of a slot while the program still holds it."""

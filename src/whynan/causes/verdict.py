@@ -69,7 +69,7 @@ def _as_recorded(lab: Lab, remedy: Remedy) -> Remedy:
 
 
 def _outside_of_steps(scene: Scene, birth: Birth, origin: Origin, cause: Cause) -> tuple[Origin, Cause, list[Remedy]] | None:
-    """Go on to the line that made a bad value of finite ones before the first step, or a weight between two, where it is known."""
+    """Go on to the line that made a bad value of finite ones before the step, or a weight between two, where it is known."""
     before = setup_birth(scene.program, birth)
     found = before or (weights_birth(scene.program, birth) if cause.code in ("WN601", "WN602") else None)
     if found is None:
@@ -81,8 +81,8 @@ def _outside_of_steps(scene: Scene, birth: Birth, origin: Origin, cause: Cause) 
     site = finding.site or found.birth.site
     expression = expression_at(site, resolve(site).file) if site is not None else None
     first = _origin(there, chosen, finding, expression, [])
-    when, how, phase = ("before the first step", "handed in", Phase.INPUT) if before else ("before this step began", "met", Phase.PARAMETER)
-    words = f"made {when}, and {how} at {origin.span.place}"
+    how, phase = ("handed in", Phase.INPUT) if before else ("met", Phase.PARAMETER)
+    words = f"made {found.when}, and {how} at {origin.span.place}"
     remedies = beforehand(scene, there, found, finding, expression)
     sure = Confidence.PROVEN if any(r.result == "proven" for r in remedies) else cause.confidence
     told = Cause(chosen.code, chosen.slug, finding.title or chosen.title, sure, (*finding.evidence, words), finding.label)

@@ -95,18 +95,19 @@ class Made:
     program: Program
     targets: Targets
     tensor: torch.Tensor
+    when: str
 
 
 def setup_birth(program: Program, birth: Birth) -> Made | None:
-    """Find the birth of a bad value behind another one, made before the first step; None where there is none, or it was made of nothing."""
-    setup = program.recorder.beside.setup
-    leaves = [birth.leaf] if birth.leaf is not None else infinities_behind(birth)
-    found = next(((slot, leaf.tensor) for leaf in leaves if leaf.damage and (slot := setup.maker(leaf.tensor)) is not None), None)
-    if found is None:
-        return None
-    slot, tensor = found
-    made = Program(program.recorder, needed_for(setup.entries, {slot.entry}), [])
-    return _made_of_finite(made, functools.partial(_result, slot), tensor)
+    """Find the birth of a bad value behind another one, made before the first step or in an earlier one; None where there is none, or it was made of nothing."""
+    recorder = program.recorder
+    for leaf in [birth.leaf] if birth.leaf is not None else infinities_behind(birth):
+        behind = recorder.beside.setup.behind(leaf.tensor, recorder.tape) if leaf.damage else None
+        if behind is not None:
+            calls = Program(recorder, behind.entries, [])
+            calls.given.update(behind.given)
+            return _made_of_finite(calls, functools.partial(_result, behind.slot), leaf.tensor, behind.when)
+    return None
 
 
 def weights_birth(program: Program, birth: Birth) -> Made | None:
@@ -125,7 +126,7 @@ def weights_birth(program: Program, birth: Birth) -> Made | None:
     made = Program(program.recorder, needed_for(before | tape.entries, between, tape.rolled), [], on_weights=True)
     for slot in reversed(_slots_like(made, leaf.tensor.detach().clone())):
         last = Program(program.recorder, needed_for({e.number: e for e in made.entries}, {slot.entry}, made.entries[0].number - 1), [], on_weights=True)
-        if (found := _made_of_finite(last, functools.partial(_result, slot), leaf.tensor)) is not None:
+        if (found := _made_of_finite(last, functools.partial(_result, slot), leaf.tensor, "before this step began")) is not None:
             return found
     return None
 
@@ -152,7 +153,7 @@ def _is_same(tensor: torch.Tensor, bad: torch.Tensor) -> bool:
     return bool(((tensor == bad) | (tensor.isnan() & bad.isnan())).all())
 
 
-def _made_of_finite(made: Program, targets: Targets, tensor: torch.Tensor) -> Made | None:
+def _made_of_finite(made: Program, targets: Targets, tensor: torch.Tensor, when: str) -> Made | None:
     """Find the birth of what some calls outside of a step have made, where they were given nothing bad."""
     try:
         first = locate(made, targets) if not made.inexact() else None
@@ -160,7 +161,7 @@ def _made_of_finite(made: Program, targets: Targets, tensor: torch.Tensor) -> Ma
         return None
     if first is None or first.op is None or first.op.colour is not Colour.DAMAGE or not first.op.sources or any(s.damage for s in first.op.sources):
         return None
-    return Made(first, made, targets, tensor)
+    return Made(first, made, targets, tensor, when)
 
 
 def infinities_behind(birth: Birth) -> list[Leaf]:
