@@ -468,19 +468,6 @@ class Interception:
         for name in ("vmap", "grad", "grad_and_value", "vjp", "jvp", "jacrev", "jacfwd", "hessian"):
             self._transform(recorder, torch.func, name)
         self._transform(recorder, torch, "vmap")
-        functional_call = torch.func.functional_call
-
-        @functools.wraps(functional_call)
-        def watched_functional_call(*args: Any, **kwargs: Any) -> Any:
-            try:
-                if recorder.here:
-                    return recorder.opaque("call", functional_call, functional_call, args, kwargs)
-                return functional_call(*args, **kwargs)
-            except BaseException:
-                leave_out()
-                raise
-
-        self.replace(torch.func, "functional_call", watched_functional_call)
         self._compiler()
 
     def _transform(self, recorder: Recorder, owner: Any, name: str) -> None:
