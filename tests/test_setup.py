@@ -1,9 +1,12 @@
-"""Values that the program made before its first step: told at the line that made them, once a step suffers from them."""
+"""Values that the program made before its first step, or in an earlier one: told at the line that made them, once a step suffers from them."""
 
 from __future__ import annotations
 
 import pytest
+import torch
 from conftest import Sandbox
+
+import whynan
 
 HEAD = """
     import torch
@@ -173,3 +176,81 @@ def test_a_value_that_cannot_be_written_to_keeps_its_changes_untried(box: Sandbo
     )
     assert "internal error" not in done.err
     assert done.incidents[0]["cause"]["code"] == "WN103"
+
+
+ROLLOUT = """
+    actor, critic = nn.Linear(3, 4), nn.Linear(3, 1)
+    optimizer = torch.optim.Adam([*actor.parameters(), *critic.parameters()], 3e-3)
+    for turn in range(3):
+        seen = torch.randn(32, 3)
+        with torch.no_grad():
+            said = torch.distributions.Categorical(logits=actor(seen))
+            chosen = said.sample()
+            before = said.log_prob(chosen)
+            gain = -(chosen - seen.sum(-1)).abs()
+            width = gain.abs().clone()
+            if turn == 1:
+                gain[20:] = width[20:] = 0.0
+            gain = gain - 0.1 * gain.clamp_max(0)
+            better = gain / width  # here
+            reached = better + critic(seen).squeeze(-1)
+        for rows in torch.arange(32).split(8):
+            ratio = (torch.distributions.Categorical(logits=actor(seen[rows])).log_prob(chosen[rows]) - before[rows]).exp()
+            loss = -(ratio * better[rows]).mean() + (critic(seen[rows]).squeeze(-1) - reached[rows]).square().mean()
+            optimizer.zero_grad(); loss.backward(); optimizer.step()
+"""
+
+TARGETS = """
+    from torch.utils.data import DataLoader, TensorDataset
+    net = nn.Linear(6, 1)
+    optimizer = torch.optim.Adam(net.parameters(), 1e-2)
+    for turn in range(3):
+        x = torch.randn(48, 6)
+        with torch.no_grad():
+            score = net(x).squeeze(-1) + x.sum(-1)
+            if turn == 1:
+                score[40:] = 2.0
+            aim = torch.cat([(part - part.mean()) / part.std() for part in score.split(8)])  # here
+        for xb, yb in DataLoader(TensorDataset(x, aim), batch_size=8):
+            loss = (net(xb).squeeze(-1) - yb).square().mean()
+            optimizer.zero_grad(); loss.backward(); optimizer.step()
+"""
+
+
+def line_of(source: str) -> str:
+    """The marked line."""
+    return next(line.strip() for line in source.splitlines() if line.endswith("# here"))
+
+
+@pytest.mark.parametrize(
+    ("source", "code", "step"), [(ROLLOUT.replace("{rows}", "torch.arange(32).split(8)"), "WN104", 6), (TARGETS, "WN404", 11)], ids=["rollout", "loader"]
+)
+def test_what_an_earlier_step_computed_is_told_where_it_was_computed(source: str, code: str, step: int, box: Sandbox) -> None:
+    """Several updates are made from values computed once, without gradients: the one that meets the bad rows is not the first."""
+    first = box.watched(HEAD + source).incidents[0]
+    assert (first["step"], first["cause"]["code"], first["origin"]["code"]) == (step, code, line_of(source))
+    assert any("made in an earlier step" in words for words in first["cause"]["evidence"])
+    assert "handed in here" in [span["label"] for span in first["origin"]["from"]]
+
+
+def test_a_change_to_what_an_earlier_step_computed_is_proven_with_all_that_came_of_it(box: Sandbox) -> None:
+    """Advantages and returns come of one division; what was drawn and what the model said then are taken as they were."""
+    (remedy, *_) = box.watched(HEAD + ROLLOUT).incidents[0]["remedies"]
+    assert remedy["result"] == "proven" and "better = gain / " in remedy["diff"]
+
+
+def test_only_what_is_still_held_is_remembered() -> None:
+    """A loop that prepares each batch by calls of its own keeps no batches: a few calls, whatever the number of steps."""
+    net = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+    table = torch.zeros(8, 4)
+    with whynan.watch(net, optimizer, files=False) as guard:
+        counts = []
+        for step in range(200):
+            x = (torch.rand(16, 4) * 2 - 1) / 3
+            table[step % 8] = x.mean(0)
+            optimizer.zero_grad()
+            net(x).square().mean().backward()
+            optimizer.step()
+            counts.append(len(guard._guard.recorder.beside.setup.held))
+    assert 0 < max(counts[100:]) <= max(counts[:100]) < 200

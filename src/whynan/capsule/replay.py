@@ -82,7 +82,7 @@ class Program:
         self.skip_backward = False
         self.without_graph = False
         self.guessed = ""  # why the last replay was not the step as it was
-        self.given: dict[Slot, torch.Tensor] = {}  # results of other calls, from before what is played
+        self.given: dict[Slot | Inner, torch.Tensor] = {}  # results of other calls, from before what is played
         self.undo = undo  # for an optimizer's step: keeps gradients in place and takes the update back
         self.change: Callable[[], AbstractContextManager[object]] = nullcontext  # of the program's source, in force while it plays
         self.roots = list({id(e.fn): e.fn for e in entries if isinstance(e.fn, torch.nn.Module)}.values())

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from whynan.capsule.tape import Entry, Made, Outside, Slot, Tape, bytes_of, dependencies, needed_for
+from whynan.capsule.tape import Entry, Inner, Made, Outside, Slot, Tape, bytes_of, dependencies, needed_for, target_of
 from whynan.tripwire.values import damage_of
 
 LIMIT = 64 << 20  # bytes of what such values were made from
@@ -51,7 +51,9 @@ class Setup:
         fresh = {e.number: e for e in tape if not e.needs_grad and e.number > tape.rolled and e.refs and e.kind in ("call", "write", "module")}
         held = {n for n, entry in fresh.items() if _is_held(entry)} if len(fresh) <= _MOST else set()
         for entry in needed_for(fresh, held) if held else ():
-            if all(n in self.held for n in dependencies(entry)):  # else something behind it was trained, or is forgotten
+            to = target_of(entry) if entry.kind == "write" else None
+            into_older = isinstance(to, Outside) or (isinstance(to, Slot) and to.entry <= tape.rolled)  # a table that every step writes to has no end
+            if not into_older and all(n in self.held for n in dependencies(entry)):  # else something behind it was trained, or is forgotten
                 self.held[entry.number] = entry
         self._due -= 1
         if self.held and (self._due <= 0 or held):
@@ -73,7 +75,9 @@ class Setup:
         if slot is None or slot.entry not in self.held:
             return None
         found = {ref.slot: t for entry in self.held.values() for ref in entry.refs if (t := ref()) is not None and tape.made_by(t) == ref.slot}
-        given = {made: t for made, t in found.items() if made != slot and not damage_of(t.detach())}  # as they are: random numbers, what a model has said
+        given: dict[Slot | Inner, torch.Tensor] = {
+            made: t for made, t in found.items() if made != slot and not damage_of(t.detach())
+        }  # as they are: random numbers, what a model has said
         open_ = {n: e for n, e in self.held.items() if any(ref.slot not in given for ref in e.refs)}
         return Behind(slot, needed_for(open_, {slot.entry}), given, "in an earlier step")
 
@@ -83,7 +87,7 @@ class Behind(NamedTuple):
 
     slot: Slot
     entries: list[Entry]
-    given: dict[Slot, torch.Tensor]  # results that the program holds and are finite: they are not made again
+    given: dict[Slot | Inner, torch.Tensor]  # results that the program holds and are finite: they are not made again
     when: str
 
 

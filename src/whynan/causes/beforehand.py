@@ -1,4 +1,7 @@
-"""Remedies for a value that was made before the first step, or between two: it is made again with the change, and the step is played with what that gives."""
+"""Remedies for a value that was made outside of the step: before the first one, in an earlier one, or between two.
+
+It is made again with the change, and the step is played with what that gives.
+"""
 
 from __future__ import annotations
 
@@ -46,25 +49,27 @@ def _tried(scene: Scene, there: Scene, made: Made, finding: Finding, fix: Fix, e
 def _judged(scene: Scene, made: Made, finding: Finding, trial: Trial) -> tuple[bool | None, str]:
     lab = scene.lab
     assert lab is not None
-    value = _made_again(made, trial.put) if trial.put is not None else None
-    if value is None or value.shape != made.tensor.shape or value.dtype is not made.tensor.dtype or lab.cut:
+    values = _made_again(made, trial.put) if trial.put is not None and made.tensors and not lab.cut else []
+    pairs = list(zip(made.tensors, values, strict=bool(values)))
+    if not pairs or any(value.shape != held.shape or value.dtype is not held.dtype for held, value in pairs):
         return None, ""
-    if damage := damage_of(value):
-        return False, f"what is made there is still {damage.kind}"
+    mended = [(held, value) for held, value in pairs if not damage_of(value)]
+    if not mended:
+        return False, f"what is made there is still {damage_of(values[0]).kind}"
     try:
-        outcome = lab.run(around=_in_place_of(made.tensor, value))
+        outcome = lab.run(around=_in_place_of(mended))
     except Exception as error:  # a tensor that cannot be written to: an expanded one
         let_through(error)
         return None, ""
     good, words = lab.judge(outcome, finding.empty)
     if good:
-        good, more = lab.weigh(outcome, lambda program: lab.run(around=_in_place_of(made.tensor, value), program=program))
+        good, more = lab.weigh(outcome, lambda program: lab.run(around=_in_place_of(mended), program=program))
         words = f"{words}; {more}" if good and more else more or words
     return good, words
 
 
-def _made_again(made: Made, put: Put) -> torch.Tensor | None:
-    """Return what the calls make with something else in the place of one; None where it did not come to be used."""
+def _made_again(made: Made, put: Put) -> list[torch.Tensor]:
+    """Return what the calls make with something else in the place of one; nothing where it did not come to be used."""
     program, swapper = made.program, Swapper(made.program, [put])
     try:
         with program.still():
@@ -73,19 +78,23 @@ def _made_again(made: Made, put: Put) -> torch.Tensor | None:
             found = [t.detach().clone() for t in made.targets(run)] if run.error is None else []
     except Exception as error:
         let_through(error)
-        return None
-    return found[0] if found and swapper.hits else None
+        return []
+    return found if swapper.hits and len(found) == len(made.tensors) else []
 
 
 @contextmanager
-def _in_place_of(tensor: torch.Tensor, value: torch.Tensor) -> Iterator[None]:
-    """Have another value in a tensor of the program's; what a live graph has saved of it is still what it was."""
-    before = tensor.detach().clone()
-    with torch.autograd._unsafe_preserve_version_counter(tensor):  # type: ignore[attr-defined]
+def _in_place_of(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[None]:
+    """Have other values in tensors of the program's; what a live graph has saved of them is still what it was."""
+    before = [(held, held.detach().clone()) for held, _ in pairs]
+    with torch.autograd._unsafe_preserve_version_counter(tuple(held for held, _ in pairs)):  # type: ignore[attr-defined]
         try:
-            with torch.no_grad(), torch._C.DisableTorchFunction():
-                tensor.copy_(value)
+            _write(pairs)
             yield
         finally:
-            with torch.no_grad(), torch._C.DisableTorchFunction():
-                tensor.copy_(before)
+            _write(before)
+
+
+def _write(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    with torch.no_grad(), torch._C.DisableTorchFunction():
+        for held, value in pairs:
+            held.copy_(value)

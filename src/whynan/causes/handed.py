@@ -113,6 +113,15 @@ def line_in_data(program: Program, birth: Birth, samples: list[int]) -> Line | N
         put(states)
 
 
+def held_by_data(program: Program) -> Iterator[torch.Tensor]:
+    """Yield the tensors that the data set of a step's batch holds."""
+    from whynan.capsule.tape import tensors_of
+
+    drawn = _drawn(program)
+    if drawn is not None and hasattr(drawn.data_set, "__dict__"):
+        yield from tensors_of(list(vars(drawn.data_set).values()))
+
+
 def _drawn(program: Program) -> Drawn | None:
     return program.recorder.beside.draws.behind(tensor for _, _, tensor in given(program.entries, program.recorder.tape.alive))
 

@@ -12,7 +12,7 @@ from whynan.causes.arguments import factorised
 from whynan.causes.arrays import as_warned, in_arrays
 from whynan.causes.beforehand import beforehand
 from whynan.causes.catalogue import Finding, Rule, Scene, first_match, forgiven
-from whynan.causes.handed import batch_size, feeds_a_model, hook_words, line_in_data, sample_words
+from whynan.causes.handed import batch_size, feeds_a_model, held_by_data, hook_words, line_in_data, sample_words
 from whynan.causes.lab import Lab, Outcome, without_rows
 from whynan.causes.naming import names_of
 from whynan.causes.several import Verdict, decide
@@ -70,7 +70,7 @@ def _as_recorded(lab: Lab, remedy: Remedy) -> Remedy:
 
 def _outside_of_steps(scene: Scene, birth: Birth, origin: Origin, cause: Cause) -> tuple[Origin, Cause, list[Remedy]] | None:
     """Go on to the line that made a bad value of finite ones before the step, or a weight between two, where it is known."""
-    before = setup_birth(scene.program, birth)
+    before = setup_birth(scene.program, birth, held_by_data(scene.program))
     found = before or (weights_birth(scene.program, birth) if cause.code in ("WN601", "WN602") else None)
     if found is None:
         return None

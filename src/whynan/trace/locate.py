@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import current_thread
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch.nn.modules import module as module_hooks
 
 from whynan.capsule.raised import blamed, unsolved
 from whynan.capsule.replay import Program, Run, call_entry
+from whynan.capsule.setup import Behind
 from whynan.capsule.tape import Slot, needed_for
 from whynan.records import Phase, TensorStats
 from whynan.trace.birth import Birth, ancestors, followers
@@ -26,7 +26,7 @@ from whynan.trace.scouting import Scouted, scout
 from whynan.trace.slicing import Slice, real_use, slice_back
 from whynan.trace.terms import terms_of
 from whynan.trace.tracer import Tracer
-from whynan.tripwire.values import damaged
+from whynan.tripwire.values import damage_of, damaged
 
 LOSS = "\0"  # stands for a loss module in the stack of module names
 Targets = Callable[[Run], list[torch.Tensor]]
@@ -89,25 +89,44 @@ def _unseen(birth: Birth) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """The birth of a bad value outside of the steps: the calls that made it, which result of theirs it is, and the tensor that the step reads."""
+    """The birth of a bad value outside of the steps, and the calls that made it: which results of theirs the step reads, in which tensors."""
 
     birth: Birth
     program: Program
-    targets: Targets
-    tensor: torch.Tensor
+    slots: tuple[Slot, ...]
+    tensors: tuple[torch.Tensor, ...]  # none where the step reads copies
     when: str
 
+    def targets(self, run: Run) -> list[torch.Tensor]:
+        """Return these results in a replay: fewer, if it ended before."""
+        return [run.made[slot] for slot in self.slots if slot in run.made]
 
-def setup_birth(program: Program, birth: Birth) -> Made | None:
-    """Find the birth of a bad value behind another one, made before the first step or in an earlier one; None where there is none, or it was made of nothing."""
-    recorder = program.recorder
-    for leaf in [birth.leaf] if birth.leaf is not None else infinities_behind(birth):
-        behind = recorder.beside.setup.behind(leaf.tensor, recorder.tape) if leaf.damage else None
+
+def setup_birth(program: Program, birth: Birth, data: Iterable[torch.Tensor] = ()) -> Made | None:
+    """Find the birth of a bad value behind another one, made before the first step or in an earlier one; None where it was made of nothing.
+
+    `data` is what the batch was cut out of.
+    """
+    read = [birth.leaf] if birth.leaf is not None else infinities_behind(birth)
+    for tensor in [*(leaf.tensor for leaf in read if leaf.damage), *(t for t in data if damage_of(t.detach()))]:
+        behind = program.recorder.beside.setup.behind(tensor, program.recorder.tape)
         if behind is not None:
-            calls = Program(recorder, behind.entries, [])
-            calls.given.update(behind.given)
-            return _made_of_finite(calls, functools.partial(_result, behind.slot), leaf.tensor, behind.when)
+            return _made_before(program, behind, {id(leaf.tensor): leaf.tensor for leaf in (*read, *birth.graph.leaves) if leaf.damage})
     return None
+
+
+def _made_before(program: Program, first: Behind, bad: dict[int, torch.Tensor]) -> Made | None:
+    """Find the birth, and what else of the bad values that a step reads the same calls lead to."""
+    recorder = program.recorder
+    known = [(behind, tensor) for tensor in bad.values() if (behind := recorder.beside.setup.behind(tensor, recorder.tape)) is not None]
+    calls = Program(recorder, list(first.entries), [])
+    calls.given.update(first.given)
+    found = _made_of_finite(calls, first.slot, (), first.when)
+    if found is None or not known:
+        return found
+    entries = {e.number: e for behind in (first, *(b for b, _ in known)) for e in behind.entries}
+    calls.entries = [entries[number] for number in sorted(entries)]
+    return replace(found, slots=tuple(b.slot for b, _ in known), tensors=tuple(tensor for _, tensor in known))
 
 
 def weights_birth(program: Program, birth: Birth) -> Made | None:
@@ -126,7 +145,7 @@ def weights_birth(program: Program, birth: Birth) -> Made | None:
     made = Program(program.recorder, needed_for(before | tape.entries, between, tape.rolled), [], on_weights=True)
     for slot in reversed(_slots_like(made, leaf.tensor.detach().clone())):
         last = Program(program.recorder, needed_for({e.number: e for e in made.entries}, {slot.entry}, made.entries[0].number - 1), [], on_weights=True)
-        if (found := _made_of_finite(last, functools.partial(_result, slot), leaf.tensor, "before this step began")) is not None:
+        if (found := _made_of_finite(last, slot, (leaf.tensor,), "before this step began")) is not None:
             return found
     return None
 
@@ -142,10 +161,6 @@ def _slots_like(program: Program, bad: torch.Tensor) -> list[Slot]:
     return alike[:1] + alike[1:][-3:]
 
 
-def _result(slot: Slot, run: Run) -> list[torch.Tensor]:
-    return [run.made[slot]] if slot in run.made else []
-
-
 def _is_same(tensor: torch.Tensor, bad: torch.Tensor) -> bool:
     if tensor.shape != bad.shape or tensor.dtype is not bad.dtype or tensor.layout is not bad.layout or tensor.is_meta or bad.is_meta:
         return False
@@ -153,15 +168,15 @@ def _is_same(tensor: torch.Tensor, bad: torch.Tensor) -> bool:
     return bool(((tensor == bad) | (tensor.isnan() & bad.isnan())).all())
 
 
-def _made_of_finite(made: Program, targets: Targets, tensor: torch.Tensor, when: str) -> Made | None:
+def _made_of_finite(calls: Program, slot: Slot, tensors: tuple[torch.Tensor, ...], when: str) -> Made | None:
     """Find the birth of what some calls outside of a step have made, where they were given nothing bad."""
     try:
-        first = locate(made, targets) if not made.inexact() else None
+        first = locate(calls, lambda run: [run.made[slot]] if slot in run.made else []) if not calls.inexact() else None
     except MemoryError:
         return None
     if first is None or first.op is None or first.op.colour is not Colour.DAMAGE or not first.op.sources or any(s.damage for s in first.op.sources):
         return None
-    return Made(first, made, targets, tensor, when)
+    return Made(first, calls, (slot,), tensors, when)
 
 
 def infinities_behind(birth: Birth) -> list[Leaf]:
