@@ -29,6 +29,7 @@ class Setup:
         self._made: dict[int, Made] = {}
         self.held: dict[int, Entry] = {}  # calls of earlier steps, made without gradients, whose results the program holds
         self._due = _OFTEN
+        self._bytes = 0
 
     def end(self, tape: Tape) -> None:
         """An optimizer was made: keep what led to bad values that are still held. The rest is forgotten with `before`, when its weights were looked at.
@@ -48,23 +49,32 @@ class Setup:
 
         Cost: a look at each call of the step; one at each remembered call in every 16th.
         """
-        fresh = {e.number: e for e in tape if not e.needs_grad and e.number > tape.rolled and e.refs and e.kind in ("call", "write", "module")}
-        held = {n for n, entry in fresh.items() if _is_held(entry)} if len(fresh) <= _MOST else set()
-        for entry in needed_for(fresh, held) if held else ():
+        fresh = {e.number: e for e in tape if not e.needs_grad and e.refs and e.number > tape.rolled and e.kind in ("call", "write", "module")}
+        kept = self._behind(fresh, {n for n, entry in fresh.items() if _is_held(entry)}) if fresh and len(fresh) <= _MOST else []
+        for entry in kept:
             to = target_of(entry) if entry.kind == "write" else None
             into_older = isinstance(to, Outside) or (isinstance(to, Slot) and to.entry <= tape.rolled)  # a table that every step writes to has no end
             if not into_older and all(n in self.held for n in dependencies(entry)):  # else something behind it was trained, or is forgotten
                 self.held[entry.number] = entry
-        self._due -= 1
-        if self.held and (self._due <= 0 or held):
-            self._forget()
+        if self.held:
+            self._bytes += _size(kept)
+            self._due -= 1
+            if self._due <= 0 or self._bytes > LIMIT:
+                self._forget()
+
+    def _behind(self, fresh: dict[int, Entry], held: set[int]) -> list[Entry]:
+        if any(entry.kind == "write" for entry in fresh.values()):
+            return needed_for(fresh, held) if held else []
+        for number in reversed(fresh):
+            if number in held:
+                held.update(dependencies(fresh[number]))
+        return [entry for number, entry in fresh.items() if number in held]
 
     def _forget(self) -> None:
-        if self._due <= 0 or _size(self.held.values()) > LIMIT:
-            self.held = {e.number: e for e in needed_for(self.held, {n for n, entry in self.held.items() if _is_held(entry)})}
-            self._due = _OFTEN
-            if len(self.held) > _MOST or _size(self.held.values()) > LIMIT:
-                self.held = {}
+        self.held = {e.number: e for e in needed_for(self.held, {n for n, entry in self.held.items() if _is_held(entry)})}
+        self._due, self._bytes = _OFTEN, _size(self.held.values())
+        if len(self.held) > _MOST or self._bytes > LIMIT:
+            self.held, self._bytes = {}, 0
 
     def behind(self, tensor: torch.Tensor, tape: Tape) -> Behind | None:
         """Return the calls that made a tensor, if they were kept."""
