@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch._dynamo
 import torch._dynamo.eval_frame
-from conftest import strict_lines
+from conftest import Sandbox, strict_lines
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
@@ -490,3 +490,52 @@ def test_labels_in_compiled_and_scripted_code() -> None:
     with whynan.watch(model, optimizer, files=False):
         assert torch.jit.script(body)(torch.ones(2)).tolist() == [2, 2]
         assert torch.compile(body, backend="eager", fullgraph=True)(torch.ones(2)).tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_transforms_inside_a_compiled_function_are_left_to_the_compiler(watched: bool, box: Sandbox) -> None:
+    """`torch.func` in compiled code, called there or made before: one graph with and without watching; before, compiling it raised."""
+    path = box.write("""
+        import torch
+        import torch._dynamo.utils
+        from torch.func import functional_call, grad, jvp, vmap
+        net = torch.nn.Linear(4, 1)
+        opt = torch.optim.SGD(net.parameters(), 0.01)
+        slopes = vmap(grad(lambda row: (row**4).sum()))
+
+        @torch.compile(backend="aot_eager")
+        def energy(x):
+            more = vmap(grad(lambda row: (row**2).sum()))(x) + jvp(torch.sin, (x,), (x,))[1]
+            return (slopes(x) + more).sum(-1, keepdim=True) + functional_call(net, dict(net.named_parameters()), (x,))
+
+        for step in range(3):
+            opt.zero_grad()
+            (net(torch.rand(8, 4)) - energy(torch.rand(8, 4))).square().mean().backward()
+            opt.step()
+        counters = torch._dynamo.utils.counters
+        print(counters["stats"]["unique_graphs"], sum(counters["graph_break"].values()))
+    """)
+    done = box.whynan(str(path)) if watched else box.python(str(path))
+    assert (done.status, done.out.split()) == (0, ["1", "0"])
+
+
+def test_names_that_compiled_code_uses_are_not_exchanged(box: Sandbox) -> None:
+    """What was compiled before watching begins is not compiled again."""
+    path = box.write("""
+        import torch
+        import torch._dynamo.utils
+        import whynan
+        from torch.func import grad
+        net = torch.nn.Linear(4, 1)
+        opt = torch.optim.SGD(net.parameters(), 0.01)
+        energy = torch.compile(lambda x: grad(lambda y: (y**4).sum())(x).sum(-1, keepdim=True), backend="aot_eager")
+        for step in range(4):
+            if step == 2:
+                guard = whynan.watch(net, opt, files=False)
+            opt.zero_grad()
+            (net(torch.rand(8, 4)) - energy(torch.rand(8, 4))).square().mean().backward()
+            opt.step()
+        guard.close()
+        print(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    """)
+    assert box.python(str(path)).out.split() == ["1"]

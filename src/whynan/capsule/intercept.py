@@ -160,7 +160,13 @@ class Interception:
         setattr(owner, name, wrapper)
 
     def _imported_before(self) -> None:
-        """Do the same for functions that the program's own files have imported by name before watching began: `from torch.func import grad`."""
+        """Do the same for functions that the program's own files have imported by name before watching began: `from torch.func import grad`.
+
+        Not where the program has compiled something already, which might use these names: it would be compiled again.
+        """
+        dynamo: Any = sys.modules.get("torch._dynamo.utils")
+        if dynamo is not None and dynamo.counters["stats"]["unique_graphs"]:
+            return
         doors = {id(door.original): door for door in self._undo if isinstance(door.owner, ModuleType)}
         for module in list(sys.modules.values()):
             if type(module) is not ModuleType or "-packages" in (getattr(module, "__file__", None) or "") or module.__name__.startswith("whynan."):
@@ -477,6 +483,8 @@ class Interception:
 
         @functools.wraps(original)
         def transform(*args: Any, **kwargs: Any) -> Any:
+            if is_dynamo_compiling():  # it knows the original
+                return original(*args, **kwargs)
             if immediate:
                 return recorder.opaque("call", original, original, args, kwargs) if recorder.here else original(*args, **kwargs)
             made = original(*args, **kwargs)
@@ -485,6 +493,8 @@ class Interception:
 
             @functools.wraps(made)
             def call(*inner: Any, **named: Any) -> Any:
+                if is_dynamo_compiling():
+                    return made(*inner, **named)
                 if (recorder := reach.recorder) is None or not recorder.here:
                     return made(*inner, **named)
                 try:
