@@ -243,3 +243,39 @@ def test_rows_of_infinities_that_healthy_steps_looked_up_are_meant(box: Sandbox)
     )
     done = box.watched(HEAD + source.replace("{absorbed}", ".softmax(-1)").replace("{late}", "words[3] = 17 if s == 7 else 0"))
     assert [(i["step"], i["cause"]["code"], i["action"]["taken"]) for i in done.incidents] == [(7, "WN401", "skipped")], done.err
+
+
+TERMS = """
+net = nn.Linear(4, 1)
+opt = torch.optim.SGD(net.parameters(), 0.05)
+for i in range(10):
+    {top}
+    terms = []
+    for m in range(3):
+        x = torch.randn(5, 4)
+        mask = torch.zeros(5) if (i, m) in {bad} else torch.ones(5)
+        term = ((net(x)[:, 0] - x.sum(1)) ** 2 * mask).sum() / mask.sum()
+        if not torch.isfinite(term):
+            {then}
+        terms.append(term)
+    if terms:
+        loss = torch.stack(terms).mean()
+        {before}
+        loss.backward()
+        opt.step()
+        {end}
+"""
+
+
+@pytest.mark.parametrize("zeroed", ["top", "before", "end"])
+@pytest.mark.parametrize("bad", [{(5, 0)}, {(5, 0), (5, 1)}, {(5, 0), (6, 0), (7, 1), (7, 2)}], ids=str)
+@pytest.mark.parametrize(("then", "told"), [("continue", []), ("terms = []; break", [5])], ids=["the term", "the step"])
+def test_a_program_that_leaves_bad_terms_out_itself_is_healthy(box: Sandbox, zeroed: str, bad: set[tuple[int, int]], then: str, told: list[int]) -> None:
+    """Also where the first term is the bad one. One that leaves the whole step has all its terms again in the next."""
+    places = {place: "opt.zero_grad()" if place == zeroed else "pass" for place in ("top", "before", "end")}
+    source = TERMS.replace("{bad}", str(bad)).replace("{then}", then)
+    for place, text in places.items():
+        source = source.replace(f"{{{place}}}", text)
+    done = box.watched(HEAD + source)
+    assert [i["step"] for i in done.incidents][:1] == told, done.err
+    assert done.status == 0
