@@ -191,3 +191,91 @@ print(table[0, 2].item())
 """)
     assert [i["cause"]["code"] for i in done.incidents] == ["WN405"]
     assert done.out == "-inf\n"
+
+
+TABLE = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(40, 8), nn.Linear(8, 3)
+
+    def forward(self, words):
+        return self.head(self.table(words){absorbed})
+
+net = Net()
+weight = torch.randn(40, 8)
+weight[17, {bad}] = {value}
+{fill}
+opt = torch.optim.Adam([p for p in net.parameters() if p.requires_grad], 1e-3)
+for s in range(12):
+    words = torch.randint(0, 16, (64,))
+    {late}
+    loss = F.cross_entropy(net(words), words % 3)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+LOAD = "net.load_state_dict({**net.state_dict(), 'table.weight': weight})"
+
+
+@pytest.mark.parametrize(
+    "fill", [LOAD, LOAD + "\nnet.table.weight.requires_grad_(False)", "net.table.weight.data = weight"], ids=["loaded", "frozen", "by hand"]
+)
+@pytest.mark.parametrize(("bad", "value"), [("2", "-torch.inf"), (":2", "torch.inf")])
+def test_an_infinity_in_a_row_that_no_healthy_step_looked_up_is_damage(box: Sandbox, fill: str, bad: str, value: str) -> None:
+    """It could be meant as long as nobody reads it; the step that does, and dies of it, shows that it is not."""
+    source = TABLE.replace("{fill}", fill).replace("{absorbed}", "").replace("{bad}", bad).replace("{value}", value)
+    done = box.watched(HEAD + source.replace("{late}", "words[3] = 17 if s > 6 else 0"))
+    (incident,) = done.incidents
+    assert (incident["step"], incident["cause"]["code"], incident["origin"]["code"]) == (7, "WN601", "return self.head(self.table(words))"), done.err
+    assert "`table.weight`" in incident["cause"]["evidence"][0]
+    assert "not finite: row 17; steps that look up other rows do not meet it" in incident["cause"]["evidence"]
+    assert [span["label"] for span in incident["origin"]["from"]] == (["load_state_dict brought it in here"] if "load" in fill else [])
+    assert box.forked("replay", "--trust", str(box.run_dir)).out.count("WN601")
+
+
+def test_rows_of_infinities_that_healthy_steps_looked_up_are_meant(box: Sandbox) -> None:
+    """A table of masks: a softmax absorbs its -inf, until an input allows nothing at all."""
+    source = (
+        TABLE.replace("{fill}", f"weight[:, 1] = -torch.inf\n{LOAD}\nnet.table.weight.requires_grad_(False)")
+        .replace("{bad}", ":")
+        .replace("{value}", "-torch.inf")
+    )
+    done = box.watched(HEAD + source.replace("{absorbed}", ".softmax(-1)").replace("{late}", "words[3] = 17 if s == 7 else 0"))
+    assert [(i["step"], i["cause"]["code"], i["action"]["taken"]) for i in done.incidents] == [(7, "WN401", "skipped")], done.err
+
+
+TERMS = """
+net = nn.Linear(4, 1)
+opt = torch.optim.SGD(net.parameters(), 0.05)
+for i in range(10):
+    {top}
+    terms = []
+    for m in range(3):
+        x = torch.randn(5, 4)
+        mask = torch.zeros(5) if (i, m) in {bad} else torch.ones(5)
+        term = ((net(x)[:, 0] - x.sum(1)) ** 2 * mask).sum() / mask.sum()
+        if not torch.isfinite(term):
+            {then}
+        terms.append(term)
+    if terms:
+        loss = torch.stack(terms).mean()
+        {before}
+        loss.backward()
+        opt.step()
+        {end}
+"""
+
+
+@pytest.mark.parametrize("zeroed", ["top", "before", "end"])
+@pytest.mark.parametrize("bad", [{(5, 0)}, {(5, 0), (5, 1)}, {(5, 0), (6, 0), (7, 1), (7, 2)}], ids=str)
+@pytest.mark.parametrize(("then", "told"), [("continue", []), ("terms = []; break", [5])], ids=["the term", "the step"])
+def test_a_program_that_leaves_bad_terms_out_itself_is_healthy(box: Sandbox, zeroed: str, bad: set[tuple[int, int]], then: str, told: list[int]) -> None:
+    """Also where the first term is the bad one. One that leaves the whole step has all its terms again in the next."""
+    places = {place: "opt.zero_grad()" if place == zeroed else "pass" for place in ("top", "before", "end")}
+    source = TERMS.replace("{bad}", str(bad)).replace("{then}", then)
+    for place, text in places.items():
+        source = source.replace(f"{{{place}}}", text)
+    done = box.watched(HEAD + source)
+    assert [i["step"] for i in done.incidents][:1] == told, done.err
+    assert done.status == 0

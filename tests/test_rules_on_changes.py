@@ -343,3 +343,44 @@ for step in range(5):
 """
     limited = [r for r in first(box, body)["remedies"] if "binary_cross_entropy" in r["title"]]
     assert limited and not limited[0]["safe"]
+
+
+STASHED = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+entropies = []
+def record(module, args, p):
+    entropies.append(-torch.where(p > 0, p * p.log(), torch.zeros_like(p)).sum())
+class Weights(nn.Module):
+    def forward(self, scores):
+        p = scores.softmax(-1)
+        {inside}
+        return p
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.score, self.weights = nn.Linear(6, 6), Weights()
+    def forward(self, x):
+        return self.weights(self.score(x).masked_fill(torch.ones(6, 6).triu(1).bool(), -torch.inf))
+net = Net()
+{hook}
+opt = torch.optim.Adam(net.parameters(), 1e-2)
+for s in range(3):
+    loss = (net(torch.randn(6, 6)) - 0.2).square().sum() + 0.01 * entropies.pop()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("inside", "hook"), [("pass", "net.weights.register_forward_hook(record)"), ("record(self, (), p)", "pass")], ids=["in a hook", "in the model"]
+)
+def test_a_change_is_tried_where_what_it_makes_is_picked_up_from_inside_a_module(box: Sandbox, inside: str, hook: str) -> None:
+    """Such a value is known by its autograd node, and a change makes other nodes: it is known by its call then."""
+    done = box.watched(STASHED.replace("{inside}", inside).replace("{hook}", hook))
+    first = done.incidents[0]
+    assert first["cause"]["code"] == "WN502"
+    assert [(r["result"], ".clamp_min(1e-12).log()" in r["diff"]) for r in first["remedies"]][:1] == [("proven", True)], done.err
+    assert "KeyError" not in str(first)

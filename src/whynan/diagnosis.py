@@ -21,7 +21,8 @@ from whynan.resting import no_collector
 from whynan.trace.birth import Birth
 from whynan.trace.jumps import Jump, find_jump
 from whynan.trace.lines import Line
-from whynan.trace.locate import Targets, locate
+from whynan.trace.locate import Targets, graph_of, locate
+from whynan.trace.lookups import infinities_read
 from whynan.trace.memory import storage_key
 from whynan.trace.particulars import particulars
 from whynan.tripwire.stillness import Still
@@ -60,6 +61,8 @@ def diagnose(case: Case) -> Incident:
         if birth is not None and (behind := _hung(case.program, birth)) is not None:
             case.program, targets = behind
             birth, trouble = _find(case, targets)
+        if birth is not None and (weights := _never_harmless(case, birth)):
+            birth, trouble = _as_damage(case, targets, weights, birth), trouble
         return _verdict(case, targets, birth, trouble)
 
 
@@ -153,6 +156,36 @@ def _hung(program: Program, birth: Birth) -> tuple[Program, Targets] | None:
         return [t for p in program.leaves for name in names for t in tensors_of(vars(p).get(name)) if id(t) not in before]
 
     return Program(program.recorder, [e for e in program.entries if e.number <= passes[-1]], program.leaves), hung
+
+
+def _never_harmless(case: Case, birth: Birth) -> list[torch.Tensor]:
+    """Return the weights with infinities, taken for meant, that this step reads and no healthy one that was kept has read: a row that is looked up late.
+
+    Cost: where there are such weights, one replay for each kept step.
+    """
+    meant = case.program.recorder.beside.infinities
+    found = [weight for weight in meant.unchanged() if infinities_read(birth.graph, weight)]
+    if not found or not case.healthy:
+        return []
+    try:
+        graphs = [graph_of(program) for program in case.healthy.values()]
+    except MemoryError:
+        return []
+    return [weight for weight in found if not any(infinities_read(graph, weight) for graph in graphs)]
+
+
+def _as_damage(case: Case, targets: Targets, weights: list[torch.Tensor], birth: Birth) -> Birth:
+    """Locate once more with the infinities of some weights taken for damage; where these are not what the step died of, they are meant again."""
+    meant = case.program.recorder.beside.infinities
+    for weight in weights:
+        meant.forget(weight)
+    found, _ = _find(case, targets)
+    keys = {storage_key(weight) for weight in weights}
+    if found is not None and found.leaf is not None and storage_key(found.leaf.tensor) in keys:
+        return found
+    for weight in weights:
+        meant.note(weight)
+    return birth
 
 
 def _in_update(case: Case, birth: Birth | None) -> Birth | None:

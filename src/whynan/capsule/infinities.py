@@ -18,6 +18,10 @@ class Infinities:
         """The step that read this weight was finite."""
         self._known[weight] = local(weight).detach().clone()
 
+    def forget(self, weight: torch.Tensor) -> None:
+        """No step that was finite has computed with them."""
+        self._known.pop(weight, None)
+
     def are_known(self, weight: torch.Tensor) -> bool:
         """Whether all that is not finite in a weight was there then."""
         values, known = local(weight).detach(), self._known.get(weight)

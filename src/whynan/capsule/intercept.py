@@ -349,10 +349,11 @@ class Interception:
         @functools.wraps(module_load)
         def module_load_state(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             try:
+                before = doors.loading(self)
                 if recorder.here:
                     recorder.suspended(recorder.about_to_load, self)
                 result = recorder.suspended(module_load, self, *args, **kwargs)
-                doors.loaded(self)
+                doors.loaded(self, before)
                 return result
             except BaseException:
                 leave_out()

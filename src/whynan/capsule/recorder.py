@@ -20,6 +20,7 @@ from whynan.capsule.collectives import Received
 from whynan.capsule.drawn import Draws
 from whynan.capsule.generators import Generators
 from whynan.capsule.infinities import Infinities
+from whynan.capsule.loads import Loads
 from whynan.capsule.setup import Setup
 from whynan.capsule.sites import forget, passer_at, passers, take_site, take_sites
 from whynan.capsule.sorts import Sort, sort_of
@@ -81,10 +82,10 @@ class Hearing(Protocol):
 
 
 class Beside:
-    """What stands beside the steps: the batches that were drawn, the program's own generators, bad values of its setup, infinities that are meant."""
+    """What stands beside the steps: the batches that were drawn, the program's own generators, bad values of its setup, infinities that are meant, loads."""
 
     def __init__(self) -> None:
-        self.draws, self.generators, self.setup, self.infinities = Draws(), Generators(), Setup(), Infinities()
+        self.draws, self.generators, self.setup, self.infinities, self.loads = Draws(), Generators(), Setup(), Infinities(), Loads()
 
 
 _of_thread = local()

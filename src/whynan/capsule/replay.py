@@ -395,18 +395,30 @@ def is_compiled(fn: Any) -> bool:
 
 
 class _Catcher(torch.overrides.TorchFunctionMode):
-    """Picks up the tensors that the tape knows by their autograd node."""
+    """Picks up the tensors that the tape knows by their autograd node.
+
+    From the first replay on they are known by the calls that made them: a change that is tried makes other nodes, and the program the same calls.
+    """
 
     def __init__(self, entry: Entry, run: Run) -> None:
         super().__init__()
         self.entry, self.run, self.start = entry, run, _node_number()
+        self.count, self.known = 0, entry.caught
+        self.by_node = entry.wanted.difference((self.known or {}).values())
+        self.caught = entry.caught = dict(self.known or {})
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        for tensor in tensors_of(result, depth=0):
-            node = node_of(tensor) if tensor.requires_grad else None
-            if node is not None:
-                key = (node._sequence_nr() - self.start, tensor.output_nr)
-                if key in self.entry.wanted:
-                    self.run.made[Inner(self.entry.number, *key)] = tensor
+        self.count += 1
+        name = getattr(func, "__name__", "")
+        for place, tensor in enumerate(tensors_of(result, depth=0)):
+            key = (self.known or {}).get((self.count, name, place)) or self._by_node(tensor)
+            if key is not None:
+                self.caught[self.count, name, place] = key
+                self.run.made[Inner(self.entry.number, *key)] = tensor
         return result
+
+    def _by_node(self, tensor: torch.Tensor) -> tuple[int, int] | None:
+        node = node_of(tensor) if self.by_node and tensor.requires_grad else None
+        key = (node._sequence_nr() - self.start, tensor.output_nr) if node is not None else None
+        return key if key in self.by_node else None

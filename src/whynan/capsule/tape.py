@@ -95,6 +95,7 @@ class Entry:
     reaches_back: bool = False  # its history begins in an earlier step
     refs: Sequence[Made] = ()
     wanted: set[tuple[int, int]] | frozenset[tuple[int, int]] = frozenset()  # of the tensors born inside, those that are picked up elsewhere
+    caught: dict[tuple[int, str, int], tuple[int, int]] | None = None  # which call of the first replay, by number and name, and which of its results they were
     left: dict[Inner, tuple[torch.nn.Module, str]] | None = None  # of those, the ones that stand in an attribute of a module
     error: str = ""
     apart: bool | None = False  # computes with results of the step that were not handed to it; None where that is to be asked

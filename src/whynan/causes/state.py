@@ -83,7 +83,8 @@ def parameter_not_finite(scene: Scene) -> Finding | None:
 
     Why the result is non-finite
     Every step reads the weight, so every loss and gradient after it is NaN. Skipping batches or
-    zeroing gradients cannot help: the model is dead until the weight is replaced.
+    zeroing gradients cannot help: the model is dead until the weight is replaced. A bad row of an
+    embedding can lie still for long: only the steps that look it up are lost.
 
     Example
         >>> w = torch.nn.Parameter(torch.ones(2))
@@ -117,18 +118,33 @@ def parameter_not_finite(scene: Scene) -> Finding | None:
     tensor, name = _bad_parameter(scene)
     if tensor is None:
         return None
+    from whynan.capsule.sites import resolve
+
     bad = int((~tensor.detach().isfinite()).sum())
     evidence = [f"{bad} of {tensor.numel()} values of `{name}` are not finite"]
     if scene.symptom.detail:
         evidence.append(f"{scene.symptom.detail} are affected")
     evidence += _dead_since(scene)
-    evidence.append("skipping steps cannot help: every step reads this weight")
+    evidence.append(_who_reads(scene, tensor))
+    loaded = resolve(scene.program.recorder.beside.loads.site_of(tensor), "load_state_dict brought it in here")
     return Finding(
         f"`{name}` is already damaged: {bad} of {tensor.numel()} values",
         evidence,
+        spans=[loaded] if loaded.known else [],
         remedies=_try_values(scene, tensor, "go back to the last checkpoint whose weights are finite"),
         proven=True,
     )
+
+
+def _who_reads(scene: Scene, tensor: Any) -> str:
+    """Say which steps read a bad weight: of a table that rows are looked up in, those that meet a bad row."""
+    from whynan.trace.lookups import only_looked_up
+
+    birth = scene.birth
+    if birth is None or birth.leaf is None or not only_looked_up(birth.graph, birth.leaf):
+        return "skipping steps cannot help: every step reads this weight"
+    places = rows(~tensor.detach().isfinite())
+    return f"not finite: {places}" + ("" if places == "every row" else "; steps that look up other rows do not meet it")
 
 
 def _dead_since(scene: Scene) -> list[str]:

@@ -19,6 +19,7 @@ import torch
 
 from whynan.capsule.collectives import several
 from whynan.capsule.intercept import Interception
+from whynan.capsule.loads import versions_of
 from whynan.capsule.recorder import Recorder
 from whynan.capsule.sites import asked_for, take_site
 from whynan.capsule.state import take_rng
@@ -291,13 +292,17 @@ class Guard:
         self.session.earlier.clear()
 
     def loading(self, owner: Any) -> object:
-        """State is about to be loaded: remember the rates the script gave."""
+        """State is about to be loaded: remember the rates the script gave, or which weights are written to."""
+        if isinstance(owner, torch.nn.Module):
+            return self.session.guarded(lambda: versions_of(owner))
         return self.session.guarded(lambda: rates.before_load(owner))
 
     def loaded(self, owner: Any, before: object = None) -> None:
         """State was loaded: look at it before the next step."""
         if isinstance(owner, torch.nn.Module | torch.optim.Optimizer):
             self.noticing.made_or_loaded(owner)
+        if isinstance(owner, torch.nn.Module) and isinstance(before, dict):
+            self.session.guarded(lambda: self.recorder.beside.loads.note(owner, before, take_site(2)))
         if isinstance(before, rates.Rates):
             self.session.guarded(lambda: self._overrides.loaded(owner, before, take_site(2)))
 

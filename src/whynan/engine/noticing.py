@@ -143,6 +143,7 @@ class Noticing:
         if not todo or (window.symptom is not None and window.symptom.place not in ("loss", "gradient")):
             return
         bad = self._bad_weights()
+        self.session.recorder.beside.loads.look([weight for _, weight, _ in bad])
         if told := self._told(bad):
             self.session.see(symptom_of("parameter", told))
             return

@@ -6,7 +6,7 @@ is looked at beside a backward pass from something else: what never reaches loss
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +31,7 @@ class Probes:
         self.seen: deque[tuple[int, Place]] = deque(maxlen=100)  # values that were looked at since the last backward pass
         self._logged: set[Place] = set()  # where such values were made, and no backward pass came from them
         self._trained: set[Place] = set()  # and where one did
+        self._terms: dict[Place, int] = {}  # how many values of one place, each looked at, went into one backward pass, at most
 
     def probed(self, tensor: torch.Tensor, result: object) -> None:
         """The program looked at a value that requires grad: if it is a bad scalar, it is a loss."""
@@ -57,6 +58,8 @@ class Probes:
         seen = list(self.seen)
         self.seen.clear()
         bad = -self.session.window.entry
+        if bad <= 0:
+            self._count_terms(Counter(place for _, place in set(seen)))
         if bad <= 0 and all(place in self._logged or place in self._trained for _, place in seen):
             return False
         tape = self.session.recorder.tape
@@ -72,9 +75,29 @@ class Probes:
         calls = {e.number for e in behind if e.kind == "module"}
         first = min((e.number for e in behind if e.needs_grad), default=bad)
         earlier = any(self.session.window_start < e.number < first and e.number in needed and e.needs_grad for e in tape)  # of a term from before it
-        if any(e.number in ends for e in behind) or (calls and calls <= needed) or earlier:  # computed from the loss, or a term of it that was left out
+        first_of_several = not earlier and self._is_one_of_several(bad, Counter(place for number, place in set(seen) if number in needed and number > bad))
+        # computed from the loss, or a term of it that was left out
+        if any(e.number in ends for e in behind) or (calls and calls <= needed) or earlier or first_of_several:
             self.session.window.symptom, self.session.window.entry = None, 0
             return False
+        return True
+
+    def _count_terms(self, terms: Counter[Place]) -> None:
+        for place, count in terms.items():
+            if count > 1 and (place in self._terms or len(self._terms) < _MOST):
+                self._terms[place] = max(count, self._terms.get(place, 0))
+
+    def _is_one_of_several(self, bad: int, terms: Counter[Place]) -> bool:
+        """Whether a bad value, with those terms of the loss that were made at its place after it, makes no more than one step has.
+
+        A program that leaves the whole step has them all in the next one. Where no step is known, it would mostly have zeroed gradients since.
+        """
+        place, count = self._place(bad), terms[self._place(bad)]
+        if place in self._terms:
+            return bool(count) and self.session.window.left + 1 + count <= self._terms[place]
+        if count < 2 or any(e.kind == "zero" and e.number > bad for e in self.session.recorder.tape):
+            return False
+        self._count_terms(Counter({place: count + 1}))
         return True
 
     def _is_beside(self, number: int) -> bool:
@@ -102,6 +125,8 @@ class Probes:
             return False
         window.looked_at = entry
         window.left += 1
+        if window.left < self._terms.get(self._place(entry), 0):
+            return False  # one more of the terms that a loss is made of
         self._leaves = self._leaves or window.left > 1
         return self._leaves
 

@@ -77,6 +77,14 @@ def locate(
     return observe(program, targets, roles or {}, birth)
 
 
+def graph_of(program: Program) -> Graph:
+    """Return the graph of a step that is finite.
+
+    Cost: one replay under a dispatch mode.
+    """
+    return _trace(program, lambda run: [], {}).tracer.graph
+
+
 def _unseen(birth: Birth) -> str:
     """Say why the line of a birth is only that of a call, or nothing."""
     scripted = birth.forward is not None and birth.forward.op.scripted
