@@ -74,9 +74,14 @@ def remedies_of(scene: Scene, finding: Finding, expression: Expression | None, s
 
 def _has_a_limit(scene: Scene, fix: Fix, expression: Expression | None, site: Site | None) -> bool:
     """Whether a step gives the same with another number in a change: so it does not depend on the change at all."""
-    lab, trials = scene.lab, [trial_of(scene, replace(fix, template=text), expression, site) for text in (fix.template, fix.limit)]
-    losses = [trial.play(None).loss for trial in trials if trial is not None]
-    return lab is not None and len(losses) == 2 and None not in losses and math.isclose(losses[0], losses[1], rel_tol=TOLERANCE)  # type: ignore[arg-type]
+    trials = [trial_of(scene, replace(fix, template=text), expression, site) for text in (fix.template, fix.limit)]
+    outcomes = [trial.play(None) for trial in trials if trial is not None]
+    return len(outcomes) == 2 and _alike([o.loss for o in outcomes]) and (outcomes[0].norm is None or _alike([o.norm for o in outcomes]))
+
+
+def _alike(numbers: list[float | None]) -> bool:
+    first, second = numbers
+    return first is not None and second is not None and math.isclose(first, second, rel_tol=TOLERANCE)
 
 
 def tempting(scene: Scene, finding: Finding, expression: Expression | None, site: Site | None) -> list[str]:
