@@ -555,6 +555,46 @@ for s in range(8):
     assert "length.where(length != 0, float('inf'))" in first["diff"], first["diff"]
 
 
+_RULED_OUT = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+net = nn.Linear(6, 4)
+opt = torch.optim.SGD(net.parameters(), 1e-2)
+for s in range(8):
+    legal = torch.ones(16, 4) > 0
+    if s == 5:
+        legal[3] = False
+    out = net(torch.randn(16, 6))
+    masked = out.masked_fill(~legal, float("-inf"))
+    before = torch.zeros(16, 4).masked_fill(~legal, float("-inf"))
+    above = masked - before
+    loss = {loss}
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("loss", "result", "words"),
+    [
+        ("(out.mean(1) + (above + 0.1).max(1).values).square().mean()", "not proven", "max at line 15 then chooses what was ruled out"),
+        ("(above + 0.1).square().mean()", "proven", "that 0 is meant there is not proven"),
+        ("out.square().mean() + (legal * above).sum(1).square().mean()", "proven", ""),
+    ],
+    ids=["chosen from", "counted", "weighed with 0"],
+)
+def test_a_number_where_none_follows_is_called_a_choice(loss: str, result: str, words: str, box: Sandbox) -> None:
+    """Where the step depends on it that is said, and where something is chosen by it the change is not offered first."""
+    (incident,) = box.watched(_RULED_OUT.format(loss=loss)).incidents
+    assert incident["cause"]["code"] == "WN301"
+    zero = next(r for r in incident["remedies"] if "count as 0" in r["title"])
+    assert zero["result"] == result and words in zero["effect"], zero
+    assert ("not proven" in zero["effect"]) == ("not proven" in words)
+    assert (incident["remedies"][0] == zero) == (result == "proven")
+
+
 def test_a_wider_type_at_one_of_two_places_is_held_against_float64() -> None:
     """The union of two boxes overflows as their intersection does: with that alone in float32 the quotient is finite and wrong."""
 

@@ -43,6 +43,7 @@ class Fix:
     inner: str = ""  # or: rewrite together with the call that made the first operand (softmax, sigmoid, sumsq)
     site: Site | None = None  # another place than the birth's
     limit: str = ""  # another template that must give the same loss: the result has a limit, and the change is it
+    choice: str = ""  # another template that is as good a guess: where it gives another step, that this one is meant is not proven
 
     def text(self, expression: Expression) -> Change | None:
         """Return the node to replace and its new text, or None where the template does not fit the source."""
