@@ -11,6 +11,7 @@ import pytest
 import torch
 from conftest import Sandbox
 from going_bad import first
+from test_diffs import heal
 from torch import nn
 
 import whynan
@@ -494,6 +495,104 @@ for s in range(8):
     first = incident["remedies"][0]
     assert (incident["cause"]["code"], first["result"]) == ("WN103", "proven")
     assert "stiff = decay / dt.clamp_min(1e-12)" in first["diff"], first["diff"]
+
+
+@pytest.mark.parametrize("divided", ["x = x / scale", "x /= scale", "x = x.div_(scale)"])
+def test_zero_over_zero_counts_as_zero_also_where_the_next_numerator_is_not_zero(divided: str, box: Sandbox) -> None:
+    """Zero over a tiny number is 0 as well, but the next batch is then a million million times too large."""
+    source = f"""
+import torch
+from torch import nn
+torch.manual_seed(0)
+net = nn.Linear(3, 1)
+opt = torch.optim.SGD(net.parameters(), 1e-2)
+scale = torch.ones(3)
+for s in range(8):
+    x = torch.randn(8, 3)
+    if s == 4:
+        scale[2], x[:, 2] = 0, 0
+    {divided}
+    loss = (net(x) - 1).square().mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+    print(loss.item())
+"""
+    first = box.watched(source).incidents[0]["remedies"][0]
+    assert first["result"] == "proven" and "scale.where(scale != 0, float('inf'))" in first["diff"], first
+    assert max(heal(box, first["diff"])) < 10
+
+
+def test_a_gradient_of_the_programs_own_that_is_divided_by_zero_counts_as_zero(box: Sandbox) -> None:
+    """No backward pass makes a difference to the loss: that it makes none does not show that a quotient of any size is right."""
+    (incident,) = box.watched("""
+import torch
+from torch import nn
+class Unit(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        length = x.norm(dim=-1, keepdim=True)
+        ctx.save_for_backward(out := x / length.clamp_min(1e-12), length)
+        return out
+    @staticmethod
+    def backward(ctx, g):
+        out, length = ctx.saved_tensors
+        return (g - out * (g * out).sum(-1, keepdim=True)) / length
+torch.manual_seed(0)
+net = nn.Linear(3, 3, bias=False)
+opt = torch.optim.SGD(net.parameters(), 1e-2)
+for s in range(8):
+    x = torch.randn(8, 3)
+    if s == 4:
+        x[2] = 0
+    loss = (Unit.apply(net(x)) - 1).square().mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""").incidents
+    first = incident["remedies"][0]
+    assert (incident["cause"]["code"], first["result"]) == ("WN103", "proven")
+    assert "length.where(length != 0, float('inf'))" in first["diff"], first["diff"]
+
+
+_RULED_OUT = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+net = nn.Linear(6, 4)
+opt = torch.optim.SGD(net.parameters(), 1e-2)
+for s in range(8):
+    legal = torch.ones(16, 4) > 0
+    if s == 5:
+        legal[3] = False
+    out = net(torch.randn(16, 6))
+    masked = out.masked_fill(~legal, float("-inf"))
+    before = torch.zeros(16, 4).masked_fill(~legal, float("-inf"))
+    above = masked - before
+    loss = {loss}
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("loss", "result", "words"),
+    [
+        ("(out.mean(1) + (above + 0.1).max(1).values).square().mean()", "not proven", "max at line 15 then chooses what was ruled out"),
+        ("(above + 0.1).square().mean()", "proven", "that 0 is meant there is not proven"),
+        ("out.square().mean() + (legal * above).sum(1).square().mean()", "proven", ""),
+    ],
+    ids=["chosen from", "counted", "weighed with 0"],
+)
+def test_a_number_where_none_follows_is_called_a_choice(loss: str, result: str, words: str, box: Sandbox) -> None:
+    """Where the step depends on it that is said, and where something is chosen by it the change is not offered first."""
+    (incident,) = box.watched(_RULED_OUT.format(loss=loss)).incidents
+    assert incident["cause"]["code"] == "WN301"
+    zero = next(r for r in incident["remedies"] if "count as 0" in r["title"])
+    assert zero["result"] == result and words in zero["effect"], zero
+    assert ("not proven" in zero["effect"]) == ("not proven" in words)
+    assert (incident["remedies"][0] == zero) == (result == "proven")
 
 
 def test_a_wider_type_at_one_of_two_places_is_held_against_float64() -> None:

@@ -74,3 +74,52 @@ def test_not_proven_is_said_of_the_advice_where_the_cause_is_proven(box: Sandbox
     assert done.incidents[0]["cause"]["confidence"] == "proven"
     told = " ".join(done.err.split())
     assert "= not proven: this advice was not replayed; the cause itself is proven, by direct evidence" in told
+
+
+_ROWS = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+net = nn.Linear(3, 3)
+opt = torch.optim.SGD(net.parameters(), 0.01)
+for s in range(6):
+    {body}
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+_SAMPLES = """
+    x = torch.randn(8, 3)
+    x[2] *= 0 if s == 4 else 1
+    out = net(x) - net.bias
+    loss = (out / out.norm(dim=1, keepdim=True)).square().mean()"""
+_NODES = """
+    pairs = torch.ones(8, 8)
+    pairs[2] *= 0 if s == 4 else 1
+    loss = (pairs.sum(1).pow(-0.5)[:, None] * (pairs @ net(torch.randn(8, 3)))).square().mean()"""
+_QUERIES = """
+    later = torch.ones(8, 8).triu(1) > 0 if s == 0 else later
+    scores = net(torch.randn(8, 3)) @ torch.randn(3, 8)
+    p = scores.masked_fill(later, float("-inf")).softmax(1)
+    loss = (p * (p.log() if s == 4 else p)).sum(1).mean()"""
+_POINTS = """
+    x, y = torch.randn(8, 3), torch.randn(8, 3)
+    x[2] *= 0 if s == 4 else 1
+    out = net(x) - net.bias
+    kernel = torch.cdist(net(x), y).neg().exp()
+    loss = (kernel @ (out / out.norm(dim=1, keepdim=True))).square().mean()"""
+_STATES = """
+    states, table = torch.tensor([3, 1, 2, 0]), torch.randn(4, 3)
+    likely = net(table[states.repeat_interleave(3)]).view(4, 9).mean(1)
+    loss = (likely / (states != (2 if s == 4 else 9))).square().mean()"""
+
+
+@pytest.mark.parametrize(
+    ("body", "samples"),
+    [(_SAMPLES, [2]), (_NODES, []), (_QUERIES, []), (_POINTS, []), (_STATES, [])],
+    ids=["samples", "nodes of a graph", "queries of an attention", "points of one problem", "states of a chain"],
+)
+def test_only_rows_that_the_batch_has_are_samples(body: str, samples: list[int], box: Sandbox) -> None:
+    """What a step computes of pairs, or adds up with each other, has no samples that could be left out; nor has what no module is given."""
+    (incident,) = box.watched(_ROWS.format(body=body.strip())).incidents
+    assert incident["origin"]["samples"] == samples

@@ -203,6 +203,22 @@ def _takers(birth: Birth, maker: int) -> Iterator[View]:
             yield made
 
 
+def leads_to(birth: Birth, view: View, names: tuple[str, ...]) -> View | None:
+    """Return the first operation of some names that an operation's output goes into, elementwise operations in between."""
+    from whynan.trace.birth import View as Made
+
+    reached = {view.op.index}
+    for op in birth.graph.ops[view.op.index + 1 :]:
+        if op.backward or not any(s.maker in reached for s in op.sources):
+            continue
+        made = Made(op, birth)
+        if made.name in names:
+            return made
+        if made.name in ELEMENTWISE:
+            reached.add(op.index)
+    return None
+
+
 _ADDED = {"index_add": "source", "scatter_add": "src", "scatter_reduce": "src", "index_put": "values"}
 _COUNTS = ("sum", "count_nonzero", "numel", "bincount", "cumsum", *_ADDED)
 _SUMS = frozenset({"sum", "nansum", "dot", "mv", "mm", "bmm"})

@@ -9,7 +9,7 @@ import ast
 import inspect
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +43,7 @@ class Fix:
     inner: str = ""  # or: rewrite together with the call that made the first operand (softmax, sigmoid, sumsq)
     site: Site | None = None  # another place than the birth's
     limit: str = ""  # another template that must give the same loss: the result has a limit, and the change is it
+    choice: str = ""  # another template that is as good a guess: where it gives another step, that this one is meant is not proven
 
     def text(self, expression: Expression) -> Change | None:
         """Return the node to replace and its new text, or None where the template does not fit the source."""
@@ -441,6 +442,13 @@ def guarded(op: str, dtype: str, exponent: float | None = None) -> list[Fix]:
     for name in ("log2", "log10"):
         table[name] = table["log"]
     return table.get(op, []) if not dtype.startswith("complex") else _without_order(op, table.get(op, []))
+
+
+def as_zero(view: View) -> Fix:
+    """Let quotients by 0 count as 0, with the gradient 0: x / inf. Where a quotient is written in place of its numerator the denominator alone is changed."""
+    whole = guarded("div", view.op.dtype)[0]
+    written = view.call.endswith(("div_", "divide_", "__itruediv__"))
+    return replace(whole, template="{x}.where({x} != 0, float('inf'))", operand=1) if written else whole
 
 
 def _without_order(op: str, fixes: list[Fix]) -> list[Fix]:

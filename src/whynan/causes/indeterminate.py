@@ -52,7 +52,8 @@ def inf_minus_inf(scene: Scene) -> Finding | None:
     How sure
     whynan counts the places where both sides are infinite and shows the line that wrote the
     infinity. Proven when the step, replayed with the change, is finite with a living gradient;
-    otherwise suspected.
+    otherwise suspected. Which number is meant there no replay shows: where another one gives
+    another loss that is said, and where something is chosen by it the change is not proven.
 
     Not this when
     A whole row of -inf goes into softmax or logsumexp (WN401), or the infinity is an overflow
@@ -76,14 +77,16 @@ def inf_minus_inf(scene: Scene) -> Finding | None:
     count = int(output.isnan().sum()) if output is not None else 1
     fixes = [
         Fix("take only a finite number off", "torch.where({x}.isfinite(), {x}, torch.zeros_like({x}))", 1),
-        Fix("let places that are infinite on both sides count as 0", "torch.where({0}.isinf() & {1}.isinf(), 0.0, {0} - {1})"),
-        Fix("keep both sides finite", "{0}.clamp(-1e4, 1e4) - {1}.clamp(-1e4, 1e4)"),
+        Fix("let places that are infinite on both sides count as 0", _COUNTED.format("0.0"), choice=_COUNTED.format("1.0")),
+        Fix("keep both sides finite", _KEPT.format("1e4"), choice=_KEPT.format("2e4")),
         Fix("use a large finite number instead of the infinity"),
     ]
     evidence = counted(count, "sums of products hold infinities of both signs") if crossing else f"in {counted(count, 'places')} both sides are infinite"
     return Finding("inf - inf is nan", [evidence], fixes[-1:] if crossing else fixes, written_spans(birth, "the infinity came from here"))
 
 
+_COUNTED = "torch.where({{0}}.isinf() & {{1}}.isinf(), {}, {{0}} - {{1}})"
+_KEPT = "{{0}}.clamp(-1e4, 1e4) - {{1}}.clamp(-{0}, {0})"
 _PRODUCTS = {"mm": ("self", "mat2"), "bmm": ("self", "mat2"), "addmm": ("mat1", "mat2"), "baddbmm": ("batch1", "batch2"), "mv": ("self", "vec")}
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from whynan.causes.arguments import computed_forward, from_spans
 from whynan.causes.catalogue import Finding, Scene, rule
 from whynan.causes.facts import ELEMENTWISE, are_counts, as_view, counted, divides, is_same, lies_below, lineage, rows, share, skip_views
-from whynan.causes.fixes import SOFTMAX, Fix, guarded, shifted
+from whynan.causes.fixes import SOFTMAX, Fix, as_zero, guarded, shifted, small
 from whynan.causes.usual import before, kept_above
 from whynan.records import Phase
 
@@ -84,11 +84,10 @@ def zero_over_zero(scene: Scene) -> Finding | None:
         evidence.append("the denominator is a norm: the vector is zero")
     if not mostly:
         evidence.append("the infinite quotients beside them become finite right after: only 0 / 0 reaches the loss")
-    fixes = [
-        *_normalised(view),
-        Fix("keep the denominator away from 0", "{x}.clamp_min(1e-12)" if view.op.dtype != "float16" else "{x}.clamp_min(1e-4)", 1),
-        *guarded("div", view.op.dtype),
-    ]
+    floor = Fix("keep the denominator away from 0", f"{{x}}.clamp_min({small(view.op.dtype)})", 1)
+    # 0 over a tiny number is 0 as well, but of the next numerator that is not 0 it makes 1e12, and so it does of the gradient
+    fixes = [*_normalised(view), as_zero(view), floor] if mostly else [floor, as_zero(view)]
+    fixes += guarded("div", view.op.dtype)[1:]
     if view.call.endswith("normalize"):
         eps = "1e-4" if view.op.dtype == "float16" else "1e-12"
         fixes = [Fix(f"give normalize an eps: {eps}", eps, keyword="eps")]
@@ -191,11 +190,12 @@ def division_by_zero(scene: Scene) -> Finding | None:
         return None
     place = rows(below == 0)
     evidence = [share(count, below, "denominators are 0") + (f" ({place})" if place else "")]
-    fixes = guarded("div", view.op.dtype)
+    fixes = [as_zero(view), *guarded("div", view.op.dtype)[1:]]
     if view.name == "reciprocal":
         fixes = [fixes[0], Fix("keep the denominator away from 0", "torch.where({x} == 0, torch.full_like({x}, 1e-6), {x})", 1)]
     elif view.name == "div" and view.site is not None and not below.is_complex() and not bool((below < 0).any()):
-        fixes = [_LIMIT, *fixes, *kept_above(before(scene, "div", 1, view.site), 1)]
+        limit = [] if view.op.backward else [_LIMIT]  # no backward pass of the program's own makes a difference to the loss
+        fixes = [*limit, *fixes, *kept_above(before(scene, "div", 1, view.site), 1)]
     return Finding(
         f"division by 0: {share(count, below, 'denominators are 0')}",
         evidence,

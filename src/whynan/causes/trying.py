@@ -13,7 +13,7 @@ from whynan.capsule.replay import Program
 from whynan.capsule.sites import Site, resolve
 from whynan.causes import apart, patterns
 from whynan.causes.catalogue import Finding, Scene, forgiven
-from whynan.causes.facts import VIEWS, counted
+from whynan.causes.facts import VIEWS, counted, leads_to
 from whynan.causes.fixes import Fix, Stopped, guarded, source_name
 from whynan.causes.lab import FAR_OFF, NO_MEMORY, TOLERANCE, Lab, Outcome, Put
 from whynan.causes.onward import onward
@@ -24,6 +24,8 @@ TRIES = 4
 _LINEAR = VIEWS | {"add", "sub", "rsub", "mul", "div", "sum", "mean", "stack", "cat"}
 FAR_FROM_WIDE = 0.1  # by how much a loss may be off that of float64; more is what overflows at another place
 _MISFITS = tuple(f"the replay raised {kind}" for kind in ("ValueError", "TypeError", "AttributeError", "IndexError"))  # the trial was no change of this program
+_CHOOSE = ("max", "min", "argmax", "argmin", "topk", "sort", "argsort")  # they say which is best
+_DECIDE = Remedy("say in the program what counts where everything is ruled out, before anything is chosen there")
 PAIRED = 2  # changes at one of several places that are tried together with those at the others
 
 
@@ -59,8 +61,11 @@ def remedies_of(scene: Scene, finding: Finding, expression: Expression | None, s
             remedy = _attempt(scene, finding, fix, expression, site)
         if fix.template and remedy.result == "not tried" and not remedy.effect:
             continue  # it does not fit this source
-        if fix.limit and (remedy.result != "proven" or not _has_a_limit(scene, fix, expression, site)):
+        if fix.limit and (remedy.result != "proven" or not _same_with(scene, fix, fix.limit, expression, site)):
             continue
+        if fix.choice and remedy.result == "proven" and not _same_with(scene, fix, fix.choice, expression, site):
+            remedy = _as_a_choice(scene, finding, remedy)
+            tried += [_DECIDE] if remedy.result == "not proven" and _DECIDE not in tried else []
         tried.append(remedy)
         if remedy.result == "proven" and remedy.alive:
             break
@@ -68,15 +73,32 @@ def remedies_of(scene: Scene, finding: Finding, expression: Expression | None, s
     if exact is not None:  # so large is the loss: what cuts the gradient off hides that
         hides = f"it only hides how far off this step is: by the same formula without rounding, {exact.effect.partition(': ')[2]}"
         tried = [replace(r, result="failed", effect=hides) if r.result == "proven" and not r.alive else r for r in tried]
-    order = {"proven": 0, "not tried": 1, "failed": 2}
+    order = {"proven": 0, "not tried": 1, "not proven": 2, "failed": 3}
     return sorted(tried, key=lambda r: (order[r.result], not r.alive, not r.diff))
 
 
-def _has_a_limit(scene: Scene, fix: Fix, expression: Expression | None, site: Site | None) -> bool:
+def _as_a_choice(scene: Scene, finding: Finding, remedy: Remedy) -> Remedy:
+    """Say of a number put where none follows that it is a choice; where it decides what is best it is not proven at all, though it makes the step finite."""
+    birth = scene.birth
+    chooser = leads_to(birth, birth.view, _CHOOSE) if birth is not None and birth.view is not None else None
+    if chooser is None:
+        return replace(remedy, effect=f"{remedy.effect}; that 0 is meant there is not proven: with another number the loss is another")
+    finding.proven = True  # of this step it was the cause
+    line = resolve(chooser.site).line
+    where = f"{chooser.name} at line {line}" if line else chooser.name
+    return replace(remedy, result="not proven", effect=f"{remedy.effect}; but {where} then chooses what was ruled out, as if it counted 0")
+
+
+def _same_with(scene: Scene, fix: Fix, other: str, expression: Expression | None, site: Site | None) -> bool:
     """Whether a step gives the same with another number in a change: so it does not depend on the change at all."""
-    lab, trials = scene.lab, [trial_of(scene, replace(fix, template=text), expression, site) for text in (fix.template, fix.limit)]
-    losses = [trial.play(None).loss for trial in trials if trial is not None]
-    return lab is not None and len(losses) == 2 and None not in losses and math.isclose(losses[0], losses[1], rel_tol=TOLERANCE)  # type: ignore[arg-type]
+    trials = [trial_of(scene, replace(fix, template=text), expression, site) for text in (fix.template, other)]
+    outcomes = [trial.play(None) for trial in trials if trial is not None]
+    return len(outcomes) == 2 and _alike([o.loss for o in outcomes]) and (outcomes[0].norm is None or _alike([o.norm for o in outcomes]))
+
+
+def _alike(numbers: list[float | None]) -> bool:
+    first, second = numbers
+    return first is not None and second is not None and math.isclose(first, second, rel_tol=TOLERANCE)
 
 
 def tempting(scene: Scene, finding: Finding, expression: Expression | None, site: Site | None) -> list[str]:

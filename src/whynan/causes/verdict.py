@@ -15,6 +15,7 @@ from whynan.causes.catalogue import Finding, Rule, Scene, first_match, forgiven
 from whynan.causes.handed import batch_size, feeds_a_model, held_by_data, hook_words, line_in_data, sample_words
 from whynan.causes.lab import Lab, Outcome, without_rows
 from whynan.causes.naming import names_of
+from whynan.causes.sampled import are_coupled, are_fed
 from whynan.causes.several import Verdict, decide
 from whynan.causes.source import Expression, expression_at
 from whynan.causes.terms import named_terms, term_words
@@ -243,7 +244,9 @@ def _samples(scene: Scene, finding: Finding) -> tuple[list[int], Outcome | None]
         return [], None
     size = batch_size(scene.program)
     rows = finding.rows
-    if not rows and birth.op is not None and feeds_a_model(scene.program, size):
+    if size and are_coupled(birth, size):
+        return [], None
+    if not rows and birth.op is not None and feeds_a_model(scene.program, size) and are_fed(birth, size):
         for index in (birth.op.index, birth.forward.op.index if birth.forward is not None else -1):
             output = birth.outputs.get(index)
             if output is not None and output.dim() and output.shape[0] == size:
