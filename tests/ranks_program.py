@@ -23,6 +23,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.checkpoint import checkpoint
 
 asked: dict[str, Any] = json.loads(sys.argv[1])
 outside = nn.Parameter(torch.ones(()))  # no wrapper knows of it
@@ -43,12 +44,33 @@ class Net(nn.Module):
         super().__init__()
         self.first, self.second, self.head = nn.Linear(8, 16), nn.Linear(16, 16), nn.Linear(16, 4)
         self.norm = nn.BatchNorm1d(16) if asked.get("norm") else nn.Identity()
+        self.branch = nn.Linear(16, 16) if asked.get("branch") else None
+        self.takes_branch = False
         if asked.get("tied"):
             self.head = nn.Linear(16, 16, bias=False)
             self.head.weight = self.second.weight
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(torch.relu(self.second(self.norm(torch.relu(self.first(x))))))
+        hidden = torch.relu(self.first(x))
+        if self.branch is not None and self.takes_branch:
+            hidden = self.branch(hidden)
+        if asked.get("checkpoint"):
+            return self.head(checkpoint(self.inner, hidden, use_reentrant=asked["checkpoint"] == "reentrant"))
+        return self.head(self.inner(hidden))
+
+    def inner(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.second(self.norm(hidden)))
+
+
+class Pair(nn.Module):
+    """Two data-parallel modules, one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = DDP(nn.Linear(8, 8)), DDP(Net())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.two(self.one(x))
 
 
 class Around(nn.Module):
@@ -81,7 +103,7 @@ def tensor_parallel() -> nn.Module:
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
-    "ddp": lambda: DDP(Net(), **asked.get("options", {})), "fsdp": lambda: sharded(**asked.get("options", {})), "around": Around, "own": Net,
+    "ddp": lambda: DDP(Net(), **asked.get("options", {})), "fsdp": lambda: sharded(**asked.get("options", {})), "around": Around, "own": Net, "pair": Pair,
     "mixed": lambda: sharded(mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)),
     "compiled": lambda: torch.compile(DDP(Net()), backend="eager"), "tp": tensor_parallel, "halves": halves,
 }  # fmt: skip
@@ -101,6 +123,8 @@ def batch(number: int) -> torch.Tensor:
 
 
 def loss_of(model: nn.Module, number: int) -> torch.Tensor:
+    for part in model.modules() if asked.get("branch") else ():
+        part.takes_branch = number // every % 2 == 0
     out = model(batch(number)).float()  # data goes in here
     loss = out.pow(2).mean() / every
     if asked.get("contrast") == "gather":

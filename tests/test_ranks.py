@@ -127,6 +127,34 @@ def test_every_kind_of_model(box: Sandbox, asked: dict[str, Any]) -> None:
     assert done.said("SCALE") == reference.said("SCALE")
 
 
+EVERY_PLACE = {"0": (1, "data"), "2": (1, "grad"), "5": (0, "loss")}
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"model": "ddp", "options": {"find_unused_parameters": True}, "branch": True},
+        {"model": "ddp", "options": {"find_unused_parameters": True, "gradient_as_bucket_view": True}, "branch": True, "accumulate": 2},
+        {"model": "ddp", "options": {"static_graph": True}},
+        {"model": "ddp", "options": {"static_graph": True}, "checkpoint": "reentrant"},
+        {"model": "ddp", "checkpoint": "reentrant"},
+        {"model": "pair", "checkpoint": "plain"},
+    ],
+    ids=lambda asked: " ".join(f"{key}={value}" for key, value in asked.items()),
+)
+def test_a_replay_leaves_no_trace_in_what_averages_gradients(box: Sandbox, asked: dict[str, Any]) -> None:
+    """A replayed backward pass is not one of the job: what DDP notes about used weights, their order and its first pass stays as it is."""
+    every = asked.get("accumulate", 1)
+    asked = {**asked, "faults": {str(int(number) * every): fault for number, fault in EVERY_PLACE.items()}}
+    done = job(box, 2, asked)
+    assert done.status == [0, 0], done.text
+    check_told(done, asked["faults"], 2, every=every)
+    assert done.said("END") == plain(box, 2, asked, [0, 2, 5]).said("END")
+    observed = job(Sandbox(box.folder / "observed"), 2, asked, "--policy", "observe")
+    assert observed.status == [0, 0], observed.text
+    assert observed.said("END") == job(Sandbox(box.folder / "without"), 2, asked, watched=False).said("END")
+
+
 def test_a_loss_over_all_ranks_names_the_rank_that_put_it_in(box: Sandbox) -> None:
     """A contrastive loss gathers the features of all ranks, so all losses are bad; the rank whose features were is named."""
     done = job(box, 2, {"model": "ddp", "contrast": "with gradients", "faults": {"2": (1, "data"), "4": (1, "grad")}})

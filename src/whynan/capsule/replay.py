@@ -18,6 +18,7 @@ import torch
 from whynan.capsule.alone import unreplicated
 from whynan.capsule.collectives import no_functional_collectives
 from whynan.capsule.compiled import eagerly
+from whynan.capsule.doubles import doubled
 from whynan.capsule.generators import put
 from whynan.capsule.recorder import Recorder
 from whynan.capsule.state import Stasis, moved, put_rng, take_rng, write_back
@@ -160,6 +161,7 @@ class Program:
         with (
             Stasis(self.roots, held, self._hooks(), recorder.beside.generators.take(), recorder.around(), self._moving()),
             undo,
+            doubled(self.leaves),
             unreplicated(self.roots),
             no_functional_collectives(),
             torch.autograd.set_multithreading_enabled(False),
