@@ -130,6 +130,7 @@ class Recorder(TorchFunctionMode):
         self.seen_write: Callable[[torch.Tensor, Any], bool] = lambda tensor, sources: True
         self.seen_written: Callable[[torch.Tensor, Entry], None] | None = None  # where nobody else looks at weights after an update
         self.seen_root: Callable[[torch.nn.Module], None] = lambda root: None
+        self.is_trained: Callable[[torch.Tensor], bool] = lambda leaf: True  # of what gradients end in: a weight, or an input that has a gradient
         self.faulty: Callable[[BaseException], None] = lambda error: None
         self.before_call: Callable[[], None] | None = None  # wanted before the next outermost module call
         self.before_draw: list[Callable[[], None]] = []  # wanted before the next batch is drawn, or that; each takes itself off

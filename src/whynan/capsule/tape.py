@@ -75,6 +75,7 @@ class Outside:
     written: bool = False  # the step itself writes to it, perhaps through a view: a replay works on a copy
     writer: int = 0  # the entry that was the first to
     carried: bool = False  # made by the program in an earlier step
+    handed: bool = False  # an input though it has a gradient, as a capsule says
 
     @property
     def changed(self) -> bool:

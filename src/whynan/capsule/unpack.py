@@ -147,7 +147,7 @@ class _Loader:
         tensor, saved = self.decoder.decode(node["tensor"]), self.decoder.decode(node["saved"])
         if not isinstance(tensor, torch.Tensor):
             raise CapsuleError("the capsule gives something as a tensor that is none")
-        return Outside(tensor, version_of(tensor), saved, bool(node["written"]))
+        return Outside(tensor, version_of(tensor), saved, bool(node["written"]), handed=bool(node.get("handed")))
 
     def _rebuild(self, node: dict[str, Any]) -> Rebuild:
         get = self.decoder.decode

@@ -158,7 +158,7 @@ class Acting:
         buffers = {id(b) for root in recorder.roots() for b in root.buffers()}
         for kept in recorder.tape.written(self.session.window_start):
             weight, saved = kept.tensor, kept.saved
-            own = (weight.requires_grad and is_leaf(weight)) or id(weight) in buffers
+            own = (weight.requires_grad and is_leaf(weight) and self.session.trains(weight)) or id(weight) in buffers
             if saved is not None and own and damage_of(weight.detach()) and not damage_of(saved.detach()):
                 yield weight, saved
 

@@ -11,6 +11,7 @@ from whynan.capsule.tape import Entry, Slot, is_leaf, memory_of, tensors_of
 from whynan.engine.acting import Acting
 from whynan.engine.noticing import Noticing
 from whynan.engine.session import Session, parameters_of, shape_of
+from whynan.engine.trained import EVERY
 from whynan.records import Symptom
 from whynan.tripwire.checks import nonfinite, total_norm
 from whynan.tripwire.values import damage_of, parts
@@ -37,8 +38,10 @@ class ByHand:
         if not session.window.told:
             session.in_place = session.in_place or (session.window.backwards > 0 and self._weight_in(target) is not None)
             return True
-        if self._weight_in(target) is not None:  # whoever made it: `(0.1 * torch.randn(4)).requires_grad_()` is on the tape
-            return False
+        if (weight := self._weight_in(target)) is not None and session.trains(
+            weight
+        ):
+            return False  # whoever made it: `(0.1 * torch.randn(4)).requires_grad_()` is on the tape
         return not self._held_back(target, sources) if torch.is_grad_enabled() else session.recorder.tape.slot_of(target) is not None
 
     def _held_back(self, target: torch.Tensor, sources: Any) -> bool:
@@ -76,7 +79,7 @@ class ByHand:
         if not session.by_hand or not window.backwards or window.told or not target.is_cpu:
             return
         weight = self._weight_in(target)
-        if weight is None or not (damage := damage_of(weight.detach())):
+        if weight is None or not (damage := damage_of(weight.detach())) or not session.trains(weight):
             return
         held = session.recorder.tape.written(self._last_backward())
         if any(o.saved is None for o in held):
@@ -158,13 +161,17 @@ class ByHand:
 
     def check_gradients(self) -> None:
         """A backward pass is over: look at the gradients of everything they can end in."""
-        self._settle([(f"gradient of {shape_of(p)}", p.grad) for p in self.session.leaves() if p.grad is not None])
+        leaves = [p for p in self.session.leaves() if p.grad is not None]
+        self.session.trained.remember(leaves, self.session.step_count)
+        self._settle([(f"gradient of {shape_of(p)}", p.grad) for p in leaves if p.grad is not None])
 
     def check_derivative(self, outputs: Any, result: Any) -> None:
         """`torch.autograd.grad` or `torch.func` gave gradients: look at them."""
         self.noticing.losses(outputs)
         self.session.window.backwards += 1
         self.noticing.check_loss(next(reversed(self.session.recorder.tape.entries.values()), None))
+        if self.session.step_count % EVERY < 2:
+            self.session.trained.remember(self.session.leaves(), self.session.step_count)
         self._settle([("gradient", t) for t in tensors_of(result)])
 
     def _settle(self, made: list[tuple[str, torch.Tensor]]) -> None:

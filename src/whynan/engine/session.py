@@ -14,6 +14,7 @@ from whynan.capsule.sites import Site
 from whynan.capsule.snapshot import Snapshot
 from whynan.capsule.tape import Entry, Outside, is_leaf
 from whynan.engine.tallying import Tally
+from whynan.engine.trained import Trained, are_among
 from whynan.engine.trainings import Trainings
 from whynan.errors import TrainingStopped
 from whynan.records import Symptom
@@ -64,9 +65,10 @@ class Session:
 
     def __init__(self, budget: Budget, journal: Journal) -> None:
         self.recorder = Recorder()
+        self.recorder.is_trained = self.trains
         self.earlier = Earlier()
         self.tally = Tally(self.recorder)
-        self.trainings = Trainings()
+        self.trainings, self.trained = Trainings(), Trained()
         self.budget = budget
         self.journal = journal
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
@@ -148,6 +150,14 @@ class Session:
                 if isinstance(leaf, Outside) and leaf.tensor.requires_grad and is_leaf(leaf.tensor):
                     found[id(leaf.tensor)] = leaf.tensor
         return [leaf for leaf in found.values() if is_leaf(leaf)]  # an optimizer may hold weights that are computed (MAML)
+
+    def trains(self, leaf: torch.Tensor) -> bool:
+        """Whether a tensor that gradients end in is a weight: of a model, of an optimizer, or one that a program without optimizers updates."""
+        if any(p is leaf for root in self.recorder.roots() for p in root.parameters()):
+            return True
+        if self.by_hand:
+            return self.trained.by_hand(leaf, self.leaves())
+        return are_among(leaf, (p for optimizer in self.optimizers for p in parameters_of(optimizer)))
 
     def names_of(self, parameters: list[torch.Tensor]) -> Named:
         """Name parameters by the models seen so far."""

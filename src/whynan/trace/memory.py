@@ -54,7 +54,7 @@ def roles_of(program: Program, leaves_: dict[int, tuple[str, str]] | None = None
         for leaf in leaves((entry.args, entry.kwargs)):
             if isinstance(leaf, Outside):
                 # weights of torch.func are plain values that one step hands to the next
-                weight = (leaf.tensor.requires_grad and is_leaf(leaf.tensor)) or (leaf.carried and entry.kind == "derivative")
+                weight = is_weight(leaf, program) or (leaf.carried and entry.kind == "derivative")
                 role = "parameter" if weight else "input"
                 for tensor in (leaf.tensor, leaf.value()):
                     roles.setdefault(storage_key(tensor), (role, ""))
@@ -70,6 +70,12 @@ def roles_of(program: Program, leaves_: dict[int, tuple[str, str]] | None = None
         roles[storage_key(meant)] = ("constant", roles.get(storage_key(meant), ("", ""))[1])
     roles.update(leaves_ or {})
     return roles
+
+
+def is_weight(outside: Outside, program: Program) -> bool:
+    """Whether a tensor from outside is trained; one that only has a gradient is an input."""
+    tensor = outside.tensor
+    return tensor.requires_grad and is_leaf(tensor) and not outside.handed and program.recorder.is_trained(tensor)
 
 
 def _object_tensors(value: object) -> list[torch.Tensor]:

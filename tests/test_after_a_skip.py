@@ -1,0 +1,123 @@
+"""A skipped step leaves a training as one that never drew that batch: gradients of inputs, layers made later, work beside the steps, two passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from conftest import Sandbox
+from torch import nn
+
+import whynan
+
+Batch = tuple[int, torch.Tensor, torch.Tensor]
+Loop = Callable[[nn.Sequential, torch.optim.Optimizer, Iterable[Batch]], object]
+STEPS = 9
+
+
+def batches(bad: Iterable[int], without: bool) -> Iterator[Batch]:
+    """Yield numbered batches, those that are bad with a NaN or not at all."""
+    values = torch.Generator().manual_seed(11)
+    for step in range(STEPS):
+        x, y = torch.randn(8, 4, generator=values), torch.randn(8, 1, generator=values)
+        if step in bad and without:
+            continue
+        if step in bad:
+            x[1, 2] = float("nan")
+        yield step, x, y
+
+
+def normed() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+
+
+def end_of(loop: Loop, bad: Iterable[int], without: bool = False, make: Callable[[], nn.Sequential] = normed) -> tuple[list[Any], list[tuple[int, str, str]]]:
+    """Train; return all state at the end and what was told."""
+    torch.manual_seed(0)
+    model = make()
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    with whynan.watch(model, optimizer, files=False) as guard:
+        loop(model, optimizer, batches(bad, without))
+    told = [(i.step, i.cause.code, i.action.taken) for i in guard.incidents]
+    return torch.utils._pytree.tree_leaves([model.state_dict(), optimizer.state_dict()]), told
+
+
+def is_as_never_drawn(loop: Loop, bad: Iterable[int] = (5,), make: Callable[[], nn.Sequential] = normed) -> list[tuple[int, str, str]]:
+    """Compare the ends of a training that skips and of one that never drew the batch; return what was told."""
+    state, told = end_of(loop, bad, make=make)
+    never, nothing = end_of(loop, bad, without=True, make=make)
+    assert not nothing
+    assert len(state) == len(never)
+    assert all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in zip(state, never, strict=True))
+    return told
+
+
+# -- inputs that have gradients -----------------------------------------------------------------------------------
+
+
+def leaf(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (model(x.clone().requires_grad_()) - y).square().mean()
+
+
+def leaf_in_place(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (model(x.requires_grad_()) - y).square().mean()
+
+
+def attack(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    inner = x.clone().requires_grad_()
+    (slope,) = torch.autograd.grad((model(inner) - y).square().mean(), inner)
+    return (model(x + 0.1 * slope.sign()) - y).square().mean()
+
+
+def penalty(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    between = (0.3 * x + 0.7 * x.flip(1)).requires_grad_(True)
+    (slope,) = torch.autograd.grad(model(between).sum(), between, create_graph=True)
+    return model(x).mean() - model(x.flip(1)).mean() + (slope.norm(2, 1) - 1).square().mean()
+
+
+def force(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    inner = x.detach().requires_grad_(True)
+    energy = model(inner)
+    (slope,) = torch.autograd.grad(energy, inner, torch.ones_like(energy), create_graph=True)
+    return (slope[:, :1] + energy - y).square().mean()
+
+
+@pytest.mark.parametrize("loss_of", [leaf, leaf_in_place, attack, penalty, force])
+def test_a_bad_input_that_has_a_gradient_is_an_input(loss_of: Callable[..., torch.Tensor]) -> None:
+    """It belongs to no model and no optimizer: the batch is skipped, the weights are not told to be damaged."""
+
+    def loop(model: nn.Sequential, optimizer: torch.optim.Optimizer, drawn: Iterable[Batch]) -> None:
+        for _, x, y in drawn:
+            optimizer.zero_grad()
+            loss_of(model, x, y).backward()
+            optimizer.step()
+
+    ((step, code, taken),) = is_as_never_drawn(loop)
+    assert (step, taken) == (5, "skipped")
+    assert code in ("WN701", "WN702")
+
+
+@pytest.mark.parametrize("broken", ["weight", "input"])
+@pytest.mark.parametrize("update", ["w.sub_(0.1 * w.grad)", "w.data.sub_(0.1 * w.grad)", "w.data = w.data - 0.1 * w.grad"])
+def test_without_module_and_optimizer_a_weight_is_what_the_program_updates(update: str, broken: str, box: Sandbox) -> None:
+    """A weight that goes bad is damage that no skip helps; an input with a gradient is not."""
+    done = box.watched(f"""
+import torch
+torch.manual_seed(0)
+w = torch.randn(4, 1, requires_grad=True)
+for step in range(8):
+    x = torch.randn(8, 4)
+    if step == 4:
+        {"w.detach()" if broken == "weight" else "x"}.numpy()[1, 0] = float("nan")
+    x.requires_grad_()
+    (x @ w).square().mean().backward()
+    with torch.no_grad():
+        {update}
+    w.grad = None
+print(bool(w.isfinite().all()))
+""")
+    told = [(i["step"], i["cause"]["code"], i["action"]["taken"]) for i in done.incidents]
+    assert told == [(4, "WN601", "stopped") if broken == "weight" else (4, "WN701", "skipped")]
+    assert (done.status, done.out.strip()) == ((3, "") if broken == "weight" else (0, "True"))
