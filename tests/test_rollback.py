@@ -221,3 +221,27 @@ def test_chains_that_make_no_sense(wrong: str) -> None:
     """Each is a UsageError that shows the text."""
     with pytest.raises(UsageError, match=r"polic"):
         parse(wrong)
+
+
+def scaled(model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, data: Iterable[torch.Tensor]) -> None:
+    """A loop with a gradient scaler."""
+    for x in data:
+        optimizer.zero_grad()
+        scaler.scale(model(x).square().mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+
+@pytest.mark.parametrize("init", [64.0, 1e38])
+def test_a_batch_that_comes_again_is_dropped_again_under_a_scaler(init: float) -> None:
+    """No new incident, and the scale moves as without that batch; an overflow that the scaler had skipped by itself comes again, too."""
+    plain = [torch.stack([Rows()[i] for i in range(b, b + 8)]) for b in range(0, 80, 8)]
+    ends = []
+    for policy in ("observe", "rollback"):
+        model, optimizer = build(dropout=0.0)
+        scaler = torch.amp.GradScaler("cpu", init_scale=init, growth_interval=3, backoff_factor=1e-3)
+        with whynan.watch(model, optimizer, files=False, policy=policy, snapshot_every=4) as guard:
+            scaled(model, optimizer, scaler, plain[:6] + plain[7:] if policy == "observe" else loader())
+        ends.append((*state(model, optimizer)[:2], scaler.state_dict()))
+    assert [(i.step, i.action.taken) for i in guard.incidents] == [(6, "rolled back")]
+    assert same(*ends)

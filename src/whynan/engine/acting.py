@@ -129,6 +129,13 @@ class Acting:
         self.recovering.hold_averages()
         self._keep_carried()
 
+    def drops_again(self) -> bool:
+        """Drop a step whose batch was dropped before a rollback and comes again now; return whether it is one."""
+        if not self.recovering.met_before():
+            return False
+        self.drop()
+        return True
+
     def _keep_carried(self) -> None:
         """Keep what the program carries in tensors of its own from what this step has made of it."""
         session = self.session

@@ -61,12 +61,12 @@ class Recovering:
         if self.last is not None and self.last.since == 0 and not self.session.window.backwards:
             self.renew()
 
-    def finished(self, applied: bool, rolled_back: bool) -> None:
-        """A step is over; take a snapshot before the next batch if one is due."""
+    def finished(self, applied: bool, by_scaler: bool, rolled_back: bool) -> None:
+        """A step is over; take a snapshot before the next batch if one is due. A step that a scaler skipped by itself it will skip again."""
         last = self.last
         if last is None or rolled_back:
             return  # the step that was rolled back is noted by `LastGood` itself
-        if not applied:
+        if not applied and not by_scaler:
             last.bad.add(last.since)
         last.since += 1
         if applied and self.session.applied - last.applied >= self.options.snapshot_every:
