@@ -245,3 +245,76 @@ def test_a_batch_that_comes_again_is_dropped_again_under_a_scaler(init: float) -
         ends.append((*state(model, optimizer)[:2], scaler.state_dict()))
     assert [(i.step, i.action.taken) for i in guard.incidents] == [(6, "rolled back")]
     assert same(*ends)
+
+
+class Numbers(torch.utils.data.Dataset[torch.Tensor]):
+    """48 healthy rows."""
+
+    def __len__(self) -> int:
+        return 48
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.randn(4, generator=torch.Generator().manual_seed(index))
+
+
+def numbers(shuffle: bool = True, own: bool = False) -> Any:
+    """A loader that knows its position, with a generator of its own or without."""
+    stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
+    generator = torch.Generator().manual_seed(5) if own else None
+    return stateful.StatefulDataLoader(Numbers(), batch_size=8, shuffle=shuffle, generator=generator)
+
+
+def epochs(bad: int, policy: str, own: bool = False, validates: bool = False) -> tuple[Any, list[int], list[Any]]:
+    """Three passes over six shuffled batches of which one is left out, or is bad whenever it comes."""
+    model, optimizer = build(dropout=0.0)
+    data, held_out = numbers(own=own), numbers(shuffle=False)
+    drawn, sizes = [], []
+    with whynan.watch(model, optimizer, files=False, policy=policy, snapshot_every=9) as guard:
+        for _ in range(3):
+            for x in data:
+                drawn.append(x.sum().item())
+                if len(drawn) - 1 == bad and policy == "observe":
+                    continue
+                if len(drawn) - 1 == bad or (len(drawn) > bad + 1 and drawn[-1] == drawn[bad]):
+                    x[0, 0] = torch.nan
+                train(model, optimizer, [x])
+            if validates:
+                model.eval()
+                with torch.no_grad():
+                    sizes.append(sum(len(model(x)) for x in held_out))
+                model.train()
+    return state(model, optimizer)[: 2 if validates else 3], sizes, [(i.step, i.action.taken) for i in guard.incidents]
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("bad", [0, 2, 5, 7])
+def test_the_first_snapshot_knows_where_the_data_began(bad: int, own: bool) -> None:
+    """Before a snapshot was renewed the data go back to their beginning, from a later pass too, with all random numbers as they were."""
+    expected, _, _ = epochs(bad, "observe", own)
+    rolled, _, incidents = epochs(bad, "rollback", own)
+    assert incidents == [(bad, "rolled back")]
+    assert same(expected, rolled)
+
+
+def test_a_validation_that_is_over_is_not_drawn_again() -> None:
+    """Only loops that are going on go back: the next validation sees each of its batches once."""
+    expected, _, _ = epochs(7, "observe", validates=True)
+    rolled, sizes, _ = epochs(7, "rollback", validates=True)
+    assert sizes == [48, 48, 48]
+    assert same(expected, rolled)
+
+
+def test_a_loader_that_is_met_later_goes_back_to_its_beginning() -> None:
+    """Two loaders are drawn in turn: one that was first looped over after the snapshot is back at its first batch."""
+    model, optimizer = build(dropout=0.0)
+    drawn = []
+    with whynan.watch(model, optimizer, files=False, policy="rollback", snapshot_every=50):
+        first = iter(numbers(shuffle=False))
+        for _ in range(2):
+            train(model, optimizer, [next(first)])
+        second = iter(numbers(shuffle=False))
+        for step in range(4):
+            drawn.append((next(first)[0, 0].item(), next(second)[0, 0].item()))
+            train(model, optimizer, [torch.full((8, 4), torch.nan if step == 1 else 1.0)])
+    begins = [Numbers()[i][0].item() for i in range(0, 48, 8)]
+    assert drawn == [(begins[2], begins[0]), (begins[3], begins[1]), (begins[0], begins[0]), (begins[1], begins[1])]
