@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,8 +11,10 @@ import torch
 from torch import nn
 
 import whynan
+from whynan.engine.noticing import Noticing
 from whynan.errors import UsageError
 from whynan.recovery.policy import Budget, parse
+from whynan.tripwire.late import LateFlag, Reading
 
 
 def build(dropout: float = 0.2) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -318,3 +321,46 @@ def test_a_loader_that_is_met_later_goes_back_to_its_beginning() -> None:
             train(model, optimizer, [torch.full((8, 4), torch.nan if step == 1 else 1.0)])
     begins = [Numbers()[i][0].item() for i in range(0, 48, 8)]
     assert drawn == [(begins[2], begins[0]), (begins[3], begins[1]), (begins[0], begins[0]), (begins[1], begins[1])]
+
+
+class Late(LateFlag):
+    """The flag of a device that is a CPU: read one step late all the same."""
+
+    def arm(self, losses: list[torch.Tensor], norm: torch.Tensor | None, step: int, context: object, found: torch.Tensor | None = None) -> None:
+        """Hold the numbers back until the next step."""
+        assert norm is not None and found is None
+        both = torch.stack([losses[-1].detach(), norm.reshape(())])
+        self.flag = (~torch.isfinite(both).all()).float()
+        self._pending = Reading(both, SimpleNamespace(synchronize=lambda: None), step, context)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("damage", ["slope", "spike"])
+def test_what_is_known_one_step_late_is_dropped_when_it_comes_again(damage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bad step and not the one in which it became known; then the run goes on."""
+    monkeypatch.setattr("whynan.engine.waiting.LateFlag", Late)
+    monkeypatch.setattr("whynan.engine.waiting.can_wait", lambda optimizer: True)
+    norm_of = Noticing.norm_of
+    monkeypatch.setattr(Noticing, "norm_of", lambda self, optimizer: torch.as_tensor(norm_of(self, optimizer)))
+    ends = []
+    for policy in ("observe", "rollback"):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, fused=True)
+        count = 0
+        watched = {"policy": policy} if damage == "slope" else {"spike": "rollback" if policy == "rollback" else "warn"}
+        with whynan.watch(model, optimizer, files=False, snapshot_every=100, **watched) as guard:
+            for x in numbers(shuffle=False):
+                count += 1
+                bad = bool(x[0, 0] == Numbers()[16][0])
+                if bad and policy == "observe":
+                    continue
+                optimizer.zero_grad()
+                loss = model(x * (1e9 if bad and damage == "spike" else 1)).square().mean()
+                if bad and damage == "slope":
+                    loss = loss + (0 * model.weight).abs().sqrt().sum()
+                loss.backward()
+                optimizer.step()
+        ends.append(state(model, optimizer)[:2])
+    assert count == 6 + 4
+    assert [i.action.taken for i in guard.incidents] == (["rolled back"] if damage == "slope" else [])
+    assert same(*ends)

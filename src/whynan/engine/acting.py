@@ -377,7 +377,7 @@ class Acting:
             self.session.applied -= 1
         taken = self.close(self.diagnosed(self.case(symptom, optimizer, scaler, program, step)))
         if taken == "rolled back":
-            self.recovering.roll_back()
+            self.recovering.roll_back(late=True)
         return taken
 
     # -- an update that turned out bad --------------------------------------------------------------------------

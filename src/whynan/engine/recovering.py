@@ -96,10 +96,10 @@ class Recovering:
         modules = [*self.session.recorder.roots(), *self.followers.averages, *self.averages]
         return Everything(list(self.session.optimizers), modules, self.followers.schedulers, list(self.scalers), list(self.loops))
 
-    def roll_back(self) -> None:
-        """Put the last good state back."""
+    def roll_back(self, late: bool = False) -> None:
+        """Put the last good state back, for the step in progress or, read late, for the one before it: what it does now is made anew."""
         assert self.last is not None
-        positions = self.last.restore(self.options.rewind_data)
+        positions = self.last.restore(self.options.rewind_data, self.last.since - late)
         self._rewound = [(loop, found) for loop in self.loops for found in positions if found.loader is loop.loader]
         self.session.applied = self.last.applied
         self.followers.rolled_back()

@@ -115,8 +115,8 @@ class LastGood:
         """How much memory it takes."""
         return sum(s.nbytes for s in self._optimizers) + nbytes([c for _, c in self._tensors])
 
-    def restore(self, rewind_data: bool) -> list[Position]:
-        """Put everything back in place; return where the loaders were, if they are to be rewound."""
+    def restore(self, rewind_data: bool, bad: int) -> list[Position]:
+        """Put everything back in place for a bad step, by its number since; return where the loaders were, if they are to be rewound."""
         for snapshot in self._optimizers:
             snapshot.restore()
         for module, attributes, buffers in self._attributes:
@@ -132,7 +132,7 @@ class LastGood:
         for scaler, saved in self._scalers:
             scaler.load_state_dict(saved)
         put_rng(self._rng)
-        self.bad.add(self.since)
+        self.bad.add(bad)
         self.since = 0
         self.restored = True
         return self._positions if rewind_data else []
