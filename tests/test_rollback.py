@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,8 +11,10 @@ import torch
 from torch import nn
 
 import whynan
+from whynan.engine.noticing import Noticing
 from whynan.errors import UsageError
 from whynan.recovery.policy import Budget, parse
+from whynan.tripwire.late import LateFlag, Reading
 
 
 def build(dropout: float = 0.2) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -221,3 +224,143 @@ def test_chains_that_make_no_sense(wrong: str) -> None:
     """Each is a UsageError that shows the text."""
     with pytest.raises(UsageError, match=r"polic"):
         parse(wrong)
+
+
+def scaled(model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, data: Iterable[torch.Tensor]) -> None:
+    """A loop with a gradient scaler."""
+    for x in data:
+        optimizer.zero_grad()
+        scaler.scale(model(x).square().mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+
+@pytest.mark.parametrize("init", [64.0, 1e38])
+def test_a_batch_that_comes_again_is_dropped_again_under_a_scaler(init: float) -> None:
+    """No new incident, and the scale moves as without that batch; an overflow that the scaler had skipped by itself comes again, too."""
+    plain = [torch.stack([Rows()[i] for i in range(b, b + 8)]) for b in range(0, 80, 8)]
+    ends = []
+    for policy in ("observe", "rollback"):
+        model, optimizer = build(dropout=0.0)
+        scaler = torch.amp.GradScaler("cpu", init_scale=init, growth_interval=3, backoff_factor=1e-3)
+        with whynan.watch(model, optimizer, files=False, policy=policy, snapshot_every=4) as guard:
+            scaled(model, optimizer, scaler, plain[:6] + plain[7:] if policy == "observe" else loader())
+        ends.append((*state(model, optimizer)[:2], scaler.state_dict()))
+    assert [(i.step, i.action.taken) for i in guard.incidents] == [(6, "rolled back")]
+    assert same(*ends)
+
+
+class Numbers(torch.utils.data.Dataset[torch.Tensor]):
+    """48 healthy rows."""
+
+    def __len__(self) -> int:
+        return 48
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.randn(4, generator=torch.Generator().manual_seed(index))
+
+
+def numbers(shuffle: bool = True, own: bool = False) -> Any:
+    """A loader that knows its position, with a generator of its own or without."""
+    stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
+    generator = torch.Generator().manual_seed(5) if own else None
+    return stateful.StatefulDataLoader(Numbers(), batch_size=8, shuffle=shuffle, generator=generator)
+
+
+def epochs(bad: int, policy: str, own: bool = False, validates: bool = False) -> tuple[Any, list[int], list[Any]]:
+    """Three passes over six shuffled batches of which one is left out, or is bad whenever it comes."""
+    model, optimizer = build(dropout=0.0)
+    data, held_out = numbers(own=own), numbers(shuffle=False)
+    drawn, sizes = [], []
+    with whynan.watch(model, optimizer, files=False, policy=policy, snapshot_every=9) as guard:
+        for _ in range(3):
+            for x in data:
+                drawn.append(x.sum().item())
+                if len(drawn) - 1 == bad and policy == "observe":
+                    continue
+                if len(drawn) - 1 == bad or (len(drawn) > bad + 1 and drawn[-1] == drawn[bad]):
+                    x[0, 0] = torch.nan
+                train(model, optimizer, [x])
+            if validates:
+                model.eval()
+                with torch.no_grad():
+                    sizes.append(sum(len(model(x)) for x in held_out))
+                model.train()
+    return state(model, optimizer)[: 2 if validates else 3], sizes, [(i.step, i.action.taken) for i in guard.incidents]
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("bad", [0, 2, 5, 7])
+def test_the_first_snapshot_knows_where_the_data_began(bad: int, own: bool) -> None:
+    """Before a snapshot was renewed the data go back to their beginning, from a later pass too, with all random numbers as they were."""
+    expected, _, _ = epochs(bad, "observe", own)
+    rolled, _, incidents = epochs(bad, "rollback", own)
+    assert incidents == [(bad, "rolled back")]
+    assert same(expected, rolled)
+
+
+def test_a_validation_that_is_over_is_not_drawn_again() -> None:
+    """Only loops that are going on go back: the next validation sees each of its batches once."""
+    expected, _, _ = epochs(7, "observe", validates=True)
+    rolled, sizes, _ = epochs(7, "rollback", validates=True)
+    assert sizes == [48, 48, 48]
+    assert same(expected, rolled)
+
+
+def test_a_loader_that_is_met_later_goes_back_to_its_beginning() -> None:
+    """Two loaders are drawn in turn: one that was first looped over after the snapshot is back at its first batch."""
+    model, optimizer = build(dropout=0.0)
+    drawn = []
+    with whynan.watch(model, optimizer, files=False, policy="rollback", snapshot_every=50):
+        first = iter(numbers(shuffle=False))
+        for _ in range(2):
+            train(model, optimizer, [next(first)])
+        second = iter(numbers(shuffle=False))
+        for step in range(4):
+            drawn.append((next(first)[0, 0].item(), next(second)[0, 0].item()))
+            train(model, optimizer, [torch.full((8, 4), torch.nan if step == 1 else 1.0)])
+    begins = [Numbers()[i][0].item() for i in range(0, 48, 8)]
+    assert drawn == [(begins[2], begins[0]), (begins[3], begins[1]), (begins[0], begins[0]), (begins[1], begins[1])]
+
+
+class Late(LateFlag):
+    """The flag of a device that is a CPU: read one step late all the same."""
+
+    def arm(self, losses: list[torch.Tensor], norm: torch.Tensor | None, step: int, context: object, found: torch.Tensor | None = None) -> None:
+        """Hold the numbers back until the next step."""
+        assert norm is not None and found is None
+        both = torch.stack([losses[-1].detach(), norm.reshape(())])
+        self.flag = (~torch.isfinite(both).all()).float()
+        self._pending = Reading(both, SimpleNamespace(synchronize=lambda: None), step, context)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("damage", ["slope", "spike"])
+def test_what_is_known_one_step_late_is_dropped_when_it_comes_again(damage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bad step and not the one in which it became known; then the run goes on."""
+    monkeypatch.setattr("whynan.engine.waiting.LateFlag", Late)
+    monkeypatch.setattr("whynan.engine.waiting.can_wait", lambda optimizer: True)
+    norm_of = Noticing.norm_of
+    monkeypatch.setattr(Noticing, "norm_of", lambda self, optimizer: torch.as_tensor(norm_of(self, optimizer)))
+    ends = []
+    for policy in ("observe", "rollback"):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, fused=True)
+        count = 0
+        watched = {"policy": policy} if damage == "slope" else {"spike": "rollback" if policy == "rollback" else "warn"}
+        with whynan.watch(model, optimizer, files=False, snapshot_every=100, **watched) as guard:
+            for x in numbers(shuffle=False):
+                count += 1
+                bad = bool(x[0, 0] == Numbers()[16][0])
+                if bad and policy == "observe":
+                    continue
+                optimizer.zero_grad()
+                loss = model(x * (1e9 if bad and damage == "spike" else 1)).square().mean()
+                if bad and damage == "slope":
+                    loss = loss + (0 * model.weight).abs().sqrt().sum()
+                loss.backward()
+                optimizer.step()
+        ends.append(state(model, optimizer)[:2])
+    assert count == 6 + 4
+    assert [i.action.taken for i in guard.incidents] == (["rolled back"] if damage == "slope" else [])
+    assert same(*ends)

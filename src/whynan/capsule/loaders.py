@@ -7,12 +7,54 @@ import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.utils.data import dataloader
 
 from whynan.capsule.unseen import leave_out, unseen
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from whynan.capsule.intercept import Interception
+
+
+_LOOP = "_whynan_loop"  # on the iterator of a loader that knows its position
+
+
+@unseen
+class Loop:
+    """One loop of the program over a loader that knows its position; after a rollback it draws from another iterator than its own.
+
+    The loops between the position it goes back to and itself are over: what they would have drawn comes in this one.
+    """
+
+    def __init__(self, loader: Any, number: int, begin: Callable[[Any], Any]) -> None:
+        self.loader, self._begin = loader, begin
+        self.number = self.playing = number  # which loop over its loader this is, and which one's batches are drawn
+        self.instead: Any = None
+
+    def go_back(self, position: Any, playing: int, drawn: torch.Tensor | None) -> None:
+        """Draw from a position on that the loader had in a loop, this one or an earlier; `drawn` is the state of its generator there.
+
+        The random numbers that an iterator takes when it begins were taken before that position.
+        """
+        present = torch.get_rng_state()
+        self.loader.load_state_dict(position)
+        self.instead, self.playing = self._begin(self.loader), playing
+        torch.set_rng_state(present)
+        if drawn is not None:
+            self.loader.generator.set_state(drawn)
+
+    def following(self) -> Any:
+        """Return the next batch after a rollback."""
+        while True:
+            try:
+                return next(self.instead)
+            except StopIteration:
+                if self.playing >= self.number:
+                    raise
+            self.playing += 1
+            self.instead = self._begin(self.loader)
 
 
 @unseen
@@ -21,25 +63,22 @@ def watch_loaders(interception: Interception) -> None:
     doors, recorder = interception.doors, interception.doors.recorder
     cls = dataloader._BaseDataLoaderIter
     following, loader_iter = cls.__next__, dataloader.DataLoader.__iter__
-    owners: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # iterator of a stateful loader: its loader
-    instead: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # an iterator left behind by a rollback: the one after it
+    begun: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # how many loops over a stateful loader there were
 
     @functools.wraps(following)
     def __next__(self: Any) -> Any:
         try:
+            loop: Loop | None = getattr(self, _LOOP, None)
             if recorder.here:
                 try:
                     if recorder.before_draw:
                         recorder.suspended(recorder.draw)
-                    loader: Any = owners.get(self)
-                    position = doors.draw_again(loader) if loader is not None else None
-                    if position is not None:
-                        loader.load_state_dict(position)
-                        instead[self] = iter(loader)
+                    if loop is not None:
+                        doors.draw_again(loop)
                 except Exception as error:
                     recorder.faulty(error)
-            if self in instead:
-                return next(instead[self])
+            if loop is not None and loop.instead is not None:
+                return loop.following()
             batch = recorder.suspended(following, self)
             indices = recorder.beside.draws.answered(self)  # also where nothing is recorded: what is left would be taken for a later batch
             if recorder.here:
@@ -75,12 +114,19 @@ def watch_loaders(interception: Interception) -> None:
     stateful = getattr(sys.modules.get("torchdata.stateful_dataloader"), "StatefulDataLoader", None)
     if stateful is not None:
         stateful_iter = stateful.__iter__
+        begin = functools.partial(recorder.suspended, stateful_iter)
 
         @functools.wraps(stateful_iter)
         def known_iter(self: Any) -> Any:
             try:
-                made = recorder.suspended(stateful_iter, self)
-                owners[made] = self
+                made = begin(self)
+                begun[self] = begun.get(self, 0) + 1
+                loop = Loop(self, begun[self], begin)
+                setattr(made, _LOOP, loop)  # in a table of ours neither would be freed: a loader holds its last iterator
+                try:
+                    doors.loop_begun(loop)
+                except Exception as error:
+                    recorder.faulty(error)
                 return made
             except BaseException:
                 leave_out()

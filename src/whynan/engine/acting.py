@@ -129,6 +129,13 @@ class Acting:
         self.recovering.hold_averages()
         self._keep_carried()
 
+    def drops_again(self) -> bool:
+        """Drop a step whose batch was dropped before a rollback and comes again now; return whether it is one."""
+        if not self.recovering.met_before():
+            return False
+        self.drop()
+        return True
+
     def _keep_carried(self) -> None:
         """Keep what the program carries in tensors of its own from what this step has made of it."""
         session = self.session
@@ -370,7 +377,7 @@ class Acting:
             self.session.applied -= 1
         taken = self.close(self.diagnosed(self.case(symptom, optimizer, scaler, program, step)))
         if taken == "rolled back":
-            self.recovering.roll_back()
+            self.recovering.roll_back(late=True)
         return taken
 
     # -- an update that turned out bad --------------------------------------------------------------------------

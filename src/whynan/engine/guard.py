@@ -19,6 +19,7 @@ import torch
 
 from whynan.capsule.collectives import several
 from whynan.capsule.intercept import Interception
+from whynan.capsule.loaders import Loop
 from whynan.capsule.loads import versions_of
 from whynan.capsule.recorder import Recorder
 from whynan.capsule.sites import asked_for, take_site
@@ -328,9 +329,13 @@ class Guard:
             entry = self.recorder.note("zero", functools.partial(_drop_gradients, list(tensors)))
             self.recorder.tape.add(entry, None)
 
-    def draw_again(self, loader: Any) -> Any:
-        """A batch is about to be drawn: after a rollback, the position the loader was at with the snapshot."""
-        return self.recovering.position_of(loader)
+    def loop_begun(self, loop: Loop) -> None:
+        """The program loops over a loader that knows its position: a snapshot is to know it, too."""
+        self.recovering.looped(loop)
+
+    def draw_again(self, loop: Loop) -> None:
+        """A batch is about to be drawn: after a rollback, from where the loader was with the snapshot."""
+        self.recovering.rewind(loop)
 
     # -- doors: followers ---------------------------------------------------------------------------------------
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
+from whynan.capsule.loaders import Loop
 from whynan.engine.options import Options
 from whynan.engine.session import Session, parameters_of
 from whynan.recovery.followers import Followers
-from whynan.recovery.lastgood import Everything, LastGood
+from whynan.recovery.lastgood import Everything, LastGood, Position
 from whynan.recovery.policy import Policy
 
 
@@ -22,10 +23,10 @@ class Recovering:
     def __init__(self, session: Session, options: Options, followers: Followers) -> None:
         self.session, self.options, self.followers = session, options, followers
         self.scalers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.loaders: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.loops: weakref.WeakSet[Loop] = weakref.WeakSet()  # the last one over each loader that knows its position
         self.averages: list[torch.nn.Module] = []  # copies the user told us of and moves by hand
         self.last: LastGood | None = None
-        self._rewound: list[tuple[Any, Any]] = []  # loaders to set back, with their position
+        self._rewound: list[tuple[Loop, Position]] = []  # loops to set back, and where to
         self._wanted = (session.budget.includes(Policy.ROLLBACK) or options.spike == "rollback") and options.snapshots != "off"
         self.redoing = False  # batches from before a rollback come again
         self._told = False
@@ -61,12 +62,12 @@ class Recovering:
         if self.last is not None and self.last.since == 0 and not self.session.window.backwards:
             self.renew()
 
-    def finished(self, applied: bool, rolled_back: bool) -> None:
-        """A step is over; take a snapshot before the next batch if one is due."""
+    def finished(self, applied: bool, by_scaler: bool, rolled_back: bool) -> None:
+        """A step is over; take a snapshot before the next batch if one is due. A step that a scaler skipped by itself it will skip again."""
         last = self.last
         if last is None or rolled_back:
             return  # the step that was rolled back is noted by `LastGood` itself
-        if not applied:
+        if not applied and not by_scaler:
             last.bad.add(last.since)
         last.since += 1
         if applied and self.session.applied - last.applied >= self.options.snapshot_every:
@@ -93,24 +94,32 @@ class Recovering:
     def everything(self) -> Everything:
         """Return the objects that make up the state of the run."""
         modules = [*self.session.recorder.roots(), *self.followers.averages, *self.averages]
-        return Everything(list(self.session.optimizers), modules, self.followers.schedulers, list(self.scalers), list(self.loaders))
+        return Everything(list(self.session.optimizers), modules, self.followers.schedulers, list(self.scalers), list(self.loops))
 
-    def roll_back(self) -> None:
-        """Put the last good state back."""
+    def roll_back(self, late: bool = False) -> None:
+        """Put the last good state back, for the step in progress or, read late, for the one before it: what it does now is made anew."""
         assert self.last is not None
-        self._rewound = self.last.restore(self.options.rewind_data)
+        positions = self.last.restore(self.options.rewind_data, self.last.since - late)
+        self._rewound = [(loop, found) for loop in self.loops for found in positions if found.loader is loop.loader]
         self.session.applied = self.last.applied
         self.followers.rolled_back()
         self.redoing = bool(self._rewound)
         self._lower_rates(self.options.lr_after_rollback)
         self.hold_averages()
 
-    def position_of(self, loader: Any) -> Any:
-        """Return where a loader has to go back to after a rollback, once."""
-        self.loaders.add(loader)
-        found = [position for known, position in self._rewound if known is loader]
-        self._rewound = [(known, position) for known, position in self._rewound if known is not loader]
-        return found[0] if found else None
+    def looped(self, loop: Loop) -> None:
+        """A loop over a loader begins: a snapshot that does not know the loader takes it in at its beginning."""
+        self.loops -= {known for known in self.loops if known.loader is loop.loader}
+        self.loops.add(loop)
+        if self.last is not None:
+            self.last.add(loop)
+
+    def rewind(self, loop: Loop) -> None:
+        """Take a loop that was going on at a rollback back to the snapshot's position, once; one that was begun since is a new one."""
+        for known, position in self._rewound:
+            if known is loop:
+                self.session.recorder.suspended(loop.go_back, position.state, position.playing, position.drawn)
+        self._rewound = [(known, position) for known, position in self._rewound if known.loader is not loop.loader]
 
     def _lower_rates(self, factor: float) -> None:
         if factor == 1.0:

@@ -75,6 +75,9 @@ class Scaling:
     def blames(self, optimizer: Any) -> bool:
         """Look into a step that the scaler skips; return whether it is dropped as bad, scale and all."""
         window, scaler = self.session.window, self.current
+        if self.acting.drops_again():
+            self._held.add(id(optimizer))
+            return True
         if not window.counted:
             window.counted = True
             self._look(scaler, optimizer)

@@ -149,9 +149,9 @@ class Stepping:
     def _left_out(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether this step falls away without a new incident: with a partner's, met again after a rollback, all its micro-batches dropped."""
         window = self.session.window
-        if self.sharing.drops(optimizer):
+        if self.sharing.drops(optimizer) or self.acting.drops_again():
             return True
-        if (self.recovering.redoing and self.recovering.met_before()) or (window.dropped and not window.backwards):
+        if window.dropped and not window.backwards:
             self.acting.drop()
             return True
         return False
@@ -346,7 +346,7 @@ class Stepping:
             if optimizer is not None and (session.has_several or dropped):
                 self.sharing.finished(optimizer, window.taken if dropped else "")
             if self.recovering.last is not None:
-                self.recovering.finished(applied, window.taken == "rolled back")
+                self.recovering.finished(applied, window.scaled and not dropped, window.taken == "rolled back")
             if applied and self.regular.wanted:
                 self.regular.finished()
             if self.foreseeing.follows or session.step_count % EVERY == 0:

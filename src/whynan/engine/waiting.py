@@ -56,7 +56,9 @@ class Waiting:
     def nobody_else(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether nothing else must be kept from moving before the next backward pass."""
         alone = not self.followers.averages and not self.recovering.averages and not self.sharing.partners(optimizer) and not self.sharing.drops(optimizer)
-        return alone and _has_state(optimizer) and not self.noticing.busy_buffers() and not self.session.recorder.tape.carries
+        if not alone or self.recovering.met_before():
+            return False
+        return _has_state(optimizer) and not self.noticing.busy_buffers() and not self.session.recorder.tape.carries
 
     def step(self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any], found: Any = None) -> Any:
         """Let the kernel skip by a flag on the device; the host reads it when the next step comes."""
@@ -105,7 +107,7 @@ class Waiting:
         if taken == "stopped":
             self.session.stop(f"stopped at step {self.session.step_count}: a spike of the loss or the gradient norm")
         if taken == "rolled back" and self.recovering.possible:
-            self.recovering.roll_back()
+            self.recovering.roll_back(late=True)
             return taken
         return ""
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.nn.modules.batchnorm import _NormBase
 
+from whynan.capsule.loaders import Loop
 from whynan.capsule.snapshot import Snapshot, copied, local, nbytes
 from whynan.capsule.state import Mutable, holdings, own_modules, put_back, put_rng, take_rng
 from whynan.recovery.followers import Moved
@@ -29,7 +30,7 @@ class Everything:
     modules: list[torch.nn.Module] = field(default_factory=list)  # models and averaged copies
     schedulers: list[Any] = field(default_factory=list)
     scalers: list[Any] = field(default_factory=list)
-    loaders: list[Any] = field(default_factory=list)
+    loops: list[Loop] = field(default_factory=list)  # over loaders that know their position
 
     def damaged(self, before: LastGood | None) -> bool:
         """Whether anything of it is not finite already."""
@@ -47,6 +48,22 @@ def _bad_buffers(modules: list[torch.nn.Module]) -> Iterator[tuple[Buffer, torch
     for module in modules:
         for part in module.modules():
             yield from (((id(part), name), part) for name, _, _ in nonfinite((n, b) for n, b in part._buffers.items() if b is not None))
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a loader was."""
+
+    loader: Any
+    state: Any
+    playing: int  # in which loop over it
+    drawn: torch.Tensor | None  # the state of its generator
+
+
+def _position(loop: Loop) -> Position:
+    loader = loop.loader
+    state = loader.state_dict()  # before its generator: some samplers ask that for what they keep
+    return Position(loader, state, loop.playing, None if loader.generator is None else loader.generator.get_state())
 
 
 class LastGood:
@@ -68,11 +85,17 @@ class LastGood:
         self.bad_buffers = {key for key, _ in _bad_buffers(state.modules)}
         for thing in (*state.modules, *state.schedulers, *state.optimizers, *state.scalers):
             self.add(thing)
-        self._loaders = [(loader, loader.state_dict()) for loader in state.loaders]
+        self._positions: list[Position] = []
+        for loop in state.loops:
+            self.add(loop)
         self._rng = take_rng(others=True)
 
     def add(self, thing: Any) -> None:
-        """Take in a module, scheduler, optimizer or scaler that is met for the first time: it has not moved since the snapshot."""
+        """Take in a module, scheduler, optimizer, scaler or loader that is met for the first time: it has not moved since the snapshot."""
+        if isinstance(thing, Loop):
+            if all(known.loader is not thing.loader for known in self._positions):
+                self._positions.append(_position(thing))
+            return
         if id(thing) in self._known:
             return
         self._known.add(id(thing))
@@ -92,8 +115,8 @@ class LastGood:
         """How much memory it takes."""
         return sum(s.nbytes for s in self._optimizers) + nbytes([c for _, c in self._tensors])
 
-    def restore(self, rewind_data: bool) -> list[tuple[Any, Any]]:
-        """Put everything back in place; return the loaders with the position they were at, if they are to be rewound."""
+    def restore(self, rewind_data: bool, bad: int) -> list[Position]:
+        """Put everything back in place for a bad step, by its number since; return where the loaders were, if they are to be rewound."""
         for snapshot in self._optimizers:
             snapshot.restore()
         for module, attributes, buffers in self._attributes:
@@ -109,7 +132,7 @@ class LastGood:
         for scaler, saved in self._scalers:
             scaler.load_state_dict(saved)
         put_rng(self._rng)
-        self.bad.add(self.since)
+        self.bad.add(bad)
         self.since = 0
         self.restored = True
-        return self._loaders if rewind_data else []
+        return self._positions if rewind_data else []
