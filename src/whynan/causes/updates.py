@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import inspect
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from whynan.causes.catalogue import Finding, Scene, rule
-from whynan.causes.facts import LIMITS
+from whynan.causes.facts import LIMITS, share
 from whynan.causes.fixes import Fix
+from whynan.causes.held_settings import TRIED, Setting, With, guards, tried
 from whynan.records import Phase, Remedy, number
 
 if TYPE_CHECKING:
     from types import CodeType
 
-    from whynan.trace.birth import Birth
+    from whynan.trace.birth import Birth, View
 
+_DIVISIONS = (
+    "div",
+    "addcdiv",
+    "_foreach_addcdiv",
+    "_foreach_div",
+    "reciprocal",
+    "rsqrt",
+    "_foreach_reciprocal",
+    "_foreach_rsqrt",
+    "_fused_adam",
+    "_fused_adamw",
+)
 _USUAL = {
     True: "a schedule that gives nan takes the root of a negative number, or divides 0 by 0",
     False: "a schedule that gives inf divides by 0, or raises 0 to a negative power",
@@ -59,12 +72,13 @@ def update_not_finite(scene: Scene) -> Finding | None:
 
     How sure
     whynan repeats the update from a copy of weights and state taken before it, finds the first
-    bad operation, and reads eps in its dtype. Proven when the update repeated with a larger eps,
-    or with one in the denominator of your own optimizer, is finite; otherwise suspected.
+    bad operation, and reads eps (or epsilon, damping, one of a tuple) in its dtype. Proven when
+    the update repeated with a larger one, or with one in the denominator of your own optimizer,
+    is finite; otherwise suspected.
 
     Not this when
     The gradient was bad (family WN5xx), the state was (WN603), or the weights grew over many
-    steps (WN605).
+    steps (WN605). A guard that rounds to 0 in a formula of the model or the loss is WN204.
     """
     import torch
 
@@ -80,42 +94,89 @@ def update_not_finite(scene: Scene) -> Finding | None:
     assert view is not None
     evidence = ["weights, gradients and optimizer state are finite before the update"]
     rates = [g.get("lr") for g in scene.optimizer.param_groups] if scene.optimizer is not None else []
-    rate = next((r for r in rates if isinstance(r, float | torch.Tensor) and not math.isfinite(r)), None)
+    rate = next((r for r in rates if isinstance(r, float) or (isinstance(r, torch.Tensor) and r.numel() == 1) if not math.isfinite(r)), None)
     if rate is not None:
         return _bad_rate(scene, float(rate), evidence)
-    label = f"{view.name} inside the optimizer made the first non-finite value"
-    fixes: list[Fix] = []
-    group = scene.optimizer.param_groups[0] if scene.optimizer is not None else {}
-    eps = group.get("eps")
+    lost, remedies = _lost_guard(scene, view)
+    if lost is not None:
+        return Finding(_divides(view, lost), [*evidence, _why(view, lost)], remedies=remedies, empty=not stepped)  # gradients of 0 have a norm of 0
+    label, fixes = _otherwise(view)
+    remedies = _smaller_than_usual(scene, view.op.dtype) if fixes else []
+    fixes = [] if remedies else fixes or [Fix("keep the optimizer's denominator away from 0 and its values in range")]
+    return Finding(label, evidence, fixes, remedies=remedies, empty=not stepped)
+
+
+def _lost_guard(scene: Scene, view: View) -> tuple[Setting | None, list[Remedy]]:
+    """Return the guard in the optimizer's groups that is 0 and without which this operation meets a 0, and the update with another one.
+
+    By trial, where there are several: each stands in a place of its own.
+    """
+    if scene.optimizer is None or not (view.name in _DIVISIONS or _negative_power(view) is not None):
+        return None, []
     dtype = view.op.dtype
-    if eps is not None and view.name in ("div", "addcdiv", "_foreach_addcdiv", "_foreach_div", "reciprocal", "rsqrt", "_fused_adam", "_fused_adamw"):
-        lost = _rounds_to_zero(float(eps), dtype)
-        if float(eps) == 0 or lost:
-            label = f"eps is {'0' if float(eps) == 0 else f'{eps}, which is 0 in {dtype}'}: the update divides by the root of a second moment of 0"
-            evidence.append(f"eps {eps} in {dtype} is {0 if lost or not eps else eps}; where the second moment is 0 the update is 0/0 or x/0")
-            fixes.append(
-                Fix(f"give the optimizer eps={'1e-4' if dtype == 'float16' else '1e-8'}" + (", or keep float32 master weights" if dtype == "float16" else ""))
-            )
+    lost = [setting for setting in guards(scene.optimizer) if setting.is_lost(dtype)]
+    played = [(setting, remedy) for setting in lost[:TRIED] if (remedy := tried(scene, setting, dtype)) is not None]
+    for setting, remedy in played:
+        if remedy.result == "proven":
+            return setting, [remedy]
+    return (played[0][0], [played[0][1]]) if len(played) == 1 and played[0][0].key == "eps" and view.name in _DIVISIONS else (None, [])
+
+
+def _divides(view: View, setting: Setting) -> str:
+    """Say what the update does without a guard."""
+    power = _negative_power(view)
+    if power is not None:
+        return f"{setting.became(view.op.dtype)}: the update raises 0 to the power {number(power)}"
+    what = "the root of 0" if "rsqrt" in view.name else "the root of a second moment of 0" if setting.name == "eps" else "0"
+    return f"{setting.became(view.op.dtype)}: the update divides by {what}"
+
+
+def _why(view: View, setting: Setting) -> str:
+    dtype = view.op.dtype
+    if setting.name != "eps" or _negative_power(view) is not None or "rsqrt" in view.name:
+        where = f"{setting.name} of the optimizer's settings should keep what is divided by above 0, and is {number(setting.value)}"
+    else:
+        where = f"eps {setting.whole} in {dtype} is 0; where the second moment is 0 the update is 0/0 or x/0"
+    return where if setting.value == 0 else f"{where}; a guard that rounds to 0 in a formula is WN204, this one is the optimizer's own"
+
+
+def _negative_power(view: View) -> float | None:
+    """Return the exponent of a power of 0 that is below 0."""
+    exponent, base = view.scalar("exponent"), view.input("self")
+    if not isinstance(exponent, int | float) or exponent >= 0 or "pow" not in view.name:
+        return None
+    return float(exponent) if base is not None and bool((base == 0).any()) else None
+
+
+def _smaller_than_usual(scene: Scene, dtype: str) -> list[Remedy]:
+    """Try a larger eps where there is one that is small."""
+    eps = [s for s in guards(scene.optimizer) if s.name == "eps"] if scene.optimizer is not None else []
+    remedies = [tried(scene, s, dtype) for s in eps]
+    return [r for r in remedies if r is not None]
+
+
+def _otherwise(view: View) -> tuple[str, list[Fix]]:
+    """Say what the update does wrong that is no setting's fault."""
+    dtype = view.op.dtype
     kept = list(view.inputs().values())
     zeros = int((kept[-1] == 0).sum()) if kept else 0  # the last argument of all of these is the divisor
-    if not fixes and view.name in ("div", "addcdiv", "reciprocal", "rsqrt") and zeros:
-        label = f"the update divides by 0: {zeros} of {kept[-1].numel()} divisors are 0"
-        fixes.append(Fix("add a small eps to the denominator of the update", "({x} + 1e-8)", {"div": 1, "addcdiv": 2}.get(view.name, 0)))
+    if view.name in ("div", "addcdiv", "reciprocal", "rsqrt") and zeros:
+        fix = Fix("add a small eps to the denominator of the update", "({x} + 1e-8)", {"div": 1, "addcdiv": 2}.get(view.name, 0))
+        return f"the update divides by 0: {zeros} of {kept[-1].numel()} divisors are 0", [fix]
+    if (power := _negative_power(view)) is not None:
+        label = f"the update raises 0 to the power {number(power)}: {share(zeros, kept[0], 'bases are 0')}"
+        return label, [Fix("add a small number to the base", "({x} + 1e-8)", 0)]
     factor = view.op.scalars.get("alpha")
-    if not fixes and isinstance(factor, float) and not math.isfinite(factor):
+    if isinstance(factor, float) and not math.isfinite(factor):
         label = f"the optimizer goes {number(factor)} times along its direction: it computed this length itself"
-        fixes.append(Fix("lower the learning rate, or bring loss and gradients into a range whose squares are finite"))
+        return label, [Fix("lower the learning rate, or bring loss and gradients into a range whose squares are finite")]
     largest = max((float(t.abs().max()) for t in kept if t.numel() and t.is_floating_point()), default=0.0)
-    if not fixes and "mul" in view.name and largest**2 > LIMITS.get(dtype, math.inf):
+    if "mul" in view.name and largest**2 > LIMITS.get(dtype, math.inf):
         label = f"the square of a gradient of {number(largest)} is past the range of {dtype} ({number(LIMITS[dtype])})"
-        fixes.append(Fix("bring loss and gradients into a range whose squares are finite: other units, a smaller loss weight, or clipping before the update"))
-    if not fixes and dtype in ("float16", "bfloat16"):
-        limit = LIMITS[dtype]
-        label = f"the update leaves the range of {dtype} ({number(limit)})"
-        fixes.append(Fix("keep float32 master weights or lower the learning rate"))
-    remedies = _try_eps(scene, eps, "1e-4" if dtype == "float16" else "1e-8") if eps is not None and fixes else []
-    fixes = [] if remedies else fixes or [Fix("keep the optimizer's denominator away from 0 and its values in range")]
-    return Finding(label, evidence, fixes, remedies=remedies, empty=not stepped)  # gradients of 0 have a norm of 0
+        return label, [Fix("bring loss and gradients into a range whose squares are finite: other units, a smaller loss weight, or clipping before the update")]
+    if dtype in ("float16", "bfloat16"):
+        return f"the update leaves the range of {dtype} ({number(LIMITS[dtype])})", [Fix("keep float32 master weights or lower the learning rate")]
+    return f"{view.name} inside the optimizer made the first non-finite value", []
 
 
 def _bad_rate(scene: Scene, rate: float, evidence: list[str]) -> Finding:
@@ -127,7 +188,7 @@ def _bad_rate(scene: Scene, rate: float, evidence: list[str]) -> Finding:
     proven = False
     if before is not None:
         evidence.append(f"the last learning rate that was finite is {number(before)}")
-        proven = lab.run(around=_With(scene.optimizer.param_groups, "lr", before)).finite
+        proven = lab.run(around=With(scene.optimizer.param_groups, "lr", before)).finite
         scene.tried("the update with the last finite learning rate", "the update is finite" if proven else "still not finite")
     if proven:
         evidence.append("with that the update is finite")
@@ -160,51 +221,3 @@ def _by_hand(birth: Birth) -> Finding | None:
         return None
     fix = Fix(f"keep the step size finite: {_USUAL[math.isnan(numbers[0])]}")
     return Finding(f"the update is multiplied by {number(numbers[0])}", ["weights and gradients are finite before the update"], [fix])
-
-
-class _With:
-    """Another number in every group of an optimizer, for a while."""
-
-    def __init__(self, groups: list[dict[str, Any]], key: str, value: float) -> None:
-        self.groups, self.key, self.value = groups, key, value
-        self.before = [group[key] for group in groups]
-
-    def __enter__(self) -> None:
-        for group in self.groups:
-            group[self.key] = self.value
-
-    def __exit__(self, *_: object) -> None:
-        for group, value in zip(self.groups, self.before, strict=True):
-            group[self.key] = value
-
-
-def _try_eps(scene: Scene, eps: Any, better: str) -> list[Remedy]:
-    """Replay the update with another eps; the diff is at the optimizer's construction."""
-    from whynan.capsule.sites import resolve
-    from whynan.causes.source import expression_at
-
-    lab, groups = scene.lab, scene.optimizer.param_groups
-    assert lab is not None
-    if float(eps) >= float(better):
-        return []
-
-    outcome = lab.run(around=_With(groups, "eps", float(better)))
-    fix = Fix(f"give the optimizer eps={better}", better, keyword="eps")
-    scene.tried(fix.title, "the update is finite" if outcome.finite else "still not finite")
-    expression = expression_at(scene.made_at, resolve(scene.made_at).file) if scene.made_at is not None else None
-    change = fix.text(expression) if expression is not None else None
-    diff = expression.diff(*change) if expression is not None and change is not None else ""
-    return [
-        Remedy(
-            fix.title,
-            diff,
-            False,
-            "proven" if outcome.finite else "failed",
-            f"with eps={better}: the update is finite" if outcome.finite else "still not finite",
-        )
-    ]
-
-
-def _rounds_to_zero(value: float, dtype: str) -> bool:
-    smallest = {"float16": 2.98e-8, "bfloat16": 4.6e-41, "float32": 7.0e-46}.get(dtype, 0.0)
-    return 0 < value < smallest
