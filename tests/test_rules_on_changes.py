@@ -384,3 +384,42 @@ def test_a_change_is_tried_where_what_it_makes_is_picked_up_from_inside_a_module
     assert first["cause"]["code"] == "WN502"
     assert [(r["result"], ".clamp_min(1e-12).log()" in r["diff"]) for r in first["remedies"]][:1] == [("proven", True)], done.err
     assert "KeyError" not in str(first)
+
+
+INNER = """
+import torch
+from torch.func import functional_call, grad
+torch.manual_seed(0)
+net = torch.nn.Linear(3, 2, bias=False)
+opt = torch.optim.SGD(net.parameters(), 0.05)
+def distance(params, x, y):
+    return {distance}
+for s in range(8):
+    x, q = torch.randn(4, 3), torch.randn(4, 3)
+    if s == 5:
+        x = torch.zeros(4, 3)
+    params = dict(net.named_parameters())
+    slopes = grad(distance)(params, x, x[:, :2])
+    moved = {name: p - 0.1 * slopes[name] for name, p in params.items()}
+    loss = (functional_call(net, moved, (q,)) - q[:, :2]).square().mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("distance", "change"),
+    [
+        ("(functional_call(net, params, (x,)) - y).square().mean().sqrt()", "+ 1e-6).sqrt()"),
+        ("(functional_call(net, params, (x,)) - y).square().sum(1).sqrt().mean()", "+ 1e-6).sqrt()"),
+        ("torch.where(x[:, :2] == 0, 0, functional_call(net, params, (x,)) / x[:, :2]).square().mean()", "!= 0, float("),
+    ],
+)
+def test_changes_are_tried_inside_a_function_that_torch_func_differentiates(box: Sandbox, distance: str, change: str) -> None:
+    """There torch refuses the hooks that tell how much of a gradient a change stops; that is asked outside of the transform."""
+    done = box.watched(INNER.replace("{distance}", distance))
+    (incident,) = done.incidents
+    assert (incident["step"], incident["origin"]["code"]) == (5, f"return {distance}")
+    assert incident["remedies"][0]["result"] == "proven", done.err
+    assert change in incident["remedies"][0]["diff"]

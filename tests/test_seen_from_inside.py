@@ -361,3 +361,21 @@ def test_wrapped_classes_travel_to_a_process_without_whynan(box: Sandbox) -> Non
     """)
     done = box.python(str(reader))
     assert done.out == "[0.0, 0.0]\n", done.err
+
+
+def test_a_report_names_calls_as_the_program_does(box: Sandbox) -> None:
+    """`torch.tensor(...)` ends in an operation that torch calls lift_fresh; nobody has written that."""
+    done = box.watched("""
+        import torch
+        net = torch.nn.Linear(4, 2)
+        opt = torch.optim.SGD(net.parameters(), 0.1)
+        for s in range(4):
+            share = torch.tensor(0.0 if s == 2 else 1.0)
+            loss = (net(torch.zeros(3, 4)) * share / share).half().float().mean()
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+    """)
+    (incident,) = done.incidents
+    assert "the argument was made here by torch.tensor" in [span["label"] for span in incident["origin"]["from"]], done.err
+    assert not {"lift_fresh", "_to_copy", "to_copy", "alias"}.intersection(stage["op"] for stage in incident["path"])

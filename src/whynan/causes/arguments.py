@@ -45,6 +45,7 @@ def computed_forward(scene: Scene) -> View | None:
 def from_spans(view: View, index: int = 0) -> list[Span]:
     """Return the place where an argument was computed, if it is another line."""
     from whynan.capsule.sites import positions, resolve
+    from whynan.trace.saying import called
 
     made = as_view(skip_views(view.maker(index)))
     if made is None or made.site is None or made.op.backward:
@@ -52,7 +53,7 @@ def from_spans(view: View, index: int = 0) -> list[Span]:
     here = view.site
     if here is not None and here.code is made.site.code and positions(here)[0] == positions(made.site)[0]:
         return []
-    return [resolve(made.site, f"the argument was made here by {made.name.strip('_')}")]
+    return [resolve(made.site, f"the argument was made here by {called(made.op)}")]
 
 
 def rounded_from(view: View) -> str:

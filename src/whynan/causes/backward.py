@@ -366,6 +366,8 @@ def gradient_overflow(scene: Scene) -> Finding | None:
     The slope itself is infinite (WN501), forward values overflow (WN202, WN203), the gradient
     norm grew over the last steps (WN605), or a scaler skips for ever (WN606).
     """
+    from whynan.trace.saying import called
+
     found = _parts(scene)
     if found is None:
         return None
@@ -379,7 +381,7 @@ def gradient_overflow(scene: Scene) -> Finding | None:
     size, dtype = biggest(wide), view.op.dtype
     ends = LIMITS.get(dtype, 0.0)
     limit = {"float16": "65 504", "bfloat16": "3.39e38", "float32": "3.4e38"}.get(dtype) or number(ends)
-    name = forward.name.strip("_")
+    name = called(forward.op)
     goes_on = _goes_on(birth)
     what = f"a value on the way to the gradient of {name}" if goes_on else f"the gradient of {name}"
     evidence = [f"{what} would be {number(size)}, {dtype} ends at {limit}", "in a wider dtype the same operation is finite"]
@@ -486,6 +488,8 @@ def infinite_slope(scene: Scene) -> Finding | None:
     found = _parts(scene)
     if found is None or not found[0].op or not found[0].op.backward:
         return None
+    from whynan.trace.saying import called
+
     birth, forward = found
     name = forward.name.strip("_")
     argument = forward.input(1 if forward.name == "xlogy" else 0)
@@ -493,7 +497,7 @@ def infinite_slope(scene: Scene) -> Finding | None:
     power = float(exponent) if isinstance(exponent, int | float) else None
     evidence = []
     empty = False
-    label = f"the slope of {name} is {'not a number' if _gave_nan(birth) else 'infinite'} here"
+    label = f"the slope of {called(forward.op)} is {'not a number' if _gave_nan(birth) else 'infinite'} here"
     edge = 1.0 if forward.name in ("acos", "asin", "atanh") else _EDGES.get(forward.name)
     if argument is not None and edge is not None:
         at = at_or_below(argument, edge)

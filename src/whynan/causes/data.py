@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from whynan.causes.arguments import forward_view
 from whynan.causes.catalogue import Finding, Scene, rule
-from whynan.causes.facts import as_entries, rows, skip_views, where_bad
+from whynan.causes.facts import as_entries, as_view, rows, skip_views, where_bad
 from whynan.causes.fixes import Fix
 from whynan.causes.weighing import LOSSES, UNCOUNTED, bad_weight, is_loss, is_weight, source_text, used_at, weight_name
 from whynan.records import Phase
@@ -279,6 +279,8 @@ def value_out_of_range(scene: Scene) -> Finding | None:
     The index is right and the row it points to holds NaN (WN601), or all targets are ignored
     (WN402).
     """
+    from whynan.trace.saying import called
+
     birth = scene.birth
     view = birth.view if birth is not None else None
     if birth is None or view is None or birth.error is None:
@@ -302,7 +304,8 @@ def value_out_of_range(scene: Scene) -> Finding | None:
     indices = [int(i) for i in hit.nonzero()[:64, 0]] if bad.dim() else []
     made = skip_views(view.maker(name))
     if hasattr(made, "name") and made is not None and made.name:
-        evidence.append(f"it came from {made.name}")
+        computed = as_view(made)
+        evidence.append(f"it came from {called(computed.op) if computed is not None else made.name}")
     return Finding(
         f"index {value} in a table of {size}",
         evidence,

@@ -9,6 +9,7 @@ import ast
 import inspect
 import re
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from types import CodeType
 from typing import TYPE_CHECKING, Any
@@ -152,7 +153,12 @@ class Fix:
             if stopped is not None:
                 others = [o for place, o in enumerate(operands) if place != self.operand]
                 only = not any(isinstance(o, torch.Tensor) and o.requires_grad for o in others)
-                _count(stopped, code, scope, lambda x: func(*_put(operands, self.operand, x, flipped), **kwargs), result, only, name in _ENDLESS)
+
+                def again(x: Any) -> Any:
+                    beside = operands if _differentiated(x) else [_bare(o) for o in operands]
+                    return func(*_put(beside, self.operand, x, flipped), **kwargs)
+
+                _count(stopped, code, scope, again, result, only, name in _ENDLESS)
             return result
 
         return change
@@ -260,6 +266,9 @@ class Stopped:
 def _count(stopped: list[Stopped], code: CodeType, scope: dict[str, Any], call: Callable[[Any], Any], result: Any, only: bool, endless: bool) -> None:
     """Tell which elements a change of an operand lets no gradient through of; again when it is known what gradient came to the result."""
     torch, x = scope["torch"], scope["_x"]
+    if _differentiated(x):
+        stopped.append(_stopped_in_transform(code, scope, call, only))
+        return
     dead = _dead(code, scope)
     if dead is None or not dead.any():
         stopped.append(Stopped() if dead is None else Stopped(among=x.numel()))
@@ -279,16 +288,53 @@ def _count(stopped: list[Stopped], code: CodeType, scope: dict[str, Any], call: 
         result.register_hook(arrived)
 
 
+def _stopped_in_transform(code: CodeType, scope: dict[str, Any], call: Callable[[Any], Any], only: bool) -> Stopped:
+    """Tell the same inside `torch.func.grad`, which has no hooks: by the values alone, outside of it."""
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+    bare = {name: _bare(value) for name, value in scope.items()}
+    with temporarily_clear_interpreter_stack():
+        bare["_x"] = x = bare["_x"].detach().requires_grad_()
+        dead = _dead(code, bare)
+        return Stopped(int(dead.sum()), _healthy(scope["torch"], dead, x, call), x.numel(), only) if dead.any() else Stopped(among=x.numel())
+
+
+def _differentiated(x: Any) -> bool:
+    """Whether a value is one that `torch.func.grad` follows, alone: not as one of many in a `vmap`."""
+    import torch
+
+    while isinstance(x, torch.Tensor) and torch._C._functorch.is_gradtrackingtensor(x):
+        x = torch._C._functorch.get_unwrapped(x)
+        if not torch._C._functorch.is_functorch_wrapped_tensor(x):
+            return True
+    return False
+
+
+def _bare(value: Any) -> Any:
+    """Return what `torch.func.grad` follows as a plain tensor; other things, and lists of them, as they are."""
+    import torch
+
+    while _differentiated(value):
+        value = torch._C._functorch.get_unwrapped(value)
+    return tuple(map(_bare, value)) if type(value) is tuple else value
+
+
 def _dead(code: CodeType, scope: dict[str, Any]) -> Any:
     """Return the elements whose slope a change of an operand sets to 0; None where the operand has no gradient."""
     torch, x = scope["torch"], scope["_x"]
     if not isinstance(x, torch.Tensor) or not x.requires_grad:
         return None
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is):  # not those of a checkpointed block around it
+    with torch.enable_grad(), _own_hooks(torch):
         leaf = x.detach().requires_grad_()
         made = eval(code, scope | {"_x": leaf})  # our own template
         slope = torch.autograd.grad(made.sum().real, leaf)[0] if made.requires_grad else torch.zeros_like(leaf)
     return slope == 0
+
+
+def _own_hooks(torch: Any) -> AbstractContextManager[object]:
+    """Keep the hooks of a checkpointed block around from what is computed here; inside `torch.func.grad` there are none, and none can be set."""
+    forbidden = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message() is not None
+    return nullcontext() if forbidden else torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is)  # type: ignore[no-any-return]
 
 
 def _as_it_is(tensor: Any) -> Any:
@@ -305,7 +351,7 @@ def _given(gradient: Any, x: Any) -> Any:
 
 def _healthy(torch: Any, dead: Any, x: Any, call: Callable[[Any], Any], gradient: Any = None) -> int:
     """Count those of some elements whose gradient is finite and other than 0 as it is: for that of the result, else for a sum of it."""
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is):  # not those of a checkpointed block around it
+    with torch.enable_grad(), _own_hooks(torch):
         leaf = x.detach().requires_grad_()
         try:
             value = call(leaf)

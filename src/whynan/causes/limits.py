@@ -45,6 +45,7 @@ def origin_not_observed(scene: Scene) -> Finding | None:
     through numpy), or the bad value was there before the step began (WN601, WN602, WN701).
     """
     from whynan.trace.graph import OUTSIDE
+    from whynan.trace.saying import called
 
     birth = scene.birth
     if birth is None:
@@ -54,7 +55,7 @@ def origin_not_observed(scene: Scene) -> Finding | None:
     if birth.leaf is not None and birth.leaf.role == OUTSIDE:
         made = f"`{birth.leaf.name}` computes with something else than torch (numpy, a library of C): what it did in there was not seen"
         return Finding(f"the arguments of `{birth.leaf.name}` are finite, its result is not", [made])
-    name = birth.op.name if birth.op is not None else birth.leaf.role if birth.leaf is not None else "?"
+    name = called(birth.op) if birth.op is not None else birth.leaf.role if birth.leaf is not None else "?"
     return Finding("the first non-finite value appears here", [f"{name} gave a non-finite result; {_unanswered(scene.failed)}"])
 
 

@@ -15,6 +15,7 @@ from whynan.records import NOWHERE, Histogram, ModuleState, Origin, Phase, Stage
 from whynan.trace.birth import Birth, View
 from whynan.trace.graph import Leaf, Op
 from whynan.trace.modules import MOST as MOST_MODULES
+from whynan.trace.saying import called
 from whynan.trace.slicing import HAND_ON, base, follow
 from whynan.tripwire.histograms import histogram
 from whynan.tripwire.values import stats
@@ -71,7 +72,7 @@ def _argument(view: View, name: str, tensor: torch.Tensor | None) -> Stage:
     made = view.maker(name)
     value = stats(name, tensor) if tensor is not None else None
     if isinstance(made, View):
-        return Stage("argument", _called(made.op), _phase(made.op), made.op.module, resolve(made.site), value, f"argument {name!r}")
+        return Stage("argument", called(made.op), _phase(made.op), made.op.module, resolve(made.site), value, f"argument {name!r}")
     label = " ".join(filter(None, (made.role, made.name))) if isinstance(made, Leaf) else "number"
     return Stage("argument", label, Phase.INPUT if isinstance(made, Leaf) and made.role == "input" else "", "", NOWHERE, value, f"argument {name!r}")
 
@@ -91,12 +92,7 @@ def _stage(role: str, op: Op, birth: Birth) -> Stage:
     forward = birth.graph.forward_of(op) if op.backward and not op.live else None
     place = forward or op
     value = stats("result", tensor) if tensor is not None else None
-    return Stage(role, _called(op), _phase(op), place.module, resolve(place.site), value, "" if value is not None else _damage(op))
-
-
-def _called(op: Op) -> str:
-    """An operation's name as a person knows it: `softmax` for `_softmax`, `view` for `_unsafe_view`."""
-    return base(op).strip("_").removeprefix("unsafe_")
+    return Stage(role, called(op), _phase(op), place.module, resolve(place.site), value, "" if value is not None else _damage(op))
 
 
 def _phase(op: Op) -> str:
@@ -111,7 +107,7 @@ def _damage(op: Op) -> str:
 def _joined(birth: Birth, ops: list[Op]) -> list[Stage]:
     """The operations that carried the damage on, without views and copies, and one of several alike."""
     found: list[Stage] = []
-    for op in (o for o in ops if not {base(o), _called(o)}.intersection(HAND_ON) or o is ops[-1]):
+    for op in (o for o in ops if not {base(o), called(o)}.intersection(HAND_ON) or o is ops[-1]):
         stage = _stage("carried", op, birth)
         last = found[-1] if found else None
         if last is not None and (last.op, last.span, last.module, last.phase) == (stage.op, stage.span, stage.module, stage.phase):
