@@ -328,3 +328,23 @@ def test_what_an_update_that_raised_left_behind_stays(box: Sandbox) -> None:
     plain = box.python("train.py")
     assert silent.out == told.out == plain.out and "5\n" in plain.out
     assert silent.incidents == [] and "error[WN604]" in told.err
+
+
+def test_a_matrix_that_only_rounding_makes_singular_is_told_by_its_condition_number(box: Sandbox) -> None:
+    """All its eigenvalues are above 0: that it has no inverse would not be true."""
+    (incident,) = box.watched("""
+import torch
+torch.manual_seed(0)
+noise = torch.tensor(0.0, requires_grad=True)
+opt = torch.optim.SGD([noise], 0.1)
+x = torch.linspace(0, 1, 24)
+x = torch.cat([x, x[:6]])  # measured twice
+for step in range(5):
+    kernel = 2.25 * torch.exp(-0.5 * ((x[:, None] - x) / 0.1).square()) + (5e-4 if step == 3 else 0.1) ** 2 * noise.exp() * torch.eye(30)
+    loss = torch.linalg.cholesky(kernel).diagonal().log().sum() * 1e-3
+    opt.zero_grad()
+    loss.backward()
+""").incidents
+    assert (incident["cause"]["code"], incident["cause"]["title"]) == ("WN108", "matrix that rounding makes singular")
+    assert any("the condition number is" in words and "float32 can hold 8.4e+06" in words for words in incident["cause"]["evidence"])
+    assert "no inverse" not in incident["cause"]["label"]

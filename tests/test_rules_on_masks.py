@@ -496,3 +496,14 @@ for step in range(2):
     loss = {used}.pow(2).mean()
 """
     assert first(box, body, head)["cause"]["code"] == code
+
+
+def test_a_logaddexp_of_nothing_is_not_called_a_softmax(box: Sandbox) -> None:
+    """The title says what the program wrote; no entry of a row was masked."""
+    body = """
+for step in range(5):
+    low = torch.full((8, 1), -torch.inf if step == 3 else 0.0)
+    loss = torch.logaddexp(net(torch.randn(8, 4)) + low, low).clamp_min(-9).mean()
+"""
+    incident = first(box, body)
+    assert (incident["cause"]["code"], incident["cause"]["title"]) == ("WN401", "logaddexp of two that are both -inf")

@@ -8,6 +8,7 @@ import pytest
 from conftest import Sandbox
 
 from whynan.casebook.patching import patched
+from whynan.causes import several
 from whynan.causes.edits import edited, replaced
 
 HEAD = """
@@ -230,3 +231,15 @@ for step in range(3):
     remedy = done.incidents[0]["remedies"][0]
     assert remedy["result"] == "proven", done.err
     assert "mu = " in remedy["diff"] and "log_scale" in remedy["diff"]
+
+
+def test_the_other_places_are_other_lines_each_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recurrence overflows by several operations of one line: that its own line is bad is no news."""
+    monkeypatch.setattr(several, "_place", lambda line: ("train.py", line))
+    monkeypatch.setattr(several, "_named", lambda line: f"train.py:{line} (WN503)")
+    told = {tuple(more): several._others(14, more) for more in ([14, 14, 14], [9, 14], [9, 7, 9])}  # type: ignore[arg-type, list-item]
+    assert list(told.values()) == [
+        "this line makes non-finite values by more than one operation",
+        "a second place makes non-finite values of its own: train.py:9 (WN503)",
+        "2 more places make non-finite values of their own: train.py:9 (WN503), train.py:7 (WN503)",
+    ]

@@ -16,6 +16,7 @@ from whynan.capsule.tape import memory_of, tensors_of
 from whynan.records import number
 
 KEPT = 64  # batches remembered: more than the micro-batches of most steps
+_UNNAMED = "field "  # and its place in the batch
 _MOST = 4096  # values of a batch that are kept
 _SHOWN = 40  # characters of a text
 
@@ -48,9 +49,10 @@ class Drawn:
         return iterator._collate_fn([self.data_set[i] for i in self.indices])
 
     def sample(self, row: int) -> str:
-        """Say which sample a row is: its number in the data set, and its own small values."""
+        """Say which sample a row is: its number in the data set, and its own small values; a number without a name says nothing."""
         place = f"number {self.indices[row]} of {self.dataset}" if row < len(self.indices) else f"from {self.dataset}"
-        values = [f"{name} {_shown(column[row])}" for name, column in self.fields if row < len(column)]
+        held = [(name, column[row]) for name, column in self.fields if row < len(column)]
+        values = [f"{name} {_shown(value)}" for name, value in held if isinstance(value, str) or not name.startswith(_UNNAMED)]
         return f"sample {row} is {place}, in batch {self.batch} of this pass" + (f": {', '.join(values[:6])}" if values else "")
 
 
@@ -109,7 +111,7 @@ def _fields(batch: Any) -> Iterator[tuple[str, Any]]:
     items = batch.items() if isinstance(batch, dict) else enumerate(batch) if isinstance(batch, tuple | list) else ()
     room = _MOST
     for name, column in items:
-        title = name if isinstance(name, str) else f"field {name}"
+        title = name if isinstance(name, str) else f"{_UNNAMED}{name}"
         kept = _kept(column, room)
         if kept is not None:
             room -= len(kept)

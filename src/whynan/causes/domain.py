@@ -237,14 +237,19 @@ def singular_matrix(scene: Scene) -> Finding | None:
     name = view.call.rsplit(".", 1)[-1].removeprefix("linalg_") or view.name
     if name == "logdet" and failed is not None and matrix is not None and (negative := _negative_determinant(failed, matrix, view.op.dtype)) is not None:
         return negative
+    label, title = f"{name} of a matrix that has no inverse or is not positive definite", ""
     if matrix is not None and matrix.shape[-1] == matrix.shape[-2] and bool(matrix.isfinite().all()):
         evidence.append(_spectrum(matrix, name))
+        if ratio := _lost_ratio(matrix, name):
+            label, title = f"{name} of a matrix whose condition number is past what its dtype can hold", "matrix that rounding makes singular"
+            evidence.append(f"the condition number is {number(ratio)}; {str(matrix.dtype).removeprefix('torch.')} can hold {_precision(matrix):.1e}")
     return Finding(
-        f"{name} of a matrix that has no inverse or is not positive definite",
+        label,
         evidence,
         _at_the_factorisation(view) or guarded(name, view.op.dtype) or guarded("inv", view.op.dtype),
         from_spans(failed or view),
         proven=birth.error is not None,
+        title=title,
     )
 
 
@@ -291,16 +296,45 @@ def _spectrum(matrix: torch.Tensor, name: str) -> str:
     """Say between what the eigenvalues of a matrix lie that cholesky was given, or the singular values of another."""
     import torch
 
-    wide = doubled(matrix)
-    try:
-        values, what = (
-            (torch.linalg.eigvalsh(wide), "eigenvalues") if name.removesuffix("_ex") == "cholesky" else (torch.linalg.svdvals(wide), "singular values")
-        )
-    except RuntimeError:
-        return f"row norms from {number(float(wide.abs().square().sum(-1).min()) ** 0.5)}"
+    values = _values(matrix, name)
+    if values is None:
+        return f"row norms from {number(float(doubled(matrix).abs().square().sum(-1).min()) ** 0.5)}"
     top, low = float(values.max()), float(values.min())
     noise = abs(low) <= matrix.shape[-1] * torch.finfo(torch.float64).eps * abs(top)
+    what = "eigenvalues" if _is_cholesky(name) else "singular values"
     return f"{what} from {number(top)} to {'0, within rounding' if low and noise else number(low)}"
+
+
+def _lost_ratio(matrix: torch.Tensor, name: str) -> float:
+    """Return the condition number of one matrix whose values are all above 0 if its own dtype cannot hold it; else 0."""
+    import torch
+
+    values = _values(matrix, name) if matrix.dim() == 2 else None
+    top, low = (float(values.max()), float(values.min())) if values is not None else (0.0, 0.0)
+    meant = low > matrix.shape[-1] * torch.finfo(torch.float64).eps * top
+    return top / low if meant and top / low > _precision(matrix) else 0.0
+
+
+def _precision(matrix: torch.Tensor) -> float:
+    import torch
+
+    return 1 / torch.finfo(matrix.dtype).eps
+
+
+def _is_cholesky(name: str) -> bool:
+    return name.removesuffix("_ex") == "cholesky"
+
+
+def _values(matrix: torch.Tensor, name: str) -> torch.Tensor | None:
+    """Return the eigenvalues of a matrix that cholesky was given, the singular values of another."""
+    import torch
+
+    wide = doubled(matrix)
+    try:
+        values: torch.Tensor = torch.linalg.eigvalsh(wide) if _is_cholesky(name) else torch.linalg.svdvals(wide)
+    except RuntimeError:
+        return None
+    return values
 
 
 @rule("WN109", "pole-of-special-function", "special function at a pole", rank=67)

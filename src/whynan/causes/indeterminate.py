@@ -292,7 +292,7 @@ def _exponentials_meet(scene: Scene) -> Finding | None:
 
     fixes = [*_by_hand("exp"), Fix("keep the exponent at or below 40", "{x}.clamp(max=40)", 0)]
     return Finding(
-        "inf / inf is nan: both exponentials overflow",
+        "this exponential overflows, and so do both sides of the quotient: inf / inf is nan",
         [f"the largest exponent is {number(top)}; exp overflows {view.op.dtype} past {88.72 if view.op.dtype != 'float16' else 11.09}"],
         fixes,
     )

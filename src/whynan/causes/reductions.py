@@ -170,7 +170,7 @@ def _nothing_to_add(scene: Scene, view: View) -> Finding | None:
     fixes = [Fix("use a large finite number instead of -inf", "torch.logaddexp({0}.clamp_min(-1e30), {1}.clamp_min(-1e30))")]
     evidence = [f"{int(dead.sum())} of {dead.numel()} pairs are both -inf" + (f" ({rows(dead)})" if dead.dim() and rows(dead) else "")]
     label = "both sides are -inf: there is nothing to add, and the slope is 0/0"
-    return Finding(label, evidence, fixes, written_spans(scene.birth, "the -inf came from here"))
+    return Finding(label, evidence, fixes, written_spans(scene.birth, "the -inf came from here"), title=f"{view.name} of two that are both -inf")
 
 
 def _first_rows(dead: Any) -> list[int]:

@@ -114,10 +114,8 @@ def _all(first: Verdict, second: Verdict, explain: Callable[[Scene], Verdict]) -
     first.alone = False
     found = [first, second]
     remains = _find_all(found, explain)
-    named = ", ".join(_named(verdict) for verdict in found[1:])
-    what = "a second place makes non-finite values of its own" if len(found) == 2 else f"{len(found) - 1} more places make non-finite values of their own"
     more = f"without {'both' if len(found) == 2 else 'them all'} the step is finite" if remains.finite else "and they are not the only ones"
-    first.finding.evidence.append(f"{what}: {named}; {more}")
+    first.finding.evidence.append(f"{_others(first, found[1:])}; {more}")
     healing = [r for r in second.remedies if r.result == "proven"]
     if not healing and remains.finite:
         healed = together(list(map(_part, found)))
@@ -126,6 +124,17 @@ def _all(first: Verdict, second: Verdict, explain: Callable[[Scene], Verdict]) -
     for count, verdict in enumerate(found[1:]):
         _point_at(first, verdict, _ORDER[count])
     return first
+
+
+def _others(first: Verdict, more: list[Verdict]) -> str:
+    """Name the lines of other places, each once; those on the line of the first are not told by a number that was just said."""
+    here = _place(first)
+    named = list(dict.fromkeys(_named(verdict) for verdict in more if _place(verdict) != here))
+    lines = len({_place(verdict) for verdict in more if _place(verdict) != here})
+    if not named:
+        return "this line makes non-finite values by more than one operation"
+    what = "a second place makes non-finite values of its own" if lines == 1 else f"{lines} more places make non-finite values of their own"
+    return f"{what}: {', '.join(named)}"
 
 
 def _find_all(found: list[Verdict], explain: Callable[[Scene], Verdict]) -> Remains:
@@ -192,6 +201,11 @@ def _places(births: list[Birth]) -> frozenset[Place]:
 
 def _line(birth: Birth) -> Span:
     return resolve(birth.site)
+
+
+def _place(verdict: Verdict) -> tuple[str, int]:
+    span = _line(_birth(verdict))
+    return span.file, span.line
 
 
 def _named(verdict: Verdict) -> str:
