@@ -38,9 +38,7 @@ class ByHand:
         if not session.window.told:
             session.in_place = session.in_place or (session.window.backwards > 0 and self._weight_in(target) is not None)
             return True
-        if (weight := self._weight_in(target)) is not None and session.trains(
-            weight
-        ):
+        if (weight := self._weight_in(target)) is not None and session.trains(weight):
             return False  # whoever made it: `(0.1 * torch.randn(4)).requires_grad_()` is on the tape
         return not self._held_back(target, sources) if torch.is_grad_enabled() else session.recorder.tape.slot_of(target) is not None
 
