@@ -121,3 +121,94 @@ print(bool(w.isfinite().all()))
     told = [(i["step"], i["cause"]["code"], i["action"]["taken"]) for i in done.incidents]
     assert told == [(4, "WN601", "stopped") if broken == "weight" else (4, "WN701", "skipped")]
     assert (done.status, done.out.strip()) == ((3, "") if broken == "weight" else (0, "True"))
+
+
+# -- layers that were not there at the first call -----------------------------------------------------------------
+
+
+def lazy() -> nn.Sequential:
+    model = nn.Sequential(nn.Linear(4, 8), nn.LazyBatchNorm1d(), nn.Linear(8, 1))
+    model(torch.ones(3, 4))
+    return model
+
+
+class Late(nn.Module):
+    """Registers its buffer when it is first called."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not hasattr(self, "seen"):
+            self.register_buffer("seen", torch.zeros(8))
+        self.seen.lerp_(x.detach().mean(0), 0.1)
+        return x - self.seen
+
+
+def grown(how: str) -> Loop:
+    def loop(model: nn.Sequential, optimizer: torch.optim.Optimizer, drawn: Iterable[Batch]) -> None:
+        for step, x, y in drawn:
+            if step == 3:
+                new = nn.BatchNorm1d(8)
+                if how == "inserted":
+                    model.insert(2, new)
+                elif how == "appended":
+                    model.append(nn.Sequential(nn.Linear(1, 8), new, nn.Linear(8, 1)))
+                else:
+                    model[1] = new
+                optimizer.add_param_group({"params": list(new.parameters())})
+            (model(x) - y).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return loop
+
+
+def plain(model: nn.Sequential, optimizer: torch.optim.Optimizer, drawn: Iterable[Batch]) -> None:
+    for _, x, y in drawn:
+        (model(x) - y).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("bad", [[3], [5], [4, 6]])
+@pytest.mark.parametrize("how", ["inserted", "appended", "exchanged"])
+def test_statistics_of_a_layer_that_came_later_are_put_back(how: str, bad: list[int]) -> None:
+    """A layer is added or exchanged in the midst of a training: its statistics are as before the skipped batch."""
+    assert [taken for _, _, taken in is_as_never_drawn(grown(how) if bad != [3] else _early(how), bad)] == ["skipped"] * len(bad)
+
+
+def _early(how: str) -> Loop:
+    """The same with the layer made at the end of the step before: the bad batch is its first."""
+
+    def loop(model: nn.Sequential, optimizer: torch.optim.Optimizer, drawn: Iterable[Batch]) -> None:
+        first, *rest = drawn
+        plain(model, optimizer, [first])
+        grown(how)(model, optimizer, [(3, *first[1:])])
+        plain(model, optimizer, rest)
+
+    return loop
+
+
+def test_statistics_of_lazy_layers_and_of_buffers_registered_late_are_put_back() -> None:
+    """They got their shape in a call of the model, before watching began or while it did."""
+    is_as_never_drawn(plain, make=lazy)
+    is_as_never_drawn(plain, make=lambda: nn.Sequential(nn.Linear(4, 8), Late(), nn.Linear(8, 1)))
+
+
+def test_lazy_layers_that_get_their_shape_while_watched(box: Sandbox) -> None:
+    """A dry run before the optimizer is made gives the shapes, as usual."""
+    done = box.watched("""
+import torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.LazyBatchNorm1d(), nn.Linear(8, 1))
+model(torch.ones(3, 4))
+opt = torch.optim.Adam(model.parameters())
+for step in range(8):
+    x = torch.randn(8, 4)
+    if step == 5:
+        x[0] = float("nan")
+    model(x).square().mean().backward()
+    opt.step()
+    opt.zero_grad()
+print(bool(model[1].running_mean.isfinite().all()), int(model[1].num_batches_tracked))
+""")
+    assert done.out.strip() == "True 8"

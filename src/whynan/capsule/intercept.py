@@ -124,6 +124,7 @@ class Interception:
         self.doors = doors
         self.reach = Reach(self)
         self._undo: list[_Door] = []
+        self._registered: list[Any] = []  # handles of torch's own hooks
         _made.add(self)
         self.hooks = Hooks(doors.recorder)
         self._compiled = CompiledFunctions(doors, self.hooks)
@@ -143,15 +144,37 @@ class Interception:
         watch_collectives(self)
         watch_labels(self)
         self._hooks()
+        self._layers(recorder)
         self._imported_before()
 
     def remove(self, lasting: bool = True) -> None:
         """Put every original back, last first; those that must stand for the other ranks' sake only if told to."""
         self.hooks.remove()
         self._compiled.remove()
+        for handle in self._registered:
+            handle.remove()
+        self._registered.clear()
         doors, self._undo = self._undo, [door for door in self._undo if door.lasting and not lasting]
         for door in reversed([door for door in doors if door not in self._undo]):
             _take_down(door)
+
+    def _layers(self, recorder: Recorder) -> None:
+        """Hear of layers and buffers that a model gets after its first call. Cost: nothing while none is made."""
+
+        def layer(parent: torch.nn.Module, name: str, child: object) -> None:
+            if not is_dynamo_compiling() and not recorder.replaying:
+                recorder.altered(parent)
+
+        def buffer(parent: torch.nn.Module, name: str, value: object) -> None:
+            if not is_dynamo_compiling() and not recorder.replaying and name not in parent._buffers:
+                recorder.altered(parent)
+
+        self._registered += [
+            torch.nn.modules.module.register_module_module_registration_hook(layer),
+            torch.nn.modules.module.register_module_buffer_registration_hook(buffer),
+        ]
+        for cls in (torch.nn.Sequential, torch.nn.ModuleList):
+            self.replace(cls, "insert", _inserting(cls.insert, recorder))
 
     def replace(self, owner: Any, name: str, wrapper: Any, lasting: bool = False) -> None:
         """Put a wrapper in place of an attribute, remembering what stood there."""
@@ -531,6 +554,18 @@ class Interception:
     def _hooks(self) -> None:
         for name in ("register_forward_hook", "register_forward_pre_hook"):
             self.replace(torch.nn.Module, name, self.hooks.registrar(getattr(torch.nn.Module, name)))
+
+
+def _inserting(original: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
+    """Return an `insert` of a container, which sets its new member past the hooks of torch."""
+
+    @functools.wraps(original)
+    def insert(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if not is_dynamo_compiling():
+            recorder.altered(self)
+        return original(self, *args, **kwargs)
+
+    return insert
 
 
 @unseen

@@ -529,6 +529,9 @@ class Recorder(TorchFunctionMode):
             self.beside.generators.find_around(root)
             self._begun.pop(key, None)
             self.has_buffers = self.has_buffers or any(m._buffers for m in root.modules())
+        elif known[1].is_old and key not in self._begun and key not in self._again:
+            self.states[key] = known = (root, known[1].renewed())
+            self.has_buffers = self.has_buffers or any(m._buffers for m in root.modules())
         state = known[1]
         if key not in self._begun and (root.training or _is_grad_enabled() or not state.calls):  # a validation between two steps belongs to neither
             self._begun[key] = None
@@ -542,6 +545,11 @@ class Recorder(TorchFunctionMode):
         draws = state.draws
         draws.calls += 1
         return state, draws.drew or draws.calls % 64 < 4
+
+    def altered(self, module: torch.nn.Module) -> None:
+        """A module gets another one in it, or a new buffer."""
+        for _, state in self.states.values():
+            state.alter(module)
 
     def suspended(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run something with the mode off the stack."""

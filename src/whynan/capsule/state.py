@@ -33,6 +33,7 @@ _MOST, _DEEPEST = 256, 4  # members, and levels, of a container in an attribute 
 Kept = list[tuple[torch.nn.Module, dict[str, Any]]]
 Copies = dict[int, tuple[torch.Tensor, torch.Tensor, int]]  # id(buffer): buffer, copy, version
 _Print = tuple[int, int, list[float]]
+_RENEWALS = 8  # times that what a module does is learned anew because it has other layers
 _LEARNED = 4  # calls after which it is known what a module writes to
 
 
@@ -63,6 +64,8 @@ class ModuleState:
         self._rewound = False  # whether attributes change cannot be learned from a step that was taken back
         self.draws = ForeignDraws(root)
         self.around = Surroundings(root)
+        self.altered = False  # it has got modules or buffers that it had not when this was made
+        self.renewals = 0  # how often that was so
         self.moving: list[torch.Tensor] = []  # parameters without gradients that its calls write to: a momentum encoder
         self._frozen: list[tuple[torch.Tensor, _Print]] = []  # those it has, as they were before one of its first calls
         self._silent: set[int] = set()  # buffers that a kernel writes without moving their version counter
@@ -82,8 +85,8 @@ class ModuleState:
             self._frozen = [(p, _print(p)) for p in self._root_of().parameters() if not p.requires_grad and not is_lazy(p)]
         if self._still and not self.around.busy and not again and self.calls % 64 > 4:
             return
-        if self.calls % 64 == 1 and self.calls > 1 and any(a is not b for a, b in zip_longest(own_modules(self._root_of()), self._modules)):
-            self._resnapshot()  # layers were added or exchanged
+        if self.calls % 64 == 1 and self.calls > 1:
+            self._renew()
         for key in self._further:
             self._copies.pop(key, None)
         self._further.clear()
@@ -123,6 +126,31 @@ class ModuleState:
             self.tables += [(m._buffers, False) for m in others.values() if id(m._buffers) not in known]
             self._exchanging = list({id(m): m for m in (*self._exchanging, *others.values())}.values())
             self._resnapshot()
+
+    @property
+    def is_old(self) -> bool:
+        """Whether there is more in the module by now than this knows of: layers were added or exchanged, lazy ones were given their shape."""
+        return self.altered or (bool(self._lazy) and not all(map(is_lazy, self._lazy)))
+
+    def alter(self, module: torch.nn.Module) -> None:
+        """A module gets another one in it, or a buffer."""
+        self.altered = self.altered or id(module) in self._ids
+
+    def renewed(self) -> ModuleState:
+        """Return what is to stand in its place before the next step: everything is learned anew, unless that happens time and again."""
+        if self.renewals >= _RENEWALS:
+            self._renew()
+            return self
+        new = ModuleState(self._root_of())
+        new.open, new.renewals = self.open, self.renewals + 1
+        return new
+
+    def _renew(self) -> None:
+        """Take in layers and buffers that were added or exchanged."""
+        if self.is_old or any(a is not b for a, b in zip_longest(own_modules(self._root_of()), self._modules)):
+            self.altered, self._still = False, False
+            self._resnapshot()
+            self.busy = self._modules
 
     def given(self) -> Iterator[tuple[dict[str, Any], str, Any, bool]]:
         """Yield what a loop may have set before a call, with its table: what holds tensors, and all that is other since the last call of this step."""
@@ -195,6 +223,8 @@ class ModuleState:
         root = self._root_of()
         self._modules = own_modules(root)
         self._sharded = any(cls.__module__.startswith("torch.distributed") for m in self._modules for cls in type(m).__mro__)
+        self._ids = frozenset(map(id, self._modules))
+        self._lazy = [b for m in self._modules for b in m._buffers.values() if is_lazy(b)]
         self._homes = [(m, n, b) for m in self._modules for n, b in m._buffers.items() if b is not None and not is_lazy(b)]
         with torch.no_grad():
             buffers = [b for _, _, b in self._homes if not b.is_inference()] + frozen_state(root) + self.moving
