@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import math
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -25,6 +27,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+import whynan
 from whynan.errors import UsageError
 from whynan.recovery import atomic, marks, series
 from whynan.recovery.health import Role, describe, examine, roles_of
@@ -377,6 +380,121 @@ def test_truncated_file_is_passed_over(tmp_path_factory: pytest.TempPathFactory,
     assert [p.path.name for p in loaded.passed] == ["step-3.pt"]
 
 
+def marked(folder: Path) -> tuple[Keeper, Path, int]:
+    """A keeper with three checkpoints, the newest, and where its mark begins."""
+    keeper = three(folder)
+    path = folder / "step-3.pt"
+    mark = marks.read_mark(path)
+    assert mark is not None
+    return keeper, path, mark.size
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.floats(0, 1, exclude_max=True), st.integers(0, 7))
+def test_a_flipped_bit_in_the_mark_is_passed_over(tmp_path_factory: pytest.TempPathFactory, share: float, bit: int) -> None:
+    """The checksum has one of its own: a mark that is not as it was written is told, and is not that of a foreign file."""
+    keeper, path, begin = marked(tmp_path_factory.mktemp("flip"))
+    data = bytearray(path.read_bytes())
+    data[begin + int((len(data) - begin) * share)] ^= 1 << bit
+    path.write_bytes(data)
+    loaded = keeper.load(path.parent)
+    assert loaded.step == 2 and loaded.passed[0].why.startswith("checksum differs")
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda data, begin: data[:-1], "truncated: 1 bytes of its end are missing"),
+        (lambda data, begin: data[:-10], "truncated: 10 bytes of its end are missing"),
+        (lambda data, begin: data[:begin], "truncated: "),
+        (lambda data, begin: data + b"junk" * 50, "checksum differs: 200 bytes follow its end"),
+    ],
+)
+def test_an_end_that_is_not_as_it_was_is_passed_over(change: Callable[[bytes, int], bytes], why: str, tmp_path: Path) -> None:
+    """A file cut off inside its mark, or with bytes behind it, is told, also by its name alone."""
+    keeper, path, begin = marked(tmp_path)
+    path.write_bytes(change(path.read_bytes(), begin))
+    loaded = keeper.load(tmp_path)
+    assert loaded.step == 2 and loaded.passed[0].why.startswith(why)
+    with pytest.raises(UsageError, match=why):
+        keeper.load(path, exact=True)
+
+
+def test_a_mark_without_a_seal_is_read(tmp_path: Path) -> None:
+    """Files of the first versions stay good."""
+    keeper, path, begin = marked(tmp_path)
+    data = path.read_bytes()
+    comment = re.sub(rb', "seal": \d+', b"", data[begin:])
+    path.write_bytes(data[: begin - 2] + struct.pack("<H", len(comment)) + comment)
+    assert keeper.load(tmp_path).step == 3 and not keeper.load(tmp_path).passed
+
+
+def others() -> dict[str, dict[str, Any]]:
+    """States that are healthy and belong to something else."""
+    model, optimizer = trained()
+    fewer = torch.optim.AdamW(list(model.parameters())[:2]).state_dict()
+    return {
+        "shapes": {"model": nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)).state_dict(), "optimizer": optimizer.state_dict()},
+        "keys": {"model": nn.Linear(2, 1).state_dict(), "optimizer": optimizer.state_dict()},
+        "groups": {"model": {k: v + 1 for k, v in model.state_dict().items()}, "optimizer": fewer},
+        "none": {"model": model.state_dict(), "optimizer": {"state": {}, "param_groups": []}},
+        "scheduler": {"model": {k: v + 1 for k, v in model.state_dict().items()}, "optimizer": optimizer.state_dict(), "scheduler": 3},
+        "text": {"model": "text", "optimizer": optimizer.state_dict()},
+    }
+
+
+@pytest.mark.parametrize(
+    ("which", "why"),
+    [
+        ("shapes", "'model' does not fit: 0.weight is [3, 5] in the file and [3, 4] here"),
+        ("keys", "'model' does not fit: the file has no 0.weight"),
+        ("groups", "'optimizer' does not fit: its groups hold [2] parameters in the file and [6] here"),
+        ("none", "'optimizer' does not fit: its groups hold [] parameters in the file and [6] here"),
+        ("scheduler", "'scheduler' does not fit: "),
+        ("text", "'model' does not fit: "),
+    ],
+)
+def test_what_does_not_fit_is_passed_over_and_changes_nothing(which: str, why: str, tmp_path: Path) -> None:
+    """A newer file of another model: no part of it is handed out, and the newest that fits is loaded."""
+    model, optimizer = trained()
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+    keeper, parts = Keeper(), {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+    other = {"scheduler": scheduler.state_dict(), **others()[which]}
+    keeper.save(tmp_path / "alone" / "step-9.pt", other)
+    before = copy.deepcopy({name: part.state_dict() for name, part in parts.items()})
+    with pytest.raises(UsageError, match=re.escape(why)):
+        keeper.load(tmp_path / "alone", **parts)
+    assert str({name: part.state_dict() for name, part in parts.items()}) == str(before)
+    keeper.save(tmp_path / "both" / "step-1.pt", **parts)
+    keeper.save(tmp_path / "both" / "step-9.pt", other)
+    loaded = keeper.load(tmp_path / "both", **parts)
+    assert loaded.path.name == "step-1.pt" and why in str(loaded.passed[0])
+
+
+def test_names_that_a_hook_translates_fit(tmp_path: Path) -> None:
+    """What the names say is no verdict where the model itself knows better."""
+
+    class Renamed(nn.Linear):
+        def _load_from_state_dict(self, state: dict[str, Any], *rest: Any) -> None:
+            state["weight"] = state.pop("old", state.get("weight"))
+            super()._load_from_state_dict(state, *rest)
+
+    model = Renamed(2, 1, bias=False)
+    Keeper().save(tmp_path / "x.pt", model={"old": torch.full((1, 2), 5.0)})
+    Keeper().load(tmp_path / "x.pt", model=model)
+    assert model.weight.tolist() == [[5.0, 5.0]]
+
+
+def test_a_name_that_is_too_long_is_a_failure_of_the_disk(tmp_path: Path) -> None:
+    """`save` answers false with the reason, `load` finds nothing there."""
+    model, _ = trained()
+    path = tmp_path / ("x" * 300 + ".pt")
+    assert "too long" in Keeper().save(path, model=model).reason
+    assert "too long" in Keeper().save_sharded(path, model=model).reason
+    with pytest.raises(UsageError, match="no checkpoint in"):
+        Keeper().load(path, model=model)
+
+
 def test_truncated_file_by_name_is_told(tmp_path: Path) -> None:
     """A file asked for by name that cannot be read is told, and the newest of its series is taken instead."""
     keeper = three(tmp_path)
@@ -653,6 +771,33 @@ def test_damaged_shards_are_passed_over(tmp_path: Path) -> None:
     loaded = keeper.load(tmp_path)
     assert (loaded.step, float(loaded.state["w"][0])) == (0, 0.0)
     assert [p.why for p in loaded.passed] == ["checksum of __0_0.distcp differs", "__0_0.distcp: No such file or directory", "__0_0.distcp is truncated"]
+
+
+def test_a_damaged_manifest_and_another_model_are_passed_over_in_shards(tmp_path: Path) -> None:
+    """The same in directories: what the keeper wrote about one is sealed, and one that does not fit changes nothing."""
+    model, optimizer = trained()
+    keeper = Keeper()
+    for step in (1, 2):
+        assert keeper.save_sharded(tmp_path / f"dcp-{step}", model=model, optimizer=optimizer, step=step)
+    flip(tmp_path / "dcp-2" / ".whynan.json", 40)
+    keeper.save_sharded(tmp_path / "dcp-3", model=nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)), step=3)
+    before = copy.deepcopy(model.state_dict())
+    loaded = keeper.load(tmp_path, model=model)
+    assert loaded.path.name == "dcp-1"
+    assert [p.why for p in loaded.passed] == [
+        "'model' does not fit: model.0.weight is [3, 5] in the files and [3, 4] here",
+        "checksum differs: that of .whynan.json",
+    ]
+    assert str(model.state_dict()) == str(before)
+
+
+def test_state_that_torch_makes_for_a_save_is_no_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """torch makes an untouched optimizer's state by a step of rate 0: nothing is said of it."""
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+    with whynan.watch(model, optimizer, files=False) as guard:
+        assert guard.save_sharded(tmp_path / "dcp-1", model=model, optimizer=optimizer)
+    assert capsys.readouterr().err == ""
 
 
 def test_bad_shard_is_refused(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from whynan.errors import UsageError
 from whynan.recovery import atomic, marks, series
 from whynan.recovery.health import Hurt, describe, examine, roles_of
 from whynan.recovery.marks import HashingFile, Mark
-from whynan.recovery.reading import Loaded, Passed, hand_out, newest_healthy, readable_without_code
+from whynan.recovery.reading import Loaded, Passed, load_newest, readable_without_code
 from whynan.recovery.series import Candidate
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -183,8 +184,7 @@ class Keeper:
             loaded, passed = sharded.load(choices, parts, self.allow)
         else:
             self._quiet = False
-            found = newest_healthy(choices, parts, self.allow)
-            loaded, passed = hand_out(found, parts) if found.chosen is not None else None, found.passed
+            loaded, passed = load_newest(choices, parts, self.allow)
         self._tell_of(path, loaded, passed)
         assert loaded is not None
         return loaded
@@ -229,7 +229,7 @@ def _state_of(state: Any, parts: Mapping[str, Any]) -> tuple[Any, dict[str, Any]
 
 def _target(path: str | Path, step: int | None) -> Path:
     target = Path(path)
-    if not target.is_dir() and not str(path).endswith("/"):
+    if not os.path.isdir(target) and not str(path).endswith("/"):  # `Path.is_dir` raises for a name that is too long
         return target.absolute()
     if step is None:
         raise UsageError(f"{path} is a directory: give a file name, or step= for a name by the step")
@@ -240,7 +240,7 @@ def _choices(path: Path, exact: bool) -> list[Candidate]:
     """Return what may be loaded, in the order it is tried."""
     if any(c in path.name for c in "*?["):
         return series.candidates(path.parent.glob(path.name))
-    if path.is_dir() and not series.is_sharded(path):
+    if os.path.isdir(path) and not series.is_sharded(path):
         return series.candidates(path.iterdir())
     named = series.describe_path(path)
     first = [named] if named is not None else []

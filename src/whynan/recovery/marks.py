@@ -14,7 +14,8 @@ import hashlib
 import json
 import os
 import struct
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from io import FileIO
 from pathlib import Path
@@ -24,6 +25,7 @@ _END_SIZE = 22
 _LONGEST = 0xFFFF
 _CHUNK = 1 << 20
 NO_COMMENT = b"\0\0"
+_WORDS = (b'{"whynan": 1, ', b'"sha256": "', b'"inode": ')  # one that was damaged in a place or two still has some of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +41,14 @@ class Mark:
     finite: bool = True
     plain: bool = True  # readable without running code
 
-    def to_bytes(self) -> bytes:
-        """Return the comment."""
-        return json.dumps({"whynan": 1, **asdict(self)}, allow_nan=False).encode()
+    def to_bytes(self, **more: object) -> bytes:
+        """Return the comment, sealed with a checksum of its own."""
+        held = {"whynan": 1, **asdict(self), **more}
+        return json.dumps({**held, "seal": _seal(held)}, allow_nan=False).encode()
+
+
+def _seal(held: Mapping[str, object]) -> int:
+    return zlib.crc32(json.dumps(held, allow_nan=False).encode())
 
 
 class HashingFile:
@@ -97,13 +104,7 @@ def read_mark(path: Path) -> Mark | None:
 
     Cost: the last 64 KiB of the file are read.
     """
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(-min(size, _LONGEST + _END_SIZE), os.SEEK_END)
-            tail = file.read()
-    except OSError:
-        return None
+    tail = _tail(path)
     at = tail.rfind(_END)
     while at >= 0:
         comment = tail[at + _END_SIZE :]
@@ -111,6 +112,34 @@ def read_mark(path: Path) -> Mark | None:
             return parse(comment)
         at = tail.rfind(_END, 0, at)
     return None
+
+
+def _tail(path: Path) -> bytes:
+    """Return the part of a file that holds the mark, if there is one."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(-min(size, _LONGEST + _END_SIZE), os.SEEK_END)
+            return file.read()
+    except OSError:
+        return b""
+
+
+def spoiled(path: Path) -> str:
+    """Return what has become of the mark of a file that has none to be read, or an empty text where nothing says that it had one.
+
+    Cost: the last 64 KiB of the file are read.
+    """
+    _, found, rest = _tail(path).rpartition(_END)
+    rest, length = rest[_END_SIZE - len(_END) :], rest[_END_SIZE - len(_END) - 2 : _END_SIZE - len(_END)]
+    if not found or len(length) < 2:
+        return ""
+    [missing] = (size - len(rest) for (size,) in [struct.unpack("<H", length)])
+    if missing > 0:
+        return f"truncated: {missing} bytes of its end are missing"
+    if not any(word in rest for word in _WORDS):
+        return ""
+    return f"checksum differs: {-missing} bytes follow its end" if missing else "checksum differs: that of the checksum itself"
 
 
 def parse(comment: bytes) -> Mark | None:
@@ -121,8 +150,10 @@ def parse(comment: bytes) -> Mark | None:
     """
     try:
         held = json.loads(comment)
-        if held.pop("whynan") != 1:
+        seal = held.pop("seal", None)  # those of the first versions have none
+        if held["whynan"] != 1 or (seal is not None and seal != _seal(held)):
             return None
+        held.pop("whynan")
         held.pop("files", None)
         return Mark(**held)
     except (ValueError, TypeError, KeyError, AttributeError):

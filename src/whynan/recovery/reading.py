@@ -14,6 +14,7 @@ import torch
 
 from whynan.errors import let_through
 from whynan.recovery import marks
+from whynan.recovery.fitting import Unhealthy, hand_out
 from whynan.recovery.health import describe, examine, roles_of
 from whynan.recovery.series import Candidate
 
@@ -39,37 +40,29 @@ class Loaded:
     passed: tuple[Passed, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """The outcome of a search."""
-
-    chosen: Candidate | None
-    state: Any
-    passed: tuple[Passed, ...]
-
-
-class Unhealthy(Exception):
-    """Why a checkpoint cannot be taken."""
-
-
-def newest_healthy(choices: Iterable[Candidate], parts: Mapping[str, Any], allow: Sequence[str] = ()) -> Found:
-    """Return the first of some checkpoints that is intact, readable, complete and finite.
+def load_newest(choices: Iterable[Candidate], parts: Mapping[str, Any], allow: Sequence[str] = ()) -> tuple[Loaded | None, tuple[Passed, ...]]:
+    """Load the first of some checkpoints that is intact, readable, complete, finite and fits; of the others no part is changed.
 
     Cost: each one that is tried is read twice, for its checksum and for its values.
     """
     passed: list[Passed] = []
     for candidate in choices:
         try:
-            return Found(candidate, _healthy_state(candidate, parts, allow), tuple(passed))
+            state = _healthy_state(candidate, parts, allow)
+            hand_out(state, parts)
         except Unhealthy as why:
             passed.append(Passed(candidate.path, str(why)))
-    return Found(None, None, tuple(passed))
+        else:
+            return Loaded(candidate.path, state, _step_of(candidate, state), tuple(passed)), tuple(passed)
+    return None, tuple(passed)
 
 
 def _healthy_state(candidate: Candidate, parts: Mapping[str, Any], allow: Sequence[str]) -> Any:
     path, mark = candidate.path, candidate.mark
     if path.is_dir():
         raise Unhealthy("a directory of torch.distributed.checkpoint, not a file")
+    if candidate.spoiled:
+        raise Unhealthy(candidate.spoiled)
     if mark is not None and (why := marks.intact(path, mark)):
         raise Unhealthy(why)
     if mark is not None and not mark.finite:
@@ -121,25 +114,6 @@ def _shortly(error: Exception) -> str:
     return f"cannot be read: {first[:120]}"
 
 
-def hand_out(found: Found, parts: Mapping[str, Any]) -> Loaded:
-    """Give each part its state."""
-    assert found.chosen is not None
-    for name, part in parts.items():
-        state = found.state[name]
-        part.load_state_dict(state if isinstance(part, torch.nn.Module) else _own_copy(state))
-    held = found.state.get("step") if isinstance(found.state, Mapping) else None
-    step = found.chosen.mark.step if found.chosen.mark is not None else held if isinstance(held, int) else None
-    return Loaded(found.chosen.path, found.state, step, found.passed)
-
-
-def _own_copy(state: Any) -> Any:
-    """Copy tensors out of the file: an optimizer keeps those it is given, and the file may go."""
-    if isinstance(state, torch.Tensor):
-        return state.clone()
-    if isinstance(state, dict):
-        return type(state)((k, _own_copy(v)) for k, v in state.items())
-    if isinstance(state, list):
-        return [_own_copy(v) for v in state]
-    if isinstance(state, tuple) and type(state) is tuple:
-        return tuple(_own_copy(v) for v in state)
-    return state
+def _step_of(candidate: Candidate, state: Any) -> int | None:
+    held = state.get("step") if isinstance(state, Mapping) else None
+    return candidate.mark.step if candidate.mark is not None else held if isinstance(held, int) else None

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from whynan.recovery import atomic
-from whynan.recovery.marks import Mark, parse, read_mark
+from whynan.recovery.marks import Mark, parse, read_mark, spoiled
 
 MANIFEST = ".whynan.json"
 _SUFFIXES = (".pt", ".pth", ".ckpt", ".tar")
@@ -30,6 +30,7 @@ class Candidate:
 
     path: Path
     mark: Mark | None
+    spoiled: str = ""  # what has become of its mark
 
     @property
     def time(self) -> int:
@@ -52,7 +53,7 @@ class Candidate:
 
 def is_sharded(path: Path) -> bool:
     """Whether a path is a directory that `torch.distributed.checkpoint` wrote."""
-    return (path / ".metadata").is_file()
+    return os.path.isfile(path / ".metadata")
 
 
 def series_of(path: Path) -> str:
@@ -76,12 +77,14 @@ def describe_path(path: Path) -> Candidate | None:
         return None
     if is_sharded(path):
         with contextlib.suppress(OSError):
-            return Candidate(path, parse((path / MANIFEST).read_bytes()))
+            held = parse((path / MANIFEST).read_bytes())
+            return Candidate(path, held, "" if held is not None else f"checksum differs: that of {MANIFEST}")
         return Candidate(path, None)
-    if not path.is_file():
+    if not os.path.isfile(path):  # `Path.is_file` raises for a name that is too long
         return None
     mark = read_mark(path)
-    return Candidate(path, mark) if mark is not None or _may_be_checkpoint(path) else None
+    lost = spoiled(path) if mark is None else ""
+    return Candidate(path, mark, lost) if mark is not None or lost or _may_be_checkpoint(path) else None
 
 
 def _may_be_checkpoint(path: Path) -> bool:

@@ -17,7 +17,6 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,7 +33,7 @@ from whynan.recovery.health import Hurt, Role, examine, roles_of
 from whynan.recovery.marks import Mark, sum_of_file
 from whynan.recovery.reading import Loaded, Passed
 from whynan.recovery.series import MANIFEST, Candidate
-from whynan.recovery.shards import nonfinite_in, read_into, read_metadata, rest_of, without_warning
+from whynan.recovery.shards import misfit, nonfinite_in, read_into, read_metadata, rest_of, without_warning
 
 T = TypeVar("T")
 
@@ -176,7 +175,7 @@ def _publish(temporary: Path, path: Path, files: dict[str, list[Any]], step: int
     size = sum(size for size, _ in files.values())
     mark = Mark(total, size, path.name, series.next_time(series.members(path)), temporary.stat().st_ino, step)
     manifest = temporary / MANIFEST
-    manifest.write_text(json.dumps({"whynan": 1, **asdict(mark), "files": files}), encoding="utf-8")
+    manifest.write_bytes(mark.to_bytes(files=files))
     for name in [*files, MANIFEST]:
         atomic.sync_file(temporary / name)
     atomic.sync_directory(temporary)
@@ -208,6 +207,8 @@ def _verdict(candidate: Candidate, parts: Mapping[str, Any], allow: Sequence[str
     """Return why a directory cannot be taken, the same on every rank."""
     try:
         why = _examine(candidate, parts, allow)
+    except UsageError:
+        raise
     except Exception as error:
         let_through(error)
         why = f"cannot be read: {(str(error).strip() or type(error).__name__).splitlines()[0][:120]}"
@@ -218,12 +219,16 @@ def _verdict(candidate: Candidate, parts: Mapping[str, Any], allow: Sequence[str
 def _examine(candidate: Candidate, parts: Mapping[str, Any], allow: Sequence[str]) -> str:
     if not candidate.path.is_dir():
         return "not a directory of torch.distributed.checkpoint"
+    if candidate.spoiled:
+        return candidate.spoiled
     if candidate.mark is not None and (why := _damaged(candidate.path)):
         return why
     names = read_metadata(candidate.path).state_dict_metadata
     for part in parts:
         if not any(name == part or name.startswith(f"{part}.") for name in names):
             return f"has no part named {part!r}"
+    if why := misfit(candidate.path, {name: _state(part, parts) for name, part in parts.items()}):
+        return why
     if candidate.mark is not None:
         return ""  # examined before it was written, and unchanged since
     return nonfinite_in(candidate.path, _share(sorted(names)), allow)

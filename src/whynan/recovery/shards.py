@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint import metadata as records
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
@@ -98,6 +99,19 @@ def rest_of(directory: Path, parts: Collection[str]) -> dict[str, Any]:
             continue
         set_element(state, path, _empty(held))
     return state
+
+
+def misfit(directory: Path, state: Mapping[str, Any]) -> str:
+    """Return why the state of some parts cannot be read from a directory, by names and shapes, or an empty text."""
+    held = read_metadata(directory).state_dict_metadata
+    for name, own in flatten_state_dict(dict(state))[0].items():
+        part = name.split(".", 1)[0]
+        if name not in held:
+            return f"{part!r} does not fit: there is no {name}"
+        size = getattr(held[name], "size", None)
+        if isinstance(own, torch.Tensor) and size != own.shape:
+            return f"{part!r} does not fit: {name} is {'no tensor' if size is None else list(size)} in the files and {list(own.shape)} here"
+    return ""
 
 
 def nonfinite_in(directory: Path, names: Sequence[str], allow: Sequence[str]) -> str:
