@@ -7,6 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import Sandbox
+from going_bad import first
 from torch import Tensor, nn
 
 import whynan
@@ -342,3 +344,18 @@ def test_an_empty_batch_is_not_called_ignored() -> None:
 
     incident = first_incident(loss_of)
     assert (incident.cause.code, incident.cause.label) == ("WN402", "there are no targets here: the mean is 0/0")
+
+
+@pytest.mark.parametrize(("divisor", "new"), [("count", "total / max(count, 1)"), ("mask.sum()", "total / mask.sum().clamp_min(1)")])
+def test_a_count_that_is_an_argument_may_be_a_plain_number_elsewhere(divisor: str, new: str, box: Sandbox) -> None:
+    """The change takes numbers and tensors; a method of tensors would break the callers that hand in an int."""
+    body = f"""
+def mean(total, mask, count=None):
+    return total / {divisor}
+for step in range(5):
+    mask = torch.ones(8, 1) * (step != 3)
+    loss = mean((net(torch.randn(8, 4)).square() * mask).sum(), mask, mask.sum())
+"""
+    incident = first(box, body)
+    remedy = incident["remedies"][0]
+    assert (incident["cause"]["code"], remedy["result"]) == ("WN402", "proven") and new in remedy["diff"], remedy

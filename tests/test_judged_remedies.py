@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import Sandbox
-from going_bad import first
+from going_bad import HEAD, first
 from test_diffs import heal
 from torch import nn
 
@@ -713,3 +713,16 @@ def test_a_change_in_a_library_is_said_to_be_one(file: str, said: str) -> None:
     incident = first_incident(lambda y, x, bad: (y * (not bad)).square().sum(1).sqrt().mean())
     remedy = replace(incident.remedies[0], diff=f"--- a/{file}\n+++ b/{file}\n@@ -1 +1 @@\n-x\n+y\n", safe=False)
     assert said in " ".join(terminal.diagnosis(replace(incident, remedies=(remedy,))).split())
+
+
+def test_equal_eigenvalues_are_separated_by_less_than_they_are(box: Sandbox) -> None:
+    """A spread of 1e-3 on eigenvalues of 1e-3 is another matrix: it goes by the size of what it is added to."""
+    body = """
+for step in range(5):
+    a = net(torch.randn(6, 40, 4)).mT * (torch.arange(6) != 2 if step == 3 else torch.ones(6))[:, None, None]
+    e, v = torch.linalg.eigh(a @ a.mT / 40 + 1e-3 * torch.eye(3))
+    loss = ((v * e.log()[:, None]) @ v.mT).square().mean()
+"""
+    incident = first(box, body, HEAD.replace("nn.Linear(4, 1)", "nn.Linear(4, 3, bias=False)"))
+    remedy = incident["remedies"][0]
+    assert (incident["cause"]["code"], remedy["result"]) == ("WN504", "proven") and ".diagonal(dim1=-2, dim2=-1)" in remedy["diff"], remedy

@@ -329,3 +329,44 @@ for s in range(2):
     loss = {taken}.mean()
 """
     assert first(box, body)["cause"]["code"] == code
+
+
+@pytest.mark.parametrize(
+    ("loss", "code", "new"),
+    [
+        ("-(y * torch.log(p)).sum(-1).mean()", "WN302", "torch.log_softmax(z, -1)"),
+        ("-(y * p.log()).sum(-1).mean()", "WN302", "torch.log_softmax(z, -1)"),
+        ("-(y * torch.log(p + 0)).sum(-1).mean()", "WN302", "torch.log_softmax(z, -1)"),
+        ("-(F.softmax(net(x) * 1, dim=1).log() * y).sum(-1).mean()", "WN302", "torch.log_softmax(net(x) * 1, dim=1)"),
+        ("-(y * torch.log2(p)).sum(-1).mean()", "WN302", "torch.log_softmax(z, -1) / 0.6931471805599453"),
+        ("-torch.log(gamma + torch.sigmoid(z * torch.ones(1))).mean()", "WN101", "torch.nn.functional.logsigmoid(z * torch.ones(1))"),
+    ],
+)
+def test_the_logarithm_of_a_probability_in_a_line_with_more(loss: str, code: str, new: str, box: Sandbox) -> None:
+    """A target of 0 in front of it, or a 0 added inside of it, leave the change that is exact: the logarithm from the logits."""
+    head = HEAD.replace("nn.Linear(4, 1)", "nn.Linear(4, 3)") + "gamma = 0.0\n"
+    body = f"""
+for step in range(5):
+    x = torch.randn(16, 4) * (900 if step == 3 else 1)
+    y = torch.eye(3)[torch.randint(0, 3, (16,))]
+    z = net(x)
+    p = torch.softmax(z, -1)
+    loss = {loss}
+"""
+    incident = first(box, body, head)
+    remedy = incident["remedies"][0]
+    assert (incident["step"], incident["cause"]["code"]) == (3, code)
+    assert (remedy["result"], remedy["safe"]) == ("proven", True) and new in remedy["diff"], remedy
+
+
+def test_a_number_that_is_added_to_a_probability_is_not_left_out(box: Sandbox) -> None:
+    """Only what is 0 everywhere may be."""
+    body = """
+shift = torch.tensor([0.0, 0.0, 0.5])
+for step in range(5):
+    z = net(torch.randn(16, 4) * (9e4 if step == 3 else 1)).expand(16, 3)
+    loss = -torch.log(torch.sigmoid(z) + shift).mean()
+"""
+    incident = first(box, body)
+    assert incident["cause"]["code"] == "WN101" and not any("directly" in r["title"] and r["result"] == "proven" for r in incident["remedies"])
+    assert "the 0 comes from a sigmoid that rounded to 0" in incident["cause"]["evidence"]

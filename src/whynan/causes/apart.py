@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from whynan.causes.logspace import log_of, log_of_total
-from whynan.causes.made import PICKS, Made, maker
+from whynan.causes.made import PICKS, Made, maker, without_zeros
 
 KINDS = ("log directly", "log of exp", "variance by hand", "scale first")
 
@@ -62,7 +62,7 @@ _KINDS: dict[str, Callable[[Any, str, tuple[Any, ...]], Any]] = {
 
 def _log_of(torch: Any, value: Any, name: str) -> Any:
     """Compute log(p) or log(1 - p) from the argument of the softmax or sigmoid that p was picked from."""
-    made = maker(value)
+    made = maker(without_zeros(value))
     if made is None:
         return None
     if name == "log1p":

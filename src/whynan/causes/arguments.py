@@ -62,12 +62,22 @@ def rounded_from(view: View) -> str:
         if made.name in ("_softmax", "softmax"):
             return "a softmax that rounded to 0"
         if made.name == "sigmoid":
-            return "a sigmoid that rounded to 0 or 1"
+            return f"a sigmoid that rounded to {_ends(view, made)}"
         if made.name == "tanh":
             return "a tanh that rounded to 1"
         if made.name in ("relu", "threshold"):
             return "a relu"
     return ""
+
+
+def _ends(view: View, made: View) -> str:
+    """Say at which of its ends a sigmoid arrived where an operation is not finite."""
+    output, bad = made.output(), view.output()
+    if output is None or bad is None:
+        return "0 or 1"
+    there = output[~bad.isfinite()] if output.shape == bad.shape else output
+    ends = [str(end) for end in (0, 1) if bool((there == end).any())]
+    return ends[0] if len(ends) == 1 else "0 or 1"
 
 
 def factorised(view: View) -> View | None:

@@ -170,6 +170,22 @@ def skip_views(made: View | Leaf | None) -> View | Leaf | None:
     return made
 
 
+def without_zeros(made: View | Leaf | None) -> View | Leaf | None:
+    """Go through views and through additions of nothing but zeros to what really computed a value."""
+    made = skip_views(made)
+    while (view := as_view(made)) is not None and view.name == "add":
+        places = [i for i in range(len(view.op.sources)) if not _is_all_zero(view.input(i))]
+        constant = view.scalar("other") if len(view.op.sources) == 1 else 0
+        if len(places) != 1 or constant != 0:
+            break
+        made = skip_views(view.maker(places[0]))
+    return made
+
+
+def _is_all_zero(tensor: torch.Tensor | None) -> bool:
+    return tensor is not None and bool((tensor == 0).all())
+
+
 def is_same(one: View | Leaf | None, other: View | Leaf | None) -> bool:
     """Whether two values are the same one, views and casts apart."""
     one, other = skip_views(one), skip_views(other)

@@ -484,7 +484,14 @@ def guarded(op: str, dtype: str, exponent: float | None = None) -> list[Fix]:
     independent = "make the columns independent with a small multiple of the identity"
     table["qr"] = [Fix(independent, oblong, 0), Fix(f"{independent}, 1e-5", oblong.replace("1e-3", "1e-5"), 0)]  # the smaller moves less and is steeper
     for name in ("eigh", "svd", "eigvalsh", "svdvals", "eig", "symeig"):
-        table[name] = [Fix("separate equal values with a small spread on the diagonal", spread, 0)]
+        table[name] = [
+            Fix(
+                "separate equal values with a spread on the diagonal, small beside it",
+                f"{spread} * {{x}}.diagonal(dim1=-2, dim2=-1).abs().mean(-1)[..., None, None]",
+                0,
+            ),
+            Fix("separate equal values with a small spread on the diagonal", spread, 0),
+        ]
     for name in ("log2", "log10"):
         table[name] = table["log"]
     return table.get(op, []) if not dtype.startswith("complex") else _without_order(op, table.get(op, []))

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from whynan.causes.arguments import forward_view, written_spans
 from whynan.causes.catalogue import Finding, Scene, rule
 from whynan.causes.facts import counted, skip_views
-from whynan.causes.fixes import BY_HAND, Fix, guarded
-from whynan.causes.logarithms import of_exponentials
+from whynan.causes.fixes import Fix, guarded
+from whynan.causes.logarithms import log_fixes
 from whynan.records import Phase
 
 if TYPE_CHECKING:
@@ -317,7 +317,7 @@ def _masked_on_the_same_line(scene: Scene) -> Finding | None:
     if (None not in both and both[0] is both[1]) or (both[0] is not None and both[0].node >= 0):
         return None  # the zero was computed with gradients: p * log(p) is the logarithm's own fault
     count = int((factors[0][1] == 0).sum())
-    fixes = [*of_exponentials(view), BY_HAND, *guarded(view.name, view.op.dtype)]
+    fixes = log_fixes(view) if view.name != "exp" else guarded(view.name, view.op.dtype)
     return Finding(
         f"0 * inf is nan: {view.name} is infinite where the factor is 0",
         [counted(count, "factors are 0"), "multiplying by 0 does not remove an infinity"],

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from whynan.causes import patterns
 from whynan.causes.arguments import argument_of, computed_forward, from_spans, rounded_from
 from whynan.causes.catalogue import Finding, Scene, rule
-from whynan.causes.facts import ELEMENTWISE, as_view, lies_below, lineage, rows, share, skip_views
+from whynan.causes.facts import ELEMENTWISE, as_view, is_same, lies_below, lineage, rows, share, skip_views, without_zeros
 from whynan.causes.fixes import BY_HAND, LOG1MEXP, LOG_OF_EXP, LOGSUMEXP, Fix, guarded
 from whynan.records import number
 
@@ -27,6 +28,9 @@ _LOGS = {
     "special_xlog1py": -1.0,
     "special_log_ndtr": 0.0,
 }
+
+
+_BASES = {"log": 1.0, "log2": math.log(2), "log10": math.log(10)}
 
 
 @rule("WN101", "log-of-zero", "log of an exact zero", rank=60)
@@ -96,13 +100,17 @@ def log_of_zero(scene: Scene) -> Finding | None:
 
 def log_fixes(view: View) -> list[Fix]:
     """Return the changes for a logarithm whose argument reaches its edge: from the logits where it was made of any, else a bound."""
-    made = skip_views(view.maker(0))
+    made = without_zeros(view.maker(0))
     fixes = of_exponentials(view)
-    if hasattr(made, "name") and made is not None and view.name == "log":
+    if hasattr(made, "name") and made is not None and view.name in _BASES:
+        alone = "" if is_same(made, view.maker(0)) else ": what is added to it is 0"
+        to_base = f" / {_BASES[view.name]!r}" if view.name != "log" else ""
         if made.name == "_softmax":
-            fixes.append(Fix("compute the logarithm of the softmax directly", "torch.log_softmax({inner})", safe=True, inner="softmax"))
+            fixes.append(Fix(f"compute the logarithm of the softmax directly{alone}", f"torch.log_softmax({{inner}}){to_base}", safe=True, inner="softmax"))
         elif made.name == "sigmoid":
-            fixes.append(Fix("compute the logarithm of the sigmoid directly", "torch.nn.functional.logsigmoid({inner})", safe=True, inner="sigmoid"))
+            direct = f"torch.nn.functional.logsigmoid({{inner}}){to_base}"
+            fixes.append(Fix(f"compute the logarithm of the sigmoid directly{alone}", direct, safe=True, inner="sigmoid"))
+    if hasattr(made, "name") and made is not None and view.name == "log":
         fixes.append(BY_HAND)
         if made.name in ("rsub", "sub") and any(getattr(skip_views(m), "name", "") == "sigmoid" for m in _makers(made)):
             fixes.append(Fix("compute the logarithm of 1 - sigmoid directly", "torch.nn.functional.logsigmoid(-{inner})", safe=True, inner=patterns.REST))

@@ -58,3 +58,17 @@ def maker(value: Any, *names: str) -> Made | None:
     """Return the call that made a value in this replay, if it is one of these names, or of any."""
     found = _made.get(id(value))
     return found if found is not None and found.result is value and (not names or found.name in names) else None
+
+
+def without_zeros(value: Any) -> Any:
+    """Return what a 0 was added to, where a value is that: `gamma + p` is p while gamma is 0."""
+    while (added := maker(value, "add", "radd")) is not None and len(added.args) == 2:
+        kept = [place for place, term in enumerate(added.args) if not _is_zero(term)]
+        if len(kept) != 1 or getattr(added.args[kept[0]], "shape", None) != value.shape:
+            break
+        value = added.args[kept[0]]
+    return value
+
+
+def _is_zero(term: Any) -> bool:
+    return bool((term == 0).all()) if hasattr(term, "numel") else isinstance(term, int | float) and term == 0

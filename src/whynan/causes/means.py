@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 from typing import TYPE_CHECKING, Any
 
 from whynan.causes.arguments import forward_view
 from whynan.causes.catalogue import Finding, Scene, rule
 from whynan.causes.facts import as_view, counted, counting, counts_members, fixed, is_same, lineage, one_less, skip_views, summed, zeros, zeros_and_ones
 from whynan.causes.fixes import Fix
+from whynan.causes.scopes import arguments_of
 from whynan.causes.selecting import selects, weighs, weighs_on
 from whynan.causes.spreads import spread_of
 
@@ -126,14 +128,14 @@ def _empty_count(scene: Scene, view: View) -> Finding | None:
     """A quotient whose divisor counts what the numerator sums, and that is nothing."""
     below = view.input("other")
     if below is None:
-        return _summed_nothing(view, "max({x}, 1)") if view.scalar("other") == 0 else None
+        return _summed_nothing(view, [Fix("count at least 1", "max({x}, 1)", 1)]) if view.scalar("other") == 0 else None
     if not zeros(below):
         return None
     step = counting(view, "other")
     if step is None:
         made = as_view(skip_views(view.maker("other")))
         given = below.numel() == 1 and fixed(view, 1) and (made is None or made.name in ("lift_fresh", "scalar_tensor", "full"))
-        return _summed_nothing(view, "{x}.clamp_min(1)") if given else None
+        return _summed_nothing(view, _at_least_one(view)) if given else None
     if one_less(view):
         return _count_of_one(view)
     count = step.output()
@@ -143,7 +145,7 @@ def _empty_count(scene: Scene, view: View) -> Finding | None:
         if _lost(view):
             return None  # the members are counted, but not averaged: a share of the whole
         empty = "the only group is" if below.numel() == 1 else f"{zeros(below)} of {below.numel()} groups are"
-        return Finding(f"{empty} empty: the count is 0", [f"{empty} empty", "the divisor counts the members of each group"], [_AT_LEAST_ONE], empty=True)
+        return Finding(f"{empty} empty: the count is 0", [f"{empty} empty", "the divisor counts the members of each group"], _at_least_one(view), empty=True)
     counted = step.input(0) if step.name in ("sum", "count_nonzero", "cumsum") else step.output()
     if step.name == "sum" and is_same(view.maker("self"), step.maker(0)) and not weighs_on(scene, view):
         return None  # rows of data that are made to add up to 1
@@ -155,7 +157,7 @@ def _empty_count(scene: Scene, view: View) -> Finding | None:
                 f"{what}: the count is 0", [what, f"nanmean leaves NaN out of a tensor of shape {list(counted.shape)}"], [_OF_THOSE_THERE], empty=True
             )
         evidence = [f"{what}", f"the divisor is a sum over a mask of shape {list(counted.shape)}"]
-        return Finding(f"{what}: the count is 0", evidence, [_AT_LEAST_ONE], empty=True)
+        return Finding(f"{what}: the count is 0", evidence, _at_least_one(view), empty=True)
     if counted is not None and step.name == "sum" and fixed(step, 0) and not _learned_beside(view, step) and weighs(view, step):
         what = "the weights of the mean" if below.numel() == 1 else f"the weights of {zeros(below)} of {below.numel()} means"
         return Finding(f"{what} sum to 0", [f"{what} sum to 0: there is nothing to average"], [_SOME_WEIGHT], empty=True)
@@ -169,25 +171,41 @@ def _learned_beside(view: View, count: View) -> bool:
     return any(not fixed(m, 0) for m in sums)
 
 
-_AT_LEAST_ONE = Fix("count at least 1", "{x}.clamp_min(1)", 1)
+def _at_least_one(view: View) -> list[Fix]:
+    """Return the changes for a count of 0. An argument of its function may be a number of Python's in other calls: one is written that takes both."""
+    below, name = view.input("other"), "count at least 1"
+    both = [Fix(name, "max({x}, 1)", 1)] if below is not None and below.numel() == 1 and _is_handed_in(view) else []
+    return [*both, Fix(name, "{x}.clamp_min(1)", 1)]
+
+
+def _is_handed_in(view: View) -> bool:
+    """Whether the divisor is written as an argument of the function that the quotient is in."""
+    from whynan.capsule.sites import resolve
+    from whynan.causes.source import expression_at
+
+    expression = expression_at(view.site, resolve(view.site).file) if view.site is not None else None
+    divisor = expression.nodes[1] if expression is not None and len(expression.nodes) > 1 else None
+    return isinstance(divisor, ast.Name) and expression is not None and divisor.id in arguments_of(expression.function)
+
+
 _OF_THOSE_THERE = Fix("sum what is there and divide by its count, at least 1", "torch.nansum({0}{rest}) / torch.sum(~torch.isnan({0}){rest}).clamp_min(1)")
 _SOME_WEIGHT = Fix("keep the sum of the weights away from 0", "{x}.clamp_min(1e-6)", 1)
 
 
-def _summed_nothing(view: View, floor: str) -> Finding | None:
+def _summed_nothing(view: View, fixes: list[Fix]) -> Finding | None:
     """The divisor is a number that was counted outside of torch: what the numerator sums shows that it is a count."""
     found = summed(view)
     if found is None or found.count:
         return None
     label = "the mask selects nothing: the count is 0" if found.masked else "there is nothing here to average: 0/0"
-    return Finding(label, [found.words, "the divisor is the number 0"], [Fix("count at least 1", floor, 1)], empty=True)
+    return Finding(label, [found.words, "the divisor is the number 0"], fixes, empty=True)
 
 
 def _count_of_one(view: View) -> Finding | None:
     """A sum over a count minus 1 that is no variance: of differences between neighbours, of pairs."""
     if view.input("self") is None or spread_of(view, 0) is not None or _lost(view):
         return None
-    return Finding("there is nothing here to average: 0/0", ["the count is 1, minus 1 is 0", "the numerator is 0 there"], [_AT_LEAST_ONE], empty=True)
+    return Finding("there is nothing here to average: 0/0", ["the count is 1, minus 1 is 0", "the numerator is 0 there"], _at_least_one(view), empty=True)
 
 
 def _lost(view: View) -> bool:

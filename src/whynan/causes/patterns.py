@@ -7,15 +7,17 @@ arguments are remembered by the tensor it returned.
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from whynan.causes import logspace
 from whynan.causes.edits import as_operand
-from whynan.causes.made import maker
+from whynan.causes.made import maker, without_zeros
 from whynan.causes.source import Expression
 
+_BASES = {"log2": math.log(2), "log10": math.log(10)}
 _POWERS = ("log of powers by hand", "powers by hand")
 REST = "1 - sigmoid"
 OUTER = (
@@ -42,8 +44,8 @@ def inner_swap(kind: str, name: str, plain_name: Callable[[Any], str]) -> Callab
             return _norm(torch, args[0]) if name != "pow" or args[1:] == (0.5,) else NotImplemented
         if kind == REST:
             return _log_of_rest(torch, args[0])
-        made = maker(args[0], kind)
-        return NotImplemented if made is None else logspace.log_of(made)
+        made = maker(without_zeros(args[0]), kind)
+        return NotImplemented if made is None else logspace.log_of(made) / _BASES.get(name, 1)
 
     return change
 
@@ -104,7 +106,7 @@ def _taken_from_one(expression: Expression, node: ast.expr | None) -> ast.expr |
 def _joint(expression: Expression, first: ast.expr | None, kind: str) -> tuple[Any, ...] | None:
     if kind == "sumsq" and (text := _added_text(expression, first)) is not None:
         return (text,)
-    node = _call(expression, first)
+    node = _call(expression, first if kind == "sumsq" else _without_addend(expression, first, kind))
     if node is None:
         return None
     name, operands = expression.parts(node)
@@ -117,10 +119,22 @@ def _joint(expression: Expression, first: ast.expr | None, kind: str) -> tuple[A
     if rest is None:
         return None
     argument = expression.segment(operands[0])
-    if node is first or expression.is_repeatable(operands[0]):
+    if any(part is node for part in ast.walk(expression.node)) or expression.is_repeatable(operands[0]):
         return (", ".join([argument, *rest]),)
     kept = expression.free_name("logits")  # computed once more it may be something else: it is given a name where it is made
     return ", ".join([kept, *rest]), (operands[0], f"{kept} := {argument}" if operands[0] in node.args else f"({kept} := {argument})")
+
+
+def _without_addend(expression: Expression, node: ast.expr | None, kind: str) -> ast.expr | None:
+    """Return the term of a sum that is a call of this kind: what is added to it was 0 in the replay, or this is not tried."""
+    given = expression.assigned(node.id) if isinstance(node, ast.Name) else node
+    if not isinstance(given, ast.BinOp) or not isinstance(given.op, ast.Add):
+        return node
+    for term, other in ((given.left, given.right), (given.right, given.left)):
+        call = _call(expression, term)
+        if call is not None and expression.parts(call)[0].lower() == kind and expression.is_repeatable(other):
+            return term
+    return node
 
 
 def _rest_of(expression: Expression, node: ast.Call, operands: list[ast.expr]) -> list[str] | None:
