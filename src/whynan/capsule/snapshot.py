@@ -70,7 +70,7 @@ class Snapshot:
 
     def restore(self) -> None:
         """Write everything back in place."""
-        with torch.no_grad():
+        with torch.no_grad(), torch._C.DisableTorchFunction():  # no write of the program's, which could be left out
             for parameter, saved in self.parameters:
                 local(parameter).copy_(saved)
             for grad, saved in self._gradients:
