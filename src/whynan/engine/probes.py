@@ -75,7 +75,7 @@ class Probes:
         calls = {e.number for e in behind if e.kind == "module"}
         first = min((e.number for e in behind if e.needs_grad), default=bad)
         earlier = any(self.session.window_start < e.number < first and e.number in needed and e.needs_grad for e in tape)  # of a term from before it
-        first_of_several = not earlier and self._is_one_of_several(bad, Counter(place for number, place in set(seen) if number in needed and number > bad))
+        first_of_several = not earlier and self._is_first_of_several(bad, set(seen), needed)
         # computed from the loss, or a term of it that was left out
         if any(e.number in ends for e in behind) or (calls and calls <= needed) or earlier or first_of_several:
             self.session.window.symptom, self.session.window.entry = None, 0
@@ -87,12 +87,16 @@ class Probes:
             if count > 1 and (place in self._terms or len(self._terms) < _MOST):
                 self._terms[place] = max(count, self._terms.get(place, 0))
 
-    def _is_one_of_several(self, bad: int, terms: Counter[Place]) -> bool:
-        """Whether a bad value, with those terms of the loss that were made at its place after it, makes no more than one step has.
+    def _is_first_of_several(self, bad: int, seen: set[tuple[int, Place]], needed: set[int]) -> bool:
+        """Whether a bad value, with those terms of the loss that were made at its place after it, makes no more than one step has, and none was before it.
 
         A program that leaves the whole step has them all in the next one. Where no step is known, it would mostly have zeroed gradients since.
         """
-        place, count = self._place(bad), terms[self._place(bad)]
+        place = self._place(bad)
+        alike = [number for number, where in seen if where == place]
+        count = sum(number > bad and number in needed for number in alike)
+        if any(number < bad for number in alike):
+            return False  # these were thrown away with it
         if place in self._terms:
             return bool(count) and self.session.window.left + 1 + count <= self._terms[place]
         if count < 2 or any(e.kind == "zero" and e.number > bad for e in self.session.recorder.tape):
