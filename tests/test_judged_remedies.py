@@ -713,3 +713,16 @@ def test_a_change_in_a_library_is_said_to_be_one(file: str, said: str) -> None:
     incident = first_incident(lambda y, x, bad: (y * (not bad)).square().sum(1).sqrt().mean())
     remedy = replace(incident.remedies[0], diff=f"--- a/{file}\n+++ b/{file}\n@@ -1 +1 @@\n-x\n+y\n", safe=False)
     assert said in " ".join(terminal.diagnosis(replace(incident, remedies=(remedy,))).split())
+
+
+def test_a_bound_that_healthy_steps_never_came_to_says_where_alone_it_changes_results() -> None:
+    """Their replayed losses are the same with it: to say that it changes results would frighten for nothing."""
+
+    def loss_of(out: torch.Tensor, x: torch.Tensor, bad: bool) -> torch.Tensor:
+        away = torch.arange(8) == (2 if bad else 9)
+        return torch.where(away, 0.0, torch.exp(out.mean(1) + 100.0 * away)).mean()
+
+    first = first_incident(loss_of).remedies[0]
+    assert (first.result, first.only) == ("proven", "above 80") and "same loss on the kept healthy steps" in first.effect, first
+    told = [terminal._kind(replace(first, only=only)) for only in ("above 80", "")]
+    assert told == [" (changes results only above 80)", " (changes results)"]
