@@ -540,3 +540,18 @@ def test_operands_given_by_name_are_remedied(box: Sandbox, written: str) -> None
 def test_operands_by_name_come_in_order() -> None:
     assert positioned((1,), {"other": 2, "alpha": 3}) == ((1, 2), {"alpha": 3})
     assert positioned((), {"other": 2}) == ((), {"other": 2})
+
+
+def test_an_argument_that_several_calls_share_is_changed_where_it_is_made(box: Sandbox) -> None:
+    """A bound in one of the calls leaves the pole of the next one: the counts of a negative binomial and its dispersion meet it three times."""
+    body = """
+    net = nn.Linear(4, 3)
+    def nll(x, r):
+        norm = torch.lgamma(x + r) - torch.lgamma(r) - torch.lgamma(x + 1)
+        return -(norm + r * (r / (r + 1)).log1p()).mean()
+    def loss_of(bad):
+        x = torch.randn(8, 4)
+        spread = F.relu(net(x).abs() + 0.5 - 50 * bad * torch.eye(8, 3))
+        return nll(torch.zeros(8, 3), spread)
+    """
+    assert added(healed(box, program(body))) == ["spread = F.relu(net(x).abs() + 0.5 - 50 * bad * torch.eye(8, 3)).add(1e-4)"]

@@ -726,3 +726,16 @@ for step in range(5):
     incident = first(box, body, HEAD.replace("nn.Linear(4, 1)", "nn.Linear(4, 3, bias=False)"))
     remedy = incident["remedies"][0]
     assert (incident["cause"]["code"], remedy["result"]) == ("WN504", "proven") and ".diagonal(dim1=-2, dim2=-1)" in remedy["diff"], remedy
+
+
+def test_a_bound_that_healthy_steps_never_came_to_says_where_alone_it_changes_results() -> None:
+    """Their replayed losses are the same with it: to say that it changes results would frighten for nothing."""
+
+    def loss_of(out: torch.Tensor, x: torch.Tensor, bad: bool) -> torch.Tensor:
+        away = torch.arange(8) == (2 if bad else 9)
+        return torch.where(away, 0.0, torch.exp(out.mean(1) + 100.0 * away)).mean()
+
+    first = first_incident(loss_of).remedies[0]
+    assert (first.result, first.only) == ("proven", "above 80") and "same loss on the kept healthy steps" in first.effect, first
+    told = [terminal._kind(replace(first, only=only)) for only in ("above 80", "")]
+    assert told == [" (changes results only above 80)", " (changes results)"]

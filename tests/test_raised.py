@@ -348,3 +348,37 @@ for step in range(5):
     assert (incident["cause"]["code"], incident["cause"]["title"]) == ("WN108", "matrix that rounding makes singular")
     assert any("the condition number is" in words and "float32 can hold 8.4e+06" in words for words in incident["cause"]["evidence"])
     assert "no inverse" not in incident["cause"]["label"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "given", "title", "diff"),
+    [
+        ("y[0] = 255", "", "let it be ignored: ignore_index=255", "+    loss = F.cross_entropy(net(torch.randn(8, 4)), y, ignore_index=255)"),
+        ("y[0] = -100", ", ignore_index=-1", "let it be ignored: ignore_index=-100", ", y, ignore_index=-100)"),
+        ("y[0], y[1] = -1, -100", "", "give it the label that is ignored, -100", "y.masked_fill(y == -1, -100)"),
+        ("y[:] = 3", "", "if they begin at 1, take 1 off; else give the model 4 classes", ""),
+        ("y[0], y[1] = 5, 0", "", "labels go up to 5: give the model 6 classes", ""),
+    ],
+    ids=["void", "the default mark", "a second mark", "perhaps from 1", "more classes"],
+)
+def test_a_label_outside_the_classes_is_no_row_that_a_table_lacks(labels: str, given: str, title: str, diff: str, box: Sandbox) -> None:
+    """The numbers tell a mark for what has no label from a class that the model does not have."""
+    (incident,) = box.watched(f"""
+import torch
+from torch import nn
+import torch.nn.functional as F
+torch.manual_seed(0)
+net = nn.Linear(4, 3)
+opt = torch.optim.SGD(net.parameters(), 0.1)
+for s in range(5):
+    y = torch.randint(0, 3, (8,))
+    if s == 3:
+        {labels}
+    loss = F.cross_entropy(net(torch.randn(8, 4)), y{given})
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""").incidents
+    first = incident["remedies"][0]
+    assert (incident["cause"]["code"], incident["step"]) == ("WN703", 3)
+    assert title in first["title"] and diff in first["diff"] and "table" not in first["title"], first

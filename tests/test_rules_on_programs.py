@@ -263,3 +263,23 @@ for step in range(3):
 """
     incident = first(box, body)
     assert (incident["step"], incident["cause"]["code"], incident["origin"]["samples"]) == (1, "WN105", samples)
+
+
+def test_a_loss_scale_written_by_hand_is_named_where_float16_ends(box: Sandbox) -> None:
+    """Nothing lowers it after an overflow; to widen what is a cast to float32 already changes nothing."""
+    incident = box.watched("""
+import torch
+from torch import nn
+torch.manual_seed(0)
+net = nn.Linear(4, 2).half()
+opt = torch.optim.SGD(net.parameters(), 1e-6)
+for s in range(6):
+    y = torch.randn(8, 2) * (400 if s == 4 else 1)
+    loss = (net(torch.randn(8, 4).half()).float() - y).square().mean()
+    opt.zero_grad()
+    (loss * 4096.0).backward()
+    opt.step()
+""").incidents[0]
+    assert (incident["cause"]["code"], incident["step"]) == ("WN503", 4)
+    assert any("multiplied by 4096 at line 11: lower that factor, or use torch.amp.GradScaler" in words for words in incident["cause"]["evidence"])
+    assert not any(".float().float()" in remedy["diff"] for remedy in incident["remedies"])

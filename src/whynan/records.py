@@ -182,6 +182,7 @@ class Remedy:
     result: str = "not tried"  # proven | not proven (it helped, as far as the step was recorded) | failed | not tried
     effect: str = ""
     alive: bool = True  # false: it stops the gradient at some elements, as a clamp does
+    only: str = ""  # where alone it changes results (`above 80`): a bound that healthy steps never came to
 
 
 @dataclass(frozen=True, slots=True)

@@ -323,6 +323,9 @@ _SOFTEN = "keep the denominator further from 0: a floor under it, or a softening
 _CALM = "clip or normalise on the way: shorter unrolls, a lower gain, a smaller loss weight"
 
 
+_SCALE = 16  # a factor of a loss that is smaller weighs it
+
+
 @rule("WN503", "gradient-overflow", "gradient past the range of its dtype", rank=54)
 def gradient_overflow(scene: Scene) -> Finding | None:
     """The gradient grew past the range of its dtype on the way back.
@@ -387,13 +390,27 @@ def gradient_overflow(scene: Scene) -> Finding | None:
     evidence = [f"{what} would be {number(size)}, {dtype} ends at {limit}", "in a wider dtype the same operation is finite"]
     fixes = [Fix("scale the loss down, or keep this part in float32")] if dtype == "float16" else [Fix(_SOFTEN if _divides_by(forward) else _CALM)]
     if dtype == "float16":
-        fixes = [Fix("compute this in float32", "{x}.float()", 0), BRAIN, *fixes]
+        widened = [] if forward.name == "_to_copy" else [Fix("compute this in float32", "{x}.float()", 0)]  # a cast is computed nowhere
+        fixes = [*widened, BRAIN, *fixes]
+        evidence += _scaled_by_hand(birth)
     if forward.name == "log":  # of a probability that is next to 0
         fixes = [*log_fixes(forward), *fixes]
     said = f"the gradient {number(size)} is past" if not goes_on else f"a value on the way to the gradient, {number(size)}, is past"
     if size < ends:  # inside of torch's own kernel
         said = "a value on the way to the gradient is past"
     return Finding(f"{said} the range of {dtype}", evidence + _before_clipping(scene), fixes, proven=True)
+
+
+def _scaled_by_hand(birth: Birth) -> list[str]:
+    """Say by what number a loss is multiplied before it is gone back from, where that may be a loss scale that nothing lowers."""
+    from whynan.capsule.sites import resolve
+
+    for op in reversed(birth.graph.ops):
+        factor = op.scalars.get("other")
+        if not op.backward and op.name.startswith("aten.mul.") and op.shape == () and isinstance(factor, int | float) and factor >= _SCALE:
+            at = f" at line {line}" if (line := resolve(op.site).line) else ""
+            return [f"the loss is multiplied by {number(float(factor))}{at}: lower that factor, or use torch.amp.GradScaler, which lowers it after an overflow"]
+    return []
 
 
 def _divides_by(forward: View) -> bool:

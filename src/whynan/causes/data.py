@@ -13,7 +13,7 @@ from whynan.records import Phase
 
 if TYPE_CHECKING:
     from whynan.causes.source import Expression
-    from whynan.trace.birth import Birth
+    from whynan.trace.birth import Birth, View
 
 
 def _bad_input(scene: Scene) -> bool:
@@ -245,7 +245,7 @@ def value_out_of_range(scene: Scene) -> Finding | None:
     What happened
     A token id was not below the size of the embedding, a label not below the number of classes,
     or one was negative without being the ignored index: a tokenizer larger than the model,
-    labels that begin at 1, a padding id of -1.
+    labels that begin at 1, a padding id of -1, a label of 255 for what has none.
 
     Why the result is non-finite
     There is no such row, so there is no result. On the CPU the call raises; on CUDA it is a
@@ -293,8 +293,9 @@ def value_out_of_range(scene: Scene) -> Finding | None:
     name, ids = next(iter(integers.items()))
     size = _table_size(view.name, tables[0])
     bad = (ids < 0) | (ids >= size)
-    if view.name.startswith("nll") or view.name.startswith("cross"):
-        bad &= ids != -100
+    labels = view.name.startswith(("nll", "cross"))
+    if labels:
+        bad &= ids != _ignored(view)
     if not int(bad.sum()):
         return None
     place = [int(i) for i in bad.nonzero()[0]] if ids.dim() else []
@@ -306,14 +307,40 @@ def value_out_of_range(scene: Scene) -> Finding | None:
     if hasattr(made, "name") and made is not None and made.name:
         computed = as_view(made)
         evidence.append(f"it came from {called(computed.op) if computed is not None else made.name}")
+    table = Fix("leave these samples out, check the ids where the batch is made, or make the table larger", leave_out=True)
     return Finding(
-        f"index {value} in a table of {size}",
+        f"label {value} of {size} classes" if labels else f"index {value} in a table of {size}",
         evidence,
-        [Fix("leave these samples out, check the ids where the batch is made, or make the table larger", leave_out=True)],
+        _for_labels(view, ids, bad, size) if labels else [table],
         proven=True,
         rows=indices,
         among=bad.shape[0] if bad.dim() else 0,
     )
+
+
+_MARKS = (255, 65535)  # the largest numbers that a mask on disk can hold
+
+
+def _ignored(view: View) -> int:
+    """Return the label that a loss leaves out."""
+    given = view.scalar("ignore_index")
+    return given if isinstance(given, int) else -100
+
+
+def _for_labels(view: View, ids: Any, bad: Any, size: int) -> list[Fix]:
+    """Say what labels outside the classes most likely are, by their numbers: a mark for what has no label, a count that begins at 1, or classes left out."""
+    values = [int(v) for v in ids[bad].unique()]
+    left_out = Fix("leave these samples out, or check the labels where the batch is made", leave_out=True)
+    first, high = values[0], values[-1]
+    if len(values) == 1 and (first < 0 or first in _MARKS or first > 10 * size):
+        if bool((ids == _ignored(view)).any()):
+            mark = f"{{x}}.masked_fill({{x}} == {first}, {_ignored(view)})"
+            return [Fix(f"if {first} marks what has no label, give it the label that is ignored, {_ignored(view)}", mark, 1), left_out]
+        return [Fix(f"if {first} marks what has no label, let it be ignored: ignore_index={first}", str(first), keyword="ignore_index"), left_out]
+    if first < 0:
+        return [left_out]
+    begins = "no label here is 0: if they begin at 1, take 1 off; else " if values == [size] and not bool((ids == 0).any()) else f"labels go up to {high}: "
+    return [Fix(f"{begins}give the model {high + 1} classes, or leave such samples out", leave_out=True)]
 
 
 def _table_size(op: str, table: object) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from whynan.causes.arguments import computed_forward, factorised, from_spans
 from whynan.causes.catalogue import Finding, Scene, rule
-from whynan.causes.facts import as_view, at_or_below, counted, doubled, lies_below, lineage, share, skip_views
+from whynan.causes.facts import VIEWS, as_view, at_or_below, consumers, counted, doubled, lies_below, lineage, share, skip_views
 from whynan.causes.fixes import Fix, guarded
 from whynan.records import number
 
@@ -392,4 +392,15 @@ def pole_of_special_function(scene: Scene) -> Finding | None:
     value = (
         float(argument[~output.isfinite()].flatten()[0]) if argument is not None and output is not None and output.shape == argument.shape and count else 0.0
     )
-    return Finding(f"{name}({number(value)}) is a pole", [counted(count, "arguments lie on a pole")], guarded(name, view.op.dtype), from_spans(view, index))
+    fixes = [*_where_made(scene, view, index), *guarded(name, view.op.dtype)]
+    return Finding(f"{name}({number(value)}) is a pole", [counted(count, "arguments lie on a pole")], fixes, from_spans(view, index))
+
+
+def _where_made(scene: Scene, view: View, index: int) -> list[Fix]:
+    """Return the change of an argument where it is made, for what takes it besides: the same pole, or a logarithm, is there too."""
+    made, argument = as_view(skip_views(view.maker(index))), view.input(index)
+    if scene.birth is None or made is None or made.site in (None, view.site) or made.op.backward or argument is None or bool(lies_below(argument, 0).any()):
+        return []
+    takers = {taker.op.index for taker in consumers(scene.birth, made) if taker.name not in VIEWS}
+    title = f"keep it above 0 where it is made, for all {len(takers)} operations that take it"
+    return [Fix(title, "{call}.add(1e-4)", site=made.site)] if len(takers) > 1 else []

@@ -1,6 +1,6 @@
 """Remedies as expressions: one template gives both the diff for the user and the computation for the replay.
 
-`{x}` is the operand that is changed, `{0}`, `{1}` … all operands, `{rest}` the remaining arguments as they stand.
+`{x}` is the operand that is changed, `{0}`, `{1}` … all operands, `{rest}` the remaining arguments as they stand; `{call}` is the whole expression.
 """
 
 from __future__ import annotations
@@ -59,6 +59,8 @@ class Fix:
             return self._operand_text(expression, self.operand)
         if isinstance(expression.node, ast.AugAssign) or not expression.operands or _writes_there(expression):
             return None
+        if "{call}" in self.template:
+            return expression.node, self.template.replace("{call}", as_operand(expression.text))
         made = self._made_of(expression)
         new = _filled(expression, self.template, made) if made is not None else None
         return None if new is None else (expression.node, new)
@@ -139,6 +141,8 @@ class Fix:
             args, kwargs = positioned(args, kwargs)
             flipped = expression is not None and _flipped(expression, func, args)
             operands = list(reversed(args[:2])) + list(args[2:]) if flipped else list(args)
+            if "{call}" in self.template:
+                return eval(code, {"_call": func(*args, **kwargs)})  # our own template
             if self.operand is None:
                 named = {k: v for k, v in kwargs.items() if f" {k}=" not in self.template}  # torch hands defaults on as if they were given
                 scope = _scope(torch, operands) | {"_rest": tuple(operands[1:]), "_named": named}
@@ -387,7 +391,7 @@ def _writes_there(expression: Expression) -> bool:
 
 
 def _placeholders(template: str) -> str:
-    source = template.replace("{x}", "_x").replace("{rest}", ", *_rest, **_named")
+    source = template.replace("{x}", "_x").replace("{call}", "_call").replace("{rest}", ", *_rest, **_named")
     for index in range(6):
         source = source.replace(f"{{{index}}}", f"_{index}")
     return source

@@ -26,6 +26,7 @@ FAR_FROM_WIDE = 0.1  # by how much a loss may be off that of float64; more is wh
 _MISFITS = tuple(f"the replay raised {kind}" for kind in ("ValueError", "TypeError", "AttributeError", "IndexError"))  # the trial was no change of this program
 _CHOOSE = ("max", "min", "argmax", "argmin", "topk", "sort", "argsort")  # they say which is best
 _DECIDE = Remedy("say in the program what counts where everything is ruled out, before anything is chosen there")
+_BOUND = re.compile(r"\{x\}\.clamp(?:\(max=(?P<top>[\d.e+-]+)\)|_min\((?P<low>[\d.e+-]+)\))")
 PAIRED = 2  # changes at one of several places that are tried together with those at the others
 
 
@@ -335,7 +336,13 @@ def _judged(scene: Scene, finding: Finding, fix: Fix, trial: Trial) -> Remedy:
         words += "; the update is finite"
     if good and not diff:
         words = f"with that: {words}"
-    return Remedy(title, diff, fix.safe, "proven" if good else "failed", words, alive=not stopped.dead)
+    return Remedy(title, diff, fix.safe, "proven" if good else "failed", words, alive=not stopped.dead, only=_beyond(fix, words) if good else "")
+
+
+def _beyond(fix: Fix, words: str) -> str:
+    """Say past which number alone a bound acts, where the healthy steps kept their loss with it."""
+    found = _BOUND.fullmatch(fix.template) if fix.operand is not None and "same loss on the kept" in words else None
+    return "" if found is None else f"above {found['top']}" if found["top"] else f"below {found['low']}"
 
 
 def _rewarded(scene: Scene, stopped: list[Stopped]) -> str:

@@ -110,7 +110,12 @@ def label_of(remedy: Remedy) -> str:
     """How a remedy is labelled: safe, changes results, or kills the gradient."""
     if "gradient is dead" in remedy.effect or getattr(remedy, "gradient", "") == "dead":
         return "kills the gradient"
-    return "safe: same mathematics" if remedy.safe else "changes results"
+    return "safe: same mathematics" if remedy.safe else changing(remedy)
+
+
+def changing(remedy: Remedy) -> str:
+    """Say that a remedy changes results, and where alone it does."""
+    return "changes results" + f" only {remedy.only}" * bool(remedy.only)
 
 
 def proof_of(remedy: Remedy, step: int) -> str:

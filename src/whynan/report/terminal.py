@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from whynan.records import DAMAGED, Incident, Origin, Phase, Remedy, Span, TensorStats
 from whynan.recovery.policy import Budget
+from whynan.report.telling import changing
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -150,7 +151,7 @@ def _kind(remedy: Remedy) -> str:
     if not remedy.diff:
         return ""
     library = "; in an installed library: override it, or report it there" if "-packages/" in remedy.diff.partition("\n")[0] else ""
-    return f" ({'same mathematics' if remedy.safe else 'changes results'}{library})"
+    return f" ({'same mathematics' if remedy.safe else changing(remedy)}{library})"
 
 
 def _untried(incident: Incident) -> str:
