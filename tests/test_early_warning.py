@@ -16,6 +16,7 @@ from conftest import strict_lines
 from hypothesis import given
 from hypothesis import strategies as st
 
+import whynan
 from whynan.errors import UsageError
 from whynan.records import Notice, NoticeKind
 from whynan.recovery.policy import Budget
@@ -193,6 +194,43 @@ def test_frequent_spikes_widen_the_limit() -> None:
     told = alarms(values)
     assert 0 < len(told) < 20
     assert max(spike.step for spike in told) < 600
+
+
+@pytest.mark.parametrize(("begin", "told"), [(0, 5), (500, 10)])
+@pytest.mark.parametrize("every", [3, 5, 20])
+def test_batches_of_another_kind_that_come_back_are_usual(begin: int, told: int, every: int) -> None:
+    """Once 4 % of the last values were as far out, two thousand times the level and more is no news; twice as far still is."""
+    dice = random.Random(6)
+    high = [100 * dice.uniform(0.8, 1.2) for _ in range(begin + 1000)]
+    values = [high[step] if step >= begin and step % every == every - 1 else value for step, value in enumerate(noisy(4, begin + 1000, 0.05))]
+    watch = SpikeWatch()
+    assert 1 <= len(alarms(values, watch)) <= told
+    assert watch.see(len(values), 500.0) is not None and watch.see(len(values) + 1, 4.5e12) is not None
+
+
+def test_what_comes_back_seldom_or_is_out_of_all_proportion_is_told_each_time() -> None:
+    """Every fiftieth batch is no kind of batch, and 4.5e12 among 0.05 is never usual, however often it comes."""
+    seldom = [100.0 if step % 50 == 49 else value for step, value in enumerate(noisy(4, 1000, 0.05))]
+    broken = [4.5e12 if step % 3 == 2 else value for step, value in enumerate(noisy(4, 300, 0.05))]
+    assert len(alarms(seldom)) == 20
+    assert len(alarms(broken)) == 100
+
+
+def test_a_training_on_two_kinds_of_batches_keeps_both() -> None:
+    """With `spike="skip"` the first few batches of the rarer kind are left out, and then no more."""
+    model = torch.nn.Linear(1, 1, bias=False, dtype=torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+    made = 0
+    with whynan.watch(model, optimizer, files=False, spike="skip"):
+        for step in range(300):
+            before = model.weight.detach().clone()
+            optimizer.zero_grad()
+            (model(torch.full((1, 1), 10.0, dtype=torch.float64)) * (1000.0 if step % 5 == 0 else 0.5)).mean().backward()
+            optimizer.step()
+            made += not torch.equal(before, model.weight)
+    assert made >= 300 - 5
 
 
 def test_the_benchmark_counts_alarms_and_finds_what_it_puts_in() -> None:

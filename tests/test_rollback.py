@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -134,15 +135,17 @@ class Averaging(nn.Module):
         self.layer = nn.Linear(4, 1)
         self.register_buffer("average", torch.zeros(()))
         self.calls = 0
+        self.counts = np.zeros(4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.average = 0.9 * self.average + 0.1 * x.mean()
         self.calls += 1
+        self.counts += (x > 0).sum(0).numpy()
         return self.layer(x)
 
 
 def test_buffers_bound_anew_and_plain_attributes_go_back() -> None:
-    """A buffer that the forward pass replaces, and a counter on the module, are those of the snapshot."""
+    """A buffer that the forward pass replaces, a counter and an array on the module are those of the snapshot."""
     data = batches(8, bad=(5,))
     ends = []
     for policy, drawn in (("observe", data[:4] + data[6:]), ("rollback", data)):
@@ -150,7 +153,7 @@ def test_buffers_bound_anew_and_plain_attributes_go_back() -> None:
         model = Averaging()
         with whynan.watch(model, optimizer := torch.optim.SGD(model.parameters(), lr=0.1), files=False, policy=policy, snapshot_every=4):
             train(model, optimizer, drawn)
-        ends.append((model.average, model.calls, model.layer.weight.detach()))
+        ends.append((model.average, model.calls, model.counts.tolist(), model.layer.weight.detach()))
     assert same(ends[0], ends[1])
 
 

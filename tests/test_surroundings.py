@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from conftest import Sandbox
@@ -132,6 +133,34 @@ print(float({shown}), net.linear.weight.tolist())
     done = box.watched("DROPS = False" + source)
     assert [i["step"] for i in done.incidents] == [5], done.err
     assert done.out == box.plain(box.write("DROPS = True" + source)).out
+
+
+def test_an_array_of_a_module_is_as_before_after_a_dropped_step() -> None:
+    """It is state of the model as a buffer is: what the bad batch has added to it, though finite, is gone."""
+
+    class Counting(torch.nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(4, 1)
+            self.counts = np.zeros(4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.counts += (x > 0).sum(0).numpy()
+            return super().forward(x)
+
+    model = Counting()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    expected = np.zeros(4)
+    with whynan.watch(model, optimizer, files=False):
+        for step in range(8):
+            x = torch.randn(8, 4)
+            if step in (2, 6):
+                x[0, 0] = torch.nan
+            else:
+                expected += (x > 0).sum(0).numpy()
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+    assert model.counts.tolist() == expected.tolist()
 
 
 def test_an_iterator_that_replays_move_on_is_not_blamed_on_the_machine(box: Sandbox) -> None:

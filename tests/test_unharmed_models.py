@@ -264,3 +264,34 @@ def test_rollback_of_a_gan() -> None:
     expected, _ = run(GanTraining, None, {}, [0, 1, 4, 5])
     assert [i.action.taken for i in incidents] == ["rolled back"]
     assert differences(state, expected) == []
+
+
+@pytest.mark.parametrize("validates", [False, True])
+def test_a_target_that_writes_its_own_buffers_goes_on(validates: bool) -> None:
+    """A named target (BYOL, a mean teacher) is put back once: what its own call writes after that stays, also where it is called without gradients."""
+    ends = []
+    for left_out in (True, False):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
+        target = copy.deepcopy(net).requires_grad_(False)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+        with whynan.watch(net, optimizer, averages=[target], files=False):
+            for number in range(8):
+                x = seeded(8, 4, seed=number)
+                if number == 5:
+                    if left_out:
+                        continue
+                    x[1, 2] = torch.nan
+                with torch.no_grad():
+                    given = target(x + 0.1)
+                optimizer.zero_grad()
+                (net(x) - given).square().mean().backward()
+                optimizer.step()
+                with torch.no_grad():
+                    if validates:
+                        target.eval()(seeded(8, 4, seed=99))
+                        target.train()
+                    for mine, its in zip(net.parameters(), target.parameters(), strict=True):
+                        its.lerp_(mine, 0.1)
+        ends.append({"net": net.state_dict(), "target": target.state_dict(), "optimizer": optimizer.state_dict()})
+    assert not differences(*ends)

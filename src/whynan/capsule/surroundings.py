@@ -111,8 +111,11 @@ class Inside(Held):
         return len(saved) != len(self.held) or any(a is not b for a, b in zip(self.held, saved, strict=False))
 
 
+@dataclass(slots=True, eq=False)
 class Values(Held):
     """The numbers of a tensor or array that is written in place; of a tensor its version says whether it was."""
+
+    of_module: bool = False  # it is state of the model, as a buffer is: a dropped step leaves nothing in it
 
     def take(self) -> Any:
         return (self.held.clone(), self.held._version) if isinstance(self.held, torch.Tensor) else self.held.copy()
@@ -155,14 +158,19 @@ class Surroundings:
     def mend(self, alone: bool) -> None:
         """Put back what the forward passes of a dropped step have left bad: to the beginning of the micro-batch, or of its whole step.
 
-        A counter, a cursor, a list of names has gone on, as everything else that the program does in Python.
+        A counter, a cursor, a list of names has gone on, as everything else that the program does in Python. An array
+        that stands in a module is put back whatever it holds.
         """
         kept = self._kept if alone or not self._first else self._first
-        put((spot, saved) for spot, saved in kept if spot in self.busy and holds_bad(spot.take()) and not holds_bad(saved))
+        put((spot, saved) for spot, saved in kept if spot in self.busy and (_is_state(spot) or (holds_bad(spot.take()) and not holds_bad(saved))))
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """Return the tensors among what forward passes change."""
         return tensors_among(self.busy)
+
+
+def _is_state(spot: Spot) -> bool:
+    return isinstance(spot, Values) and spot.of_module
 
 
 def _is_orphan(spot: Spot) -> bool:
@@ -178,6 +186,11 @@ def tensors_among(spots: Iterable[Spot]) -> tuple[torch.Tensor, ...]:
 def taken(spots: Iterable[Spot]) -> list[tuple[Spot, Any]]:
     """Return spots with what they hold."""
     return [(spot, spot.take()) for spot in spots]
+
+
+def arrays_in(attributes: dict[str, Any]) -> list[Spot]:
+    """Return the arrays that a module keeps in plain attributes."""
+    return [Values(v) for k, v in attributes.items() if k not in _OF_MODULES and _is_array(v)]
 
 
 def put(kept: Iterable[tuple[Spot, Any]]) -> None:
@@ -291,7 +304,7 @@ class _Search:
             for inner in list(value.values() if kind is dict else value)[:64]:
                 self.meet(inner, depth - 1, direct)
         elif (direct and _is_tensor(value)) or _is_array(value):
-            self.spots[id(value)] = Values(value)
+            self.spots[id(value)] = Values(value, of_module=not direct)
         elif kind.__dictoffset__ and _is_own(kind):
             self.spots[id(value)] = Inside(vars(value))
             self.classes(kind)

@@ -152,9 +152,11 @@ class Recovering:
         held = [(t, t.detach().clone()) for m in self.averages for t in (*m.parameters(), *m.buffers())]
 
         def put_back() -> None:
-            if torch.is_grad_enabled():  # else a validation, after which the program may still move its averages
-                self.session.recorder.before_call = None
             _write(held)
+            if torch.is_grad_enabled():
+                self.session.recorder.before_call = None
+            else:  # a validation, after which the program may still move its averages, or the call of a target, which may write its own buffers
+                held[:] = [kept for kept in held if isinstance(kept[0], torch.nn.Parameter)]
 
         self.session.recorder.before_call = put_back
 

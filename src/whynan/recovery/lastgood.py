@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from whynan.capsule.loaders import Loop
 from whynan.capsule.snapshot import Snapshot, copied, local, nbytes
 from whynan.capsule.state import Mutable, holdings, own_modules, put_back, put_rng, take_rng
+from whynan.capsule.surroundings import Spot, arrays_in, put, taken
 from whynan.recovery.followers import Moved
 from whynan.tripwire.checks import nonfinite, optimizer_state
 
@@ -80,6 +81,7 @@ class LastGood:
         self._tensors: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._attributes: list[tuple[torch.nn.Module, dict[str, Any], dict[str, Any]]] = []
         self._held: list[Mutable] = []  # lists, dicts and plain tensors kept on modules
+        self._arrays: list[tuple[Spot, Any]] = []
         self._groups: list[Moved] = []
         self._scalers: list[tuple[Any, Any]] = []
         self.bad_buffers = {key for key, _ in _bad_buffers(state.modules)}
@@ -103,6 +105,7 @@ class LastGood:
             tensors = {id(t): t for t in (*thing.parameters(), *thing.buffers()) if id(t) not in self._known}
             self._known.update(tensors)
             self._tensors += [(t, copied(t, self._on_host)) for t in tensors.values()]
+            self._arrays += taken(a for m in own_modules(thing) for a in arrays_in(m.__dict__))
             self._held += [Mutable(v) for m in own_modules(thing) for v in holdings(m.__dict__)]
             self._attributes += [(m, m.__dict__.copy(), dict(m._buffers)) for m in own_modules(thing)]  # a forward pass may bind a buffer anew
         elif isinstance(thing, torch.amp.GradScaler):
@@ -124,6 +127,7 @@ class LastGood:
             module._buffers.update(buffers)
         for item in self._held:
             item.restore()
+        put(self._arrays)
         with torch.no_grad():
             for tensor, copy in self._tensors:
                 local(tensor).copy_(copy)

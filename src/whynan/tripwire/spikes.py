@@ -18,12 +18,14 @@ _LEVEL = 17  # values whose median is the level: short, so that it follows a fal
 _MEMORY = 256  # distances remembered: a few spikes among them move no quantile up to 0.95
 _WARM = 16  # distances needed before quantiles mean anything; until then only absurd values alarm
 _ABSURD = 1e3  # times the second largest of the last values: too much for any healthy curve, known without statistics
-_ABSURD_AT_ONCE = 1e9  # the same with only one or two values to compare with
+_ABSURD_AT_ONCE = 1e9  # the same with only one or two values to compare with; this many times the level is never usual
 _ABSURD_AFTER_ZEROS = 1e6  # a curve of exact zeros has no scale: the one absolute number here
 _TAIL_LEAST, _TAIL_MOST = 2.25, 6.0  # bounds of q95 over q75 of the distances: 1.7 is a bell curve, 4.3 a log-normal one
 _RARE = 4.0  # times the third largest distance: a tail the quantiles do not show; two spikes do not move it
 _DELAY = 8  # steps before a distance counts: a curve that climbs step by step must not widen its own limit
 _ACCEPT = 5  # spikes in a row that make a new normal: a new rate, new data
+_OFTEN = 0.04  # as many of the last values as far out are usual: batches of another kind that come back
+_AS_FAR = 0.5  # of a distance: those of batches of one kind differ by less than twice
 _LARGEST = 1e300  # larger values are taken for this: sums and products of it stay finite
 
 
@@ -62,7 +64,8 @@ class SpikeWatch:
     0.05
 
     A non-finite number is not a spike and leaves no trace. A spike is not taken into the level; after five in a row
-    the curve has moved and is learnt anew. `least` is the smallest rise, as a part of the level, worth a word.
+    the curve has moved and is learnt anew, and one is usual that 4 % of the last 256 values were like. `least` is the
+    smallest rise, as a part of the level, worth a word.
     Cost: about 3 microseconds a number, and the memory of some 300 numbers, twice.
     """
 
@@ -75,6 +78,8 @@ class SpikeWatch:
         self._distances_sorted: list[float] = []
         self._scale = 0.0  # of the distances, remembered while a curve stands still at zero
         self._pending: list[float] = []
+        self._far: deque[tuple[int, float]] = deque()  # which of the values were above their limit, and how far from their level
+        self._seen = 0  # how many values there were
 
     def see(self, step: int, value: float) -> Spike | None:
         """Take the next number; answer with a spike if it is one."""
@@ -82,6 +87,7 @@ class SpikeWatch:
             if not math.isfinite(value):
                 return None
             value = math.copysign(_LARGEST, value)
+        self._seen += 1
         if not self._recent:
             self._enter(value)
             return None
@@ -121,15 +127,24 @@ class SpikeWatch:
             return _ABSURD_AT_ONCE * ends[-1] or _ABSURD_AFTER_ZEROS
         return _ABSURD * ends[-2] or _ABSURD_AFTER_ZEROS
 
-    def _spike(self, step: int, value: float, level: float, limit: float) -> Spike:
-        usual = min(level + limit, self._absurd())
+    def _comes_back(self, distance: float, level: float) -> bool:
+        """Take the distance of a value above its limit; return whether such values come so often that they are usual."""
+        while self._far and self._far[0][0] <= self._seen - _MEMORY:
+            self._far.popleft()
+        alike = sum(far / distance >= _AS_FAR for _, far in self._far)
+        self._far.append((self._seen, distance))
+        often = alike >= max(_ACCEPT, int(_OFTEN * min(self._seen, _MEMORY)))
+        return often and not abs(distance) > _ABSURD_AT_ONCE * abs(level) > 0.0
+
+    def _spike(self, step: int, value: float, level: float, limit: float) -> Spike | None:
+        usual, known = min(level + limit, self._absurd()), self._comes_back(value - level, level)
         self._pending.append(value)
         row = len(self._pending)
         if limit < math.inf:
             self._remember(limit)  # not the spike itself: frequent spikes widen the limit, a single one does not
         if row >= _ACCEPT:
             self._begin_again()
-        return Spike(step, value, level, usual, row)
+        return None if known else Spike(step, value, level, usual, row)
 
     def _begin_again(self) -> None:
         pending, self._pending = self._pending, []
