@@ -1,12 +1,15 @@
-"""Two calls that belong together and may stand far apart: no diff can be given, but a replay can put them together."""
+"""Two calls that belong together and may stand far apart: a diff can seldom be given, but a replay can put them together."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from whynan.causes.logspace import log_of, log_of_total
+from whynan.causes.logspace import from_exponents, log_of, log_of_total, of_exponents
 from whynan.causes.made import PICKS, Made, maker, without_zeros
+
+if TYPE_CHECKING:
+    from whynan.causes.source import Change, Expression
 
 KINDS = ("log directly", "log of exp", "variance by hand", "scale first")
 
@@ -21,6 +24,11 @@ def swap(kind: str) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]:
         return NotImplemented if made is None else made
 
     return change
+
+
+def written(kind: str, expression: Expression | None) -> Change | None:
+    """Return the text of a change at the place where the second of the two calls was put together, where there is one."""
+    return of_exponents(expression) if kind == "log of exp" and expression is not None else None
 
 
 def _log_directly(torch: Any, name: str, args: tuple[Any, ...]) -> Any:
@@ -100,9 +108,9 @@ def _log_of_exp(torch: Any, value: Any, name: str) -> Any:
         return made.args[0].abs() + torch.nn.functional.softplus(-2 * made.args[0].abs()) - 0.6931471805599453
     inner = next((m for m in (maker(a, "exp") for a in made.args) if m is not None), None) if name == "log" else None
     if inner is None:
-        return None
+        return from_exponents(value) if name == "log" else None
     if made.name in ("add", "radd") and any(isinstance(a, int | float) and a == 1 for a in made.args):
         return torch.nn.functional.softplus(inner.args[0])
     if made.name == "rsub" and isinstance(made.args[-1], int | float) and made.args[-1] == 1:
         return torch.log(-torch.expm1(inner.args[0]))
-    return log_of_total(made, inner.args[0]) if made.name in ("sum", "mean") else None
+    return log_of_total(made, inner.args[0]) if made.name in ("sum", "mean") else from_exponents(value)

@@ -287,6 +287,10 @@ def _judged(scene: Scene, finding: Finding, fix: Fix, trial: Trial) -> Remedy:
         return Remedy(fix.title, "", fix.safe)
     stopped, diff = max(trial.stopped, default=Stopped()), trial.diff
     title = _placed(fix.title, lab.where) if trial.far else fix.title
+    if trial.far and not diff and lab.hit == 1 and lab.where is not None:
+        there = read_again(scene, expression_at(lab.where, resolve(lab.where).file))
+        change = apart.written(fix.inner, there)
+        diff = there.diff(*change) if there is not None and change is not None else ""
     same = _finite_loss(scene) if trial.tolerance == TOLERANCE else None
     good, words = lab.judge(outcome, finding.empty, same, low=fix.safe or _fell(scene))
     if outcome.error and ".float()" in fix.template and re.search("dtype|scalar type", outcome.error):

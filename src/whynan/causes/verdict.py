@@ -30,6 +30,7 @@ from whynan.trace.mending import places_of, without
 from whynan.trace.slicing import HAND_ON, base
 from whynan.tripwire.values import bad_rows, stats
 
+FAILED = 2  # changes that did not help which are told
 _LAYERS = ("addmm", "mm", "bmm", "convolution", "native_layer_norm", "native_batch_norm", "native_group_norm")  # no mask goes into these
 
 
@@ -60,7 +61,13 @@ def judge(scene: Scene) -> tuple[Origin, Cause, list[Remedy], list[Experiment]]:
         return *outside, scene.experiments
     if chosen.code in ("WN701", "WN702") and scene.birth is not None:
         origin, cause = _in_data(scene, scene.birth, origin, cause)
-    return origin, cause, [_as_recorded(scene.lab, r) for r in verdict.remedies], scene.experiments
+    return origin, cause, [_as_recorded(scene.lab, r) for r in _listed(verdict.remedies)], scene.experiments
+
+
+def _listed(remedies: list[Remedy]) -> list[Remedy]:
+    """Leave out all but the best of the changes that failed: those that made the step finite, at least. All of them are among the experiments."""
+    failed = sorted((r for r in remedies if r.result == "failed"), key=lambda r: not r.effect.startswith("finite"))[:FAILED]
+    return [r for r in remedies if r.result != "failed" or any(r is kept for kept in failed)]
 
 
 def _as_recorded(lab: Lab, remedy: Remedy) -> Remedy:
