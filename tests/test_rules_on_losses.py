@@ -416,3 +416,16 @@ def test_a_contrastive_loss_written_with_exponentials(body: str, new: str, box: 
     assert (incident["cause"]["code"], remedy["result"], remedy["safe"]) == ("WN201", "proven", True), remedy
     assert (new in remedy["diff"]) if new else not remedy["diff"]
     assert sum(r["result"] == "failed" for r in incident["remedies"]) <= 2
+
+
+def test_samples_are_those_whose_bad_value_is_picked(box: Sandbox) -> None:
+    """Logarithms of raw outputs are NaN in most rows; the loss picks one class of each row."""
+    body = """
+for step in range(4):
+    x, y = torch.randn(16, 4), torch.zeros(16, dtype=torch.long)
+    y[5], y[9] = 1, 1
+    out = net(x).square() * torch.tensor([1.0, -1.0]) + torch.tensor([1.0, 0.0 if step == 2 else 1e3])
+    loss = F.nll_loss(torch.log(out), y)
+"""
+    incident = first(box, body, HEAD)
+    assert (incident["cause"]["code"], incident["origin"]["samples"]) == ("WN102", [5, 9])

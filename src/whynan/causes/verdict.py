@@ -22,7 +22,7 @@ from whynan.causes.trying import remedies_of, tempting
 from whynan.causes.weighing import bad_weight, is_weight, source_text, weight_name
 from whynan.errors import let_through
 from whynan.records import NOWHERE, Cause, Confidence, Experiment, Origin, Phase, Remedy, Span, TensorStats
-from whynan.trace.birth import Birth
+from whynan.trace.birth import Birth, View
 from whynan.trace.graph import Colour, Leaf, Op
 from whynan.trace.hidden import hidden_birth
 from whynan.trace.locate import locate, setup_birth, weights_birth
@@ -256,6 +256,7 @@ def _samples(scene: Scene, finding: Finding) -> tuple[list[int], Outcome | None]
             if output is not None and output.dim() and output.shape[0] == size:
                 meant = bool(output.isnan().any()) and any(s.colour is Colour.DELIBERATE for s in birth.graph.ops[index].sources)
                 rows = bad_rows(torch.where(output.isnan(), output, 0) if meant else output)  # infinities that came in stay in their rows
+                rows = _that_go_on(birth, size, rows)
                 break
     if size and finding.among not in (0, size):
         return (finding.rows if _is_cut(birth, size, finding.among) else []), None  # else they are rows of something else than the batch
@@ -268,6 +269,31 @@ def _samples(scene: Scene, finding: Finding) -> tuple[list[int], Outcome | None]
     good = lab.judge(outcome)[0] if scene.jump is not None else outcome.finite
     scene.tried(f"the step without samples {rows[:8]}{' …' if len(rows) > 8 else ''}", outcome.effect() if good else f"still {wrong(scene)}")
     return (rows if outcome.finite or finding.rows else []), outcome
+
+
+def _that_go_on(birth: Birth, size: int, rows: list[int]) -> list[int]:
+    """Return the rows of the batch whose bad values still are there further on: a loss of classes picks one of each row."""
+    for view in birth.path()[1:] if not birth.derivative else ():
+        output = birth.outputs.get(view.op.index)
+        picked = _picked_by_a_loss(view)
+        if picked is None and (output is None or output.dim() == 0 or output.shape[0] != size):
+            break
+        further = [row for row in bad_rows(output if picked is None else picked) if row in rows]  # type: ignore[arg-type]
+        if not further:
+            break
+        rows = further
+    return rows
+
+
+def _picked_by_a_loss(view: View) -> torch.Tensor | None:
+    """Return the values that a loss over classes picks, one of each row."""
+    if not view.name.startswith("nll_loss"):
+        return None
+    scores, target = view.input("self"), view.input("target")
+    if scores is None or target is None or scores.dim() < 2:
+        return None
+    inside = target.clamp(0, scores.shape[1] - 1).unsqueeze(1)
+    return scores.gather(1, inside).squeeze(1).masked_fill(target == view.scalar("ignore_index"), 0)
 
 
 def _without(scene: Scene, lab: Lab, rows: list[int], size: int) -> Outcome | None:
