@@ -66,8 +66,9 @@ def judge(scene: Scene) -> tuple[Origin, Cause, list[Remedy], list[Experiment]]:
 
 def _listed(remedies: list[Remedy]) -> list[Remedy]:
     """Leave out all but the best of the changes that failed: those that made the step finite, at least. All of them are among the experiments."""
-    failed = sorted((r for r in remedies if r.result == "failed"), key=lambda r: not r.effect.startswith("finite"))[:FAILED]
-    return [r for r in remedies if r.result != "failed" or any(r is kept for kept in failed)]
+    failed = {r.effect: r for r in reversed(remedies) if r.result == "failed"}.values()  # two that gave the same are one
+    best = sorted(reversed(failed), key=lambda r: not r.effect.startswith(("finite", "it only hides")))[:FAILED]
+    return [r for r in remedies if r.result != "failed" or any(r is kept for kept in best)]
 
 
 def _as_recorded(lab: Lab, remedy: Remedy) -> Remedy:
