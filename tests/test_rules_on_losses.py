@@ -401,13 +401,25 @@ for step in range(6):
             "torch.logaddexp((sim.diagonal() / T), torch.logsumexp((sim / T) + torch.log(other), 1))",
         ),
         (
+            """    near, rest = torch.exp(sim.diagonal() / T), 0.5
+    far = torch.exp(sim / T)
+    return -torch.log(near / far.sum(dim=1)).mean() - rest * (near / far.sum(dim=0)).log().mean()""",
+            "",
+        ),
+        (
+            """    near = torch.exp(sim.diagonal() / T)
+    far = torch.exp(sim / T)
+    return -torch.log(near / far.sum(dim=1)).mean() - (near / far.sum(dim=0)).log().mean()""",
+            "dim=1)).mean() - ((sim.diagonal() / T) - torch.logsumexp((sim / T), dim=0)).mean()",
+        ),
+        (
             """    all_of_them = torch.exp(sim / T)
     near = all_of_them.diagonal()
     return -torch.log(near / (near + (all_of_them * other).sum(1) + 1e-8)).mean()""",
             "",
         ),
     ],
-    ids=["a quotient", "a sum", "picked, without a text"],
+    ids=["a quotient", "a sum", "names given together", "two of them", "picked, without a text"],
 )
 def test_a_contrastive_loss_written_with_exponentials(body: str, new: str, box: Sandbox) -> None:
     """The logarithm of a quotient of masked sums of exponentials is made from the exponents, wherever they got their names; clamps do not help there."""

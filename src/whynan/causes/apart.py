@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from whynan.causes.logspace import from_exponents, log_of, log_of_total, of_exponents
+from whynan.causes.logspace import from_exponents, log_of, log_of_total, of_exponents, played
 from whynan.causes.made import PICKS, Made, maker, without_zeros
 
 if TYPE_CHECKING:
@@ -26,9 +26,25 @@ def swap(kind: str) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]:
     return change
 
 
-def written(kind: str, expression: Expression | None) -> Change | None:
-    """Return the text of a change at the place where the second of the two calls was put together, where there is one."""
-    return of_exponents(expression) if kind == "log of exp" and expression is not None else None
+_exponents: list[int] = []  # of how many exponents each logarithm of the present replay was made
+
+
+def begin() -> None:
+    """Forget what was put together in the replay before."""
+    _exponents.clear()
+
+
+def written(kind: str, places: list[Expression | None]) -> list[tuple[Expression, Change]]:
+    """Return the texts of a change at the places where calls were put together in the last replay; nothing where one of them cannot be written."""
+    if kind != "log of exp" or not places or len(places) != len(_exponents):
+        return []
+    found: dict[object, tuple[Expression, Change]] = {}
+    for expression, count in zip(places, _exponents, strict=True):
+        change = of_exponents(expression, count) if expression is not None else None
+        if expression is None or change is None:
+            return []
+        found[expression.file, id(expression.code), expression.node.lineno, expression.node.col_offset] = expression, change
+    return list(found.values())
 
 
 def _log_directly(torch: Any, name: str, args: tuple[Any, ...]) -> Any:
@@ -36,7 +52,11 @@ def _log_directly(torch: Any, name: str, args: tuple[Any, ...]) -> Any:
 
 
 def _log_of_exponentials(torch: Any, name: str, args: tuple[Any, ...]) -> Any:
-    return _log_of_exp(torch, args[0], name) if name in ("log", "log1p") else None
+    played.clear()
+    found = _log_of_exp(torch, args[0], name) if name in ("log", "log1p") else None
+    if found is not None:
+        _exponents.append(len(played))
+    return found
 
 
 def _variance(torch: Any, name: str, args: tuple[Any, ...]) -> Any:

@@ -74,7 +74,7 @@ def _made_again(made: Made, put: Put) -> torch.Tensor | None:
     except Exception as error:
         let_through(error)
         return None
-    return found[0] if found and swapper.hits else None
+    return found[0] if found and swapper.places else None
 
 
 @contextmanager

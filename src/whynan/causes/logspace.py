@@ -15,7 +15,7 @@ from whynan.causes.made import PICKS, Made, maker
 from whynan.causes.source import Expression
 
 _DEPTH = 8
-_played: list[Any] = []  # the exponents that the last logarithm of a replay was made from
+played: list[Any] = []  # the exponents that the last logarithm of a replay was made from
 _written: list[str] = []  # and those in its text: as many, or the text says something else
 
 
@@ -31,13 +31,13 @@ def around(expression: Expression, kind: str) -> tuple[ast.AST, str] | None:
     return None
 
 
-def of_exponents(expression: Expression) -> tuple[ast.AST, str] | None:
-    """Return the logarithm at a place and the same from the exponents in it; nothing where it has none or they cannot be written there."""
+def of_exponents(expression: Expression, count: int) -> tuple[ast.AST, str] | None:
+    """Return the logarithm at a place and the same from the exponents in it; nothing where the text has not as many as the replay."""
     if expression.name != "log" or len(expression.nodes) != 1 or not _holds_exponential(expression, expression.nodes[0], _DEPTH):
         return None
     _written.clear()
     text = _text(expression, expression.nodes[0], _DEPTH)
-    return None if text is None or len(_written) != len(_played) else (expression.node, text)
+    return None if text is None or len(_written) != count else (expression.node, text)
 
 
 def _holds_exponential(expression: Expression, node: ast.AST, depth: int) -> bool:
@@ -121,7 +121,6 @@ def swapped(func: Any, args: tuple[Any, ...], kind: str) -> Any:
 
 def from_exponents(value: Any) -> Any:
     """Return the logarithm of a quotient, product or sum with exponentials in it, from the exponents; None where there is no exponential."""
-    _played.clear()
     return _log(value, _DEPTH) if _has_exponential(value, _DEPTH) else None
 
 
@@ -148,7 +147,7 @@ def _log(value: Any, depth: int) -> Any:
     if name in ("softmax", "sigmoid"):
         return log_of(made)
     if name == "exp":
-        _played.append(args[0])
+        played.append(args[0])
         return args[0]
     if name in PICKS and _has_exponential(args[0], depth - 1):
         inner = _log(args[0], depth - 1)
