@@ -66,8 +66,11 @@ def judge(scene: Scene) -> tuple[Origin, Cause, list[Remedy], list[Experiment]]:
 
 def _listed(remedies: list[Remedy]) -> list[Remedy]:
     """Leave out all but the best of the changes that failed: those that made the step finite, at least. All of them are among the experiments."""
-    failed = {r.effect: r for r in reversed(remedies) if r.result == "failed"}.values()  # two that gave the same are one
-    best = sorted(reversed(failed), key=lambda r: not r.effect.startswith(("finite", "it only hides")))[:FAILED]
+    failed: dict[str, Remedy] = {}
+    for remedy in remedies:
+        if remedy.result == "failed":
+            failed.setdefault(remedy.effect, remedy)  # two that gave the same are one
+    best = sorted(failed.values(), key=lambda r: not r.effect.startswith(("finite", "it only hides")))[:FAILED]
     return [r for r in remedies if r.result != "failed" or any(r is kept for kept in best)]
 
 
@@ -294,7 +297,8 @@ def _picked_by_a_loss(view: View) -> torch.Tensor | None:
     if scores is None or target is None or scores.dim() < 2:
         return None
     inside = target.clamp(0, scores.shape[1] - 1).unsqueeze(1)
-    return scores.gather(1, inside).squeeze(1).masked_fill(target == view.scalar("ignore_index"), 0)
+    left_out = view.scalar("ignore_index")
+    return torch.where(target != (left_out if isinstance(left_out, int) else -100), scores.gather(1, inside).squeeze(1), 0)
 
 
 def _without(scene: Scene, lab: Lab, rows: list[int], size: int) -> Outcome | None:
