@@ -117,3 +117,30 @@ def test_what_is_no_number_is_no_guard() -> None:
     found = {s.name: s.value for s in guards(optimizer) if s.value == s.value}
     assert found == {"eps[3]": 1e-8, "damping": 0.0}
     assert Setting("eps", 0, 0.0, (0.0, 1.0), 5).larger("float32") == [5.0, 1e-8]
+
+
+@pytest.mark.parametrize("rate", [None, (1e-2, 1e-3), torch.tensor([1e-2, 1e-3]), "auto"], ids=["None", "a tuple", "a tensor", "a word"])
+def test_a_rate_that_is_no_number_is_not_looked_at(rate: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Optimizers that find their rate themselves hold None; loading their state switched the watching off."""
+    net = torch.nn.Linear(4, 1)
+    with whynan.watch(net, policy="rollback", lr_after_rollback=0.5, files=False) as guard:
+        optimizer = Rated(net.parameters(), rate)
+        optimizer.load_state_dict(optimizer.state_dict())
+        for step in range(4):
+            optimizer.zero_grad()
+            net(torch.randn(8, 4) / (step != 2)).square().mean().backward()
+            optimizer.step()
+    assert [i.action.taken for i in guard.incidents] == ["rolled back"]
+    assert "internal error" not in capsys.readouterr().err
+
+
+class Rated(torch.optim.Optimizer):
+    """Has a rate of any kind and does not use it."""
+
+    def __init__(self, params: Any, lr: Any) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        for weight in self.param_groups[0]["params"]:
+            weight.sub_(0.01 * weight.grad)

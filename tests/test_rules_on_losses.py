@@ -370,3 +370,74 @@ for step in range(5):
     incident = first(box, body)
     assert incident["cause"]["code"] == "WN101" and not any("directly" in r["title"] and r["result"] == "proven" for r in incident["remedies"])
     assert "the 0 comes from a sigmoid that rounded to 0" in incident["cause"]["evidence"]
+
+
+CONTRASTIVE = """
+from torch import nn
+net = nn.Linear(8, 16)
+opt = torch.optim.Adam(net.parameters(), 1e-3)
+def nce(sim, T):
+    other = 1 - torch.eye(12)
+{body}
+for step in range(6):
+    a = F.normalize(net(torch.randn(12, 8)), dim=-1)
+    b = F.normalize(a + 0.5 * torch.randn_like(a), dim=-1)
+    loss = nce(a @ b.T, 0.5 * 0.3 ** step)
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "new"),
+    [
+        (
+            """    near = torch.exp(sim.diagonal() / T)
+    far = other * torch.exp(sim / T)
+    return -torch.log(near / torch.sum(far, dim=1)).mean()""",
+            "-((sim.diagonal() / T) - torch.logsumexp(torch.log(other) + (sim / T), dim=1)).mean()",
+        ),
+        (
+            """    near = torch.exp(sim.diagonal() / T)
+    return -torch.log(near / (near + (torch.exp(sim / T) * other).sum(1))).mean()""",
+            "torch.logaddexp((sim.diagonal() / T), torch.logsumexp((sim / T) + torch.log(other), 1))",
+        ),
+        (
+            """    near, rest = torch.exp(sim.diagonal() / T), 0.5
+    far = torch.exp(sim / T)
+    return -torch.log(near / far.sum(dim=1)).mean() - rest * (near / far.sum(dim=0)).log().mean()""",
+            "",
+        ),
+        (
+            """    near = torch.exp(sim.diagonal() / T)
+    far = torch.exp(sim / T)
+    return -torch.log(near / far.sum(dim=1)).mean() - (near / far.sum(dim=0)).log().mean()""",
+            "dim=1)).mean() - ((sim.diagonal() / T) - torch.logsumexp((sim / T), dim=0)).mean()",
+        ),
+        (
+            """    all_of_them = torch.exp(sim / T)
+    near = all_of_them.diagonal()
+    return -torch.log(near / (near + (all_of_them * other).sum(1) + 1e-8)).mean()""",
+            "",
+        ),
+    ],
+    ids=["a quotient", "a sum", "names given together", "two of them", "picked, without a text"],
+)
+def test_a_contrastive_loss_written_with_exponentials(body: str, new: str, box: Sandbox) -> None:
+    """The logarithm of a quotient of masked sums of exponentials is made from the exponents, wherever they got their names; clamps do not help there."""
+    incident = first(box, CONTRASTIVE.format(body=body))
+    remedy = incident["remedies"][0]
+    assert (incident["cause"]["code"], remedy["result"], remedy["safe"]) == ("WN201", "proven", True), remedy
+    assert (new in remedy["diff"]) if new else not remedy["diff"]
+    assert sum(r["result"] == "failed" for r in incident["remedies"]) <= 2
+
+
+def test_samples_are_those_whose_bad_value_is_picked(box: Sandbox) -> None:
+    """Logarithms of raw outputs are NaN in most rows; the loss picks one class of each row."""
+    body = """
+for step in range(4):
+    x, y = torch.randn(16, 4), torch.zeros(16, dtype=torch.long)
+    y[5], y[9] = 1, 1
+    out = net(x).square() * torch.tensor([1.0, -1.0]) + torch.tensor([1.0, 0.0 if step == 2 else 1e3])
+    loss = F.nll_loss(torch.log(out), y)
+"""
+    incident = first(box, body, HEAD)
+    assert (incident["cause"]["code"], incident["origin"]["samples"]) == ("WN102", [5, 9])

@@ -152,7 +152,7 @@ def contrast(v1, v2):
     total = torch.sum(torch.exp(v1 / 0.01), dim=1)
     other = torch.exp(v2.diagonal() / 0.01)
     rest = torch.sum(torch.exp(v2 / 0.01), dim=1)
-    return -(top / total).log().mean() - (other / rest).log().mean()
+    return -(top / total).log1p().mean() - (other / rest).log1p().mean()
 for step in range(8):
     x = torch.randn(8, 6)
     h = nn.functional.normalize(net(x), dim=1)

@@ -390,6 +390,22 @@ def dumps(value: object) -> str:
     return json.dumps(jsonable(value), allow_nan=False, ensure_ascii=False)
 
 
+def number_of(value: object) -> float | None:
+    """Return a number of Python's, numpy's or torch's as one of Python's; nothing for words, switches, None, tuples and tensors of several.
+
+    The groups of an optimizer hold all of these: a rate of None is one that it finds itself.
+
+    >>> number_of(1), number_of(None), number_of("auto"), number_of((1e-3, 1e-4)), number_of(True)
+    (1.0, None, None, None, None)
+    """
+    if value is None or isinstance(value, bool | str | bytes | complex):
+        return None
+    try:
+        return float(value.detach() if hasattr(value, "detach") else value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        return None
+
+
 def number(value: float) -> str:
     """Print a number as a person would.
 

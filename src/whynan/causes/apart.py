@@ -1,12 +1,15 @@
-"""Two calls that belong together and may stand far apart: no diff can be given, but a replay can put them together."""
+"""Two calls that belong together and may stand far apart: a diff can seldom be given, but a replay can put them together."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from whynan.causes.logspace import log_of, log_of_total
+from whynan.causes.logspace import from_exponents, log_of, log_of_total, of_exponents, played
 from whynan.causes.made import PICKS, Made, maker, without_zeros
+
+if TYPE_CHECKING:
+    from whynan.causes.source import Change, Expression
 
 KINDS = ("log directly", "log of exp", "variance by hand", "scale first")
 
@@ -23,12 +26,37 @@ def swap(kind: str) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]:
     return change
 
 
+_exponents: list[int] = []  # of how many exponents each logarithm of the present replay was made
+
+
+def begin() -> None:
+    """Forget what was put together in the replay before."""
+    _exponents.clear()
+
+
+def written(kind: str, places: list[Expression | None]) -> list[tuple[Expression, Change]]:
+    """Return the texts of a change at the places where calls were put together in the last replay; nothing where one of them cannot be written."""
+    if kind != "log of exp" or not places or len(places) != len(_exponents):
+        return []
+    found: dict[object, tuple[Expression, Change]] = {}
+    for expression, count in zip(places, _exponents, strict=True):
+        change = of_exponents(expression, count) if expression is not None else None
+        if expression is None or change is None:
+            return []
+        found[expression.file, id(expression.code), expression.node.lineno, expression.node.col_offset] = expression, change
+    return list(found.values())
+
+
 def _log_directly(torch: Any, name: str, args: tuple[Any, ...]) -> Any:
     return _log_of(torch, args[0], name) if name in ("log", "log1p") else None
 
 
 def _log_of_exponentials(torch: Any, name: str, args: tuple[Any, ...]) -> Any:
-    return _log_of_exp(torch, args[0], name) if name in ("log", "log1p") else None
+    played.clear()
+    found = _log_of_exp(torch, args[0], name) if name in ("log", "log1p") else None
+    if found is not None:
+        _exponents.append(len(played))
+    return found
 
 
 def _variance(torch: Any, name: str, args: tuple[Any, ...]) -> Any:
@@ -100,9 +128,9 @@ def _log_of_exp(torch: Any, value: Any, name: str) -> Any:
         return made.args[0].abs() + torch.nn.functional.softplus(-2 * made.args[0].abs()) - 0.6931471805599453
     inner = next((m for m in (maker(a, "exp") for a in made.args) if m is not None), None) if name == "log" else None
     if inner is None:
-        return None
+        return from_exponents(value) if name == "log" else None
     if made.name in ("add", "radd") and any(isinstance(a, int | float) and a == 1 for a in made.args):
         return torch.nn.functional.softplus(inner.args[0])
     if made.name == "rsub" and isinstance(made.args[-1], int | float) and made.args[-1] == 1:
         return torch.log(-torch.expm1(inner.args[0]))
-    return log_of_total(made, inner.args[0]) if made.name in ("sum", "mean") else None
+    return log_of_total(made, inner.args[0]) if made.name in ("sum", "mean") else from_exponents(value)

@@ -79,7 +79,7 @@ def _made_again(made: Made, put: Put) -> list[torch.Tensor]:
     except Exception as error:
         let_through(error)
         return []
-    return found if swapper.hits and len(found) == len(made.tensors) else []
+    return found if swapper.places and len(found) == len(made.tensors) else []
 
 
 @contextmanager

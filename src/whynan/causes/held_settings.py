@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from whynan.causes.edits import with_keyword
 from whynan.causes.scopes import last_name
-from whynan.records import Remedy
+from whynan.records import Remedy, number_of
 
 if TYPE_CHECKING:
     from whynan.causes.catalogue import Scene
@@ -59,7 +59,7 @@ class Setting:
 
     def larger(self, dtype: str) -> list[float]:
         """Return the numbers to try instead: the optimizer's own, and one that exists in the dtype and is of use there."""
-        own = _number(self.usual if self.place is None or not isinstance(self.usual, list | tuple) else (*self.usual, None)[self.place])
+        own = number_of(self.usual if self.place is None or not isinstance(self.usual, list | tuple) else (*self.usual, None)[self.place])
         known = [own] if own is not None and own > self.value and not rounds_to_zero(own, dtype) else []
         enough = 1e-4 if dtype == "float16" else 1e-8
         return list(dict.fromkeys([*known, *([enough] if enough > self.value else [])]))
@@ -130,23 +130,11 @@ def rounds_to_zero(value: float, dtype: str) -> bool:
 
 def _numbers(kind: type, key: str, value: Any) -> Iterator[Setting]:
     usual = _usual(kind, key)
-    if (alone := _number(value)) is not None:
+    if (alone := number_of(value)) is not None:
         yield Setting(key, None, alone, value, usual)
     for place, member in enumerate(value if type(value) in (list, tuple) else ()):
-        if (number := _number(member)) is not None:
+        if (number := number_of(member)) is not None:
             yield Setting(key, place, number, value, usual)
-
-
-def _number(value: Any) -> float | None:
-    """Return a number of Python's, numpy's or torch's; nothing for words, switches, None and tensors of several."""
-    if isinstance(value, bool | str | bytes | complex) or value is None:
-        return None
-    if hasattr(value, "numel") and (value.numel() != 1 or value.is_complex()):
-        return None
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return None
 
 
 def _usual(kind: type, key: str) -> Any:

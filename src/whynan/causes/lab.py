@@ -131,6 +131,7 @@ class Lab:
         self.hit = 0
         self._beside: list[Put] = []  # what is in force whatever else is tried
         self.where: Site | None = None  # the last place where something was put in
+        self.places: list[Site | None] = []  # and all of them, in order
 
     def run(self, put: Put | None = None, around: Any = None, program: Program | None = None, after: Callable[[Program], None] | None = None) -> Outcome:
         """Replay the step (or a healthy one) once, with something else in place of a torch function; do something with the gradients it leaves."""
@@ -148,7 +149,8 @@ class Lab:
             outcome = NO_MEMORY
         finally:
             made.forget()  # what was remembered are the tensors of this replay
-        self.hit, self.where = (mode.hits, mode.where) if isinstance(mode, Swapper) else (0, None)
+        self.places = mode.places if isinstance(mode, Swapper) else []
+        self.hit, self.where = len(self.places), self.places[-1] if self.places else None
         return outcome
 
     @contextlib.contextmanager
@@ -491,8 +493,8 @@ class Swapper(TorchFunctionMode):
     def __init__(self, program: Program, puts: Sequence[Put]) -> None:
         super().__init__()
         self.recorder = program.recorder
-        self.puts, self.hits = puts, 0
-        self.where: Site | None = None
+        self.puts = puts
+        self.places: list[Site | None] = []
         self._wanted: dict[Any, list[Put]] = {}  # by function: those that may take its place. To walk the stack for each call takes long
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -504,8 +506,7 @@ class Swapper(TorchFunctionMode):
             result = put.swap(func, args, kwargs or {}) if put.sites is None or site in put.sites else NotImplemented
             if result is not NotImplemented:
                 if put is self.puts[0]:
-                    self.hits += 1
-                    self.where = site
+                    self.places.append(site)
                 return result
         result = func(*args, **(kwargs or {}))
         made.remember(func, args, kwargs or {}, result)

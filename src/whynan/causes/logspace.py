@@ -11,10 +11,12 @@ import math
 from typing import Any
 
 from whynan.causes.edits import as_operand
-from whynan.causes.made import Made, maker
+from whynan.causes.made import PICKS, Made, maker
 from whynan.causes.source import Expression
 
 _DEPTH = 8
+played: list[Any] = []  # the exponents that the last logarithm of a replay was made from
+_written: list[str] = []  # and those in its text: as many, or the text says something else
 
 
 def around(expression: Expression, kind: str) -> tuple[ast.AST, str] | None:
@@ -29,11 +31,30 @@ def around(expression: Expression, kind: str) -> tuple[ast.AST, str] | None:
     return None
 
 
+def of_exponents(expression: Expression, count: int) -> tuple[ast.AST, str] | None:
+    """Return the logarithm at a place and the same from the exponents in it; nothing where the text has not as many as the replay."""
+    if expression.name != "log" or len(expression.nodes) != 1 or not _holds_exponential(expression, expression.nodes[0], _DEPTH):
+        return None
+    _written.clear()
+    text = _text(expression, expression.nodes[0], _DEPTH)
+    return None if text is None or len(_written) != count else (expression.node, text)
+
+
+def _holds_exponential(expression: Expression, node: ast.AST, depth: int) -> bool:
+    """Whether there is an exponential in an expression, or in what its names were given."""
+    if depth == 0:
+        return False
+    calls = [n for n in ast.walk(node) if isinstance(n, ast.Call)]
+    given = [expression.assigned(n.id) for n in ast.walk(node) if isinstance(n, ast.Name)]
+    return any(expression.parts(c)[0] == "exp" for c in calls) or any(_holds_exponential(expression, g, depth - 1) for g in given if g is not None)
+
+
 def _text(expression: Expression, node: ast.AST, depth: int) -> str | None:
     """Return the source of the logarithm of an expression."""
     if depth == 0:
         return None
-    if isinstance(node, ast.Name) and (given := expression.assigned(node.id)) is not None and _is_soft(expression, given):
+    given = expression.assigned(node.id) if isinstance(node, ast.Name) else None
+    if given is not None and (_is_soft(expression, given) or _holds_exponential(expression, given, depth)):
         if not expression.is_repeatable(given):
             return None
         node = given
@@ -43,6 +64,9 @@ def _text(expression: Expression, node: ast.AST, depth: int) -> str | None:
     if isinstance(node, ast.Call) and operands:
         if name == "softmax":
             return f"torch.log_softmax({_arguments(expression, operands, node)})"
+        if name == "exp" and len(operands) == 1:
+            _written.append(as_operand(expression.segment(operands[0])))
+            return _written[-1]
         if name == "sigmoid":
             return f"torch.nn.functional.logsigmoid({expression.segment(operands[0])})"
         if name == "sum":
@@ -51,7 +75,9 @@ def _text(expression: Expression, node: ast.AST, depth: int) -> str | None:
             return None if inner is None or not rest else f"torch.logsumexp({inner}, {rest})"
         if name == "pow" and len(operands) == 2:
             return _power(expression, operands[0], operands[1], depth)
-    return None if isinstance(node, ast.Constant) else f"torch.log({expression.segment(node)})"
+    if isinstance(node, ast.Constant) or _holds_exponential(expression, node, depth):
+        return None
+    return f"torch.log({expression.segment(node)})"
 
 
 def _is_soft(expression: Expression, node: ast.AST) -> bool:
@@ -68,6 +94,8 @@ def _operator(expression: Expression, node: ast.BinOp, depth: int) -> str | None
     signs: dict[type[ast.operator], str] = {ast.Mult: "+", ast.Div: "-"}
     sign = signs.get(type(node.op))
     parts = [_text(expression, side, depth - 1) for side in (node.left, node.right)]
+    if sign is None and _holds_exponential(expression, node, depth):
+        return None if not isinstance(node.op, ast.Add) or None in parts else f"torch.logaddexp({parts[0]}, {parts[1]})"
     if sign is None or parts[0] is None or parts[1] is None:
         return None if sign is not None else f"torch.log({expression.segment(node)})"
     right = as_operand(parts[1]) if sign == "-" else parts[1]
@@ -91,24 +119,48 @@ def swapped(func: Any, args: tuple[Any, ...], kind: str) -> Any:
     return NotImplemented if inner is None else inner
 
 
+def from_exponents(value: Any) -> Any:
+    """Return the logarithm of a quotient, product or sum with exponentials in it, from the exponents; None where there is no exponential."""
+    return _log(value, _DEPTH) if _has_exponential(value, _DEPTH) else None
+
+
+def _has_exponential(value: Any, depth: int) -> bool:
+    made = maker(value) if depth else None
+    if made is None or made.name not in (*_FOLLOWED, *PICKS, "exp"):
+        return False
+    return made.name == "exp" or any(_has_exponential(arg, depth - 1) for arg in made.args[:2])
+
+
+_FOLLOWED = ("mul", "rmul", "div", "truediv", "add", "radd", "sum", "pow", "exp")
+
+
 def _log(value: Any, depth: int) -> Any:
     """Return the logarithm of a value, from what it was made of."""
     import torch
 
     if not isinstance(value, torch.Tensor):
-        return None
+        return math.log(value) if isinstance(value, int | float) and value > 0 else None
     made = maker(value) if depth else None
     if made is None:
         return value.log()
     name, args = made.name, made.args
     if name in ("softmax", "sigmoid"):
         return log_of(made)
+    if name == "exp":
+        played.append(args[0])
+        return args[0]
+    if name in PICKS and _has_exponential(args[0], depth - 1):
+        inner = _log(args[0], depth - 1)
+        return None if inner is None else made.func(inner, *args[1:], **made.kwargs)
     if name == "sum":
         inner = _log(args[0], depth - 1)
         return None if made.dim is None or inner is None else torch.logsumexp(inner, made.dim, keepdim=made.keepdim)
     if name == "pow":
         inner = _log(args[0], depth - 1)
         return None if inner is None else args[1] * inner
+    if name in ("add", "radd") and _has_exponential(value, depth):
+        left, right = (_log(a, depth - 1) for a in args[:2])
+        return None if left is None or right is None else torch.logaddexp(*map(torch.as_tensor, (left, right)))
     if name in ("mul", "div", "truediv"):
         left, right = (_log(a, depth - 1) for a in args[:2])
         return None if left is None or right is None else left + right if name == "mul" else left - right

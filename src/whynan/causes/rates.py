@@ -20,7 +20,7 @@ from typing import Any
 
 from whynan.capsule.sites import Site, resolve
 from whynan.causes.catalogue import rules
-from whynan.records import Action, Cause, Confidence, Incident, Origin, Phase, Remedy, Symptom, number
+from whynan.records import Action, Cause, Confidence, Incident, Origin, Phase, Remedy, Symptom, number, number_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +83,11 @@ def _at_peak(change: Change, configured: tuple[float | None, ...], loaded: tuple
 
 
 def _of_optimizer(optimizer: Any) -> Rates:
-    groups = [g for g in optimizer.param_groups if "lr" in g]
-    base = tuple(float(g.get("initial_lr", g["lr"])) for g in groups)
+    groups = [g for g in optimizer.param_groups if number_of(g.get("lr")) is not None]  # others find their rates themselves
+    rates = [number_of(g["lr"]) or 0.0 for g in groups]
+    base = tuple(rate if (first := number_of(g.get("initial_lr"))) is None else first for g, rate in zip(groups, rates, strict=True))
     peak = tuple(float(g["max_lr"]) if isinstance(g.get("max_lr"), int | float) else None for g in groups)
-    return Rates(base, all("initial_lr" in g for g in groups), tuple((g["lr"], g.get("initial_lr"), float(g["lr"])) for g in groups), peak)
+    return Rates(base, all("initial_lr" in g for g in groups), tuple((g["lr"], g.get("initial_lr"), rate) for g, rate in zip(groups, rates, strict=True)), peak)
 
 
 def _untrained(optimizer: Any) -> bool:

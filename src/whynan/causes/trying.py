@@ -258,10 +258,14 @@ def read_again(scene: Scene, expression: Expression | None) -> Expression | None
     return expression.with_calls(lambda site: calls.get(site, []))
 
 
+def _read_at(scene: Scene, site: Site | None) -> Expression | None:
+    return read_again(scene, expression_at(site, resolve(site).file)) if site is not None else None
+
+
 def _at(scene: Scene, fix: Fix, site: Site) -> Trial | None:
     """A change at another line than the birth's: where the mask was decided, where a value was made."""
     assert scene.lab is not None
-    expression = read_again(scene, expression_at(site, resolve(site).file))
+    expression = _read_at(scene, site)
     if expression is None or not expression.operands:
         return None
     name = source_name(expression.name)
@@ -300,6 +304,7 @@ def _judged(scene: Scene, finding: Finding, fix: Fix, trial: Trial) -> Remedy:
     lab = scene.lab
     assert lab is not None
     _widen(scene)
+    apart.begin()
     try:
         outcome = trial.play(None)
     except Exception as error:
@@ -310,6 +315,8 @@ def _judged(scene: Scene, finding: Finding, fix: Fix, trial: Trial) -> Remedy:
         return Remedy(fix.title, "", fix.safe)
     stopped, diff = max(trial.stopped, default=Stopped()), trial.diff
     title = _placed(fix.title, lab.where) if trial.far else fix.title
+    if trial.far and not diff:
+        diff = joined(apart.written(fix.inner, [_read_at(scene, site) for site in lab.places]))
     same = _finite_loss(scene) if trial.tolerance == TOLERANCE else None
     good, words = lab.judge(outcome, finding.empty, same, low=fix.safe or _fell(scene))
     if outcome.error and ".float()" in fix.template and re.search("dtype|scalar type", outcome.error):

@@ -10,7 +10,7 @@ from whynan.causes.catalogue import Finding, Scene, rule
 from whynan.causes.facts import LIMITS, share
 from whynan.causes.fixes import Fix
 from whynan.causes.held_settings import TRIED, Setting, With, guards, tried
-from whynan.records import Phase, Remedy, number
+from whynan.records import Phase, Remedy, number, number_of
 
 if TYPE_CHECKING:
     from types import CodeType
@@ -80,8 +80,6 @@ def update_not_finite(scene: Scene) -> Finding | None:
     The gradient was bad (family WN5xx), the state was (WN603), or the weights grew over many
     steps (WN605). A guard that rounds to 0 in a formula of the model or the loss is WN204.
     """
-    import torch
-
     birth = scene.birth
     if birth is None:
         return None
@@ -93,10 +91,10 @@ def update_not_finite(scene: Scene) -> Finding | None:
     view = birth.view
     assert view is not None
     evidence = ["weights, gradients and optimizer state are finite before the update"]
-    rates = [g.get("lr") for g in scene.optimizer.param_groups] if scene.optimizer is not None else []
-    rate = next((r for r in rates if isinstance(r, float) or (isinstance(r, torch.Tensor) and r.numel() == 1) if not math.isfinite(r)), None)
+    rates = [number_of(g.get("lr")) for g in scene.optimizer.param_groups] if scene.optimizer is not None else []
+    rate = next((r for r in rates if r is not None and not math.isfinite(r)), None)
     if rate is not None:
-        return _bad_rate(scene, float(rate), evidence)
+        return _bad_rate(scene, rate, evidence)
     lost, remedies = _lost_guard(scene, view)
     if lost is not None:
         return Finding(_divides(view, lost), [*evidence, _why(view, lost)], remedies=remedies, empty=not stepped)  # gradients of 0 have a norm of 0

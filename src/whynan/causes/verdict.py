@@ -23,7 +23,7 @@ from whynan.causes.trying import remedies_of, tempting
 from whynan.causes.weighing import bad_weight, is_weight, source_text, weight_name
 from whynan.errors import let_through
 from whynan.records import NOWHERE, Cause, Confidence, Experiment, Origin, Phase, Remedy, Span, TensorStats
-from whynan.trace.birth import Birth
+from whynan.trace.birth import Birth, View
 from whynan.trace.graph import Colour, Leaf, Op
 from whynan.trace.hidden import hidden_birth
 from whynan.trace.locate import locate, setup_birth, weights_birth
@@ -31,6 +31,7 @@ from whynan.trace.mending import places_of, without
 from whynan.trace.slicing import HAND_ON, base
 from whynan.tripwire.values import bad_rows, stats
 
+FAILED = 2  # changes that did not help which are told
 _LAYERS = ("addmm", "mm", "bmm", "convolution", "native_layer_norm", "native_batch_norm", "native_group_norm")  # no mask goes into these
 
 
@@ -61,7 +62,17 @@ def judge(scene: Scene) -> tuple[Origin, Cause, list[Remedy], list[Experiment]]:
         return *outside, scene.experiments
     if chosen.code in ("WN701", "WN702") and scene.birth is not None:
         origin, cause = _in_data(scene, scene.birth, origin, cause)
-    return origin, cause, [_as_recorded(scene.lab, r) for r in verdict.remedies], scene.experiments
+    return origin, cause, [_as_recorded(scene.lab, r) for r in _listed(verdict.remedies)], scene.experiments
+
+
+def _listed(remedies: list[Remedy]) -> list[Remedy]:
+    """Leave out all but the best of the changes that failed: those that made the step finite, at least. All of them are among the experiments."""
+    failed: dict[str, Remedy] = {}
+    for remedy in remedies:
+        if remedy.result == "failed":
+            failed.setdefault(remedy.effect, remedy)  # two that gave the same are one
+    best = sorted(failed.values(), key=lambda r: not r.effect.startswith(("finite", "it only hides")))[:FAILED]
+    return [r for r in remedies if r.result != "failed" or any(r is kept for kept in best)]
 
 
 def _as_recorded(lab: Lab, remedy: Remedy) -> Remedy:
@@ -252,6 +263,7 @@ def _samples(scene: Scene, finding: Finding) -> tuple[list[int], Outcome | None]
             if output is not None and output.dim() and output.shape[0] == size:
                 meant = bool(output.isnan().any()) and any(s.colour is Colour.DELIBERATE for s in birth.graph.ops[index].sources)
                 rows = bad_rows(torch.where(output.isnan(), output, 0) if meant else output)  # infinities that came in stay in their rows
+                rows = _that_go_on(birth, size, rows)
                 break
     if size and finding.among not in (0, size):
         return (finding.rows if _is_cut(birth, size, finding.among) else []), None  # else they are rows of something else than the batch
@@ -264,6 +276,32 @@ def _samples(scene: Scene, finding: Finding) -> tuple[list[int], Outcome | None]
     good = lab.judge(outcome)[0] if scene.jump is not None else outcome.finite
     scene.tried(f"the step without samples {rows[:8]}{' …' if len(rows) > 8 else ''}", outcome.effect() if good else f"still {wrong(scene)}")
     return (rows if outcome.finite or finding.rows else []), outcome
+
+
+def _that_go_on(birth: Birth, size: int, rows: list[int]) -> list[int]:
+    """Return the rows of the batch whose bad values still are there further on: a loss of classes picks one of each row."""
+    for view in birth.path()[1:] if not birth.derivative else ():
+        output = birth.outputs.get(view.op.index)
+        picked = _picked_by_a_loss(view)
+        if picked is None and (output is None or output.dim() == 0 or output.shape[0] != size):
+            break
+        further = [row for row in bad_rows(output if picked is None else picked) if row in rows]  # type: ignore[arg-type]
+        if not further:
+            break
+        rows = further
+    return rows
+
+
+def _picked_by_a_loss(view: View) -> torch.Tensor | None:
+    """Return the values that a loss over classes picks, one of each row."""
+    if not view.name.startswith("nll_loss"):
+        return None
+    scores, target = view.input("self"), view.input("target")
+    if scores is None or target is None or scores.dim() < 2:
+        return None
+    inside = target.clamp(0, scores.shape[1] - 1).unsqueeze(1)
+    left_out = view.scalar("ignore_index")
+    return torch.where(target != (left_out if isinstance(left_out, int) else -100), scores.gather(1, inside).squeeze(1), 0)
 
 
 def _without(scene: Scene, lab: Lab, rows: list[int], size: int) -> Outcome | None:

@@ -127,7 +127,7 @@ class Recovering:
         for optimizer in self.session.optimizers:
             for group in optimizer.param_groups:
                 for key in ("lr", "initial_lr"):
-                    if key in group:
+                    if isinstance(group.get(key), int | float | torch.Tensor):  # not None: that finds its rate itself
                         group[key] = group[key] * factor
         for scheduler in self.followers.schedulers:
             if hasattr(scheduler, "base_lrs"):

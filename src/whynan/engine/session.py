@@ -17,7 +17,7 @@ from whynan.engine.tallying import Tally
 from whynan.engine.trained import Trained, are_among
 from whynan.engine.trainings import Trainings
 from whynan.errors import TrainingStopped
-from whynan.records import Symptom
+from whynan.records import Symptom, number_of
 from whynan.recovery.policy import Budget
 from whynan.report.journal import Journal
 from whynan.tripwire.values import Damage
@@ -178,9 +178,8 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def rate_of(optimizer: torch.optim.Optimizer) -> float | None:
-    """Return the learning rate of an optimizer's first group; a tensor may be one that is trained itself."""
-    rate = optimizer.param_groups[0].get("lr")
-    return rate if rate is None else float(rate.detach() if isinstance(rate, torch.Tensor) else rate)
+    """Return the learning rate of an optimizer's first group, where that is one number; a tensor may be one that is trained itself."""
+    return number_of(optimizer.param_groups[0].get("lr"))
 
 
 def shape_of(tensor: torch.Tensor) -> str:

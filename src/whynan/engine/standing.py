@@ -240,7 +240,7 @@ def _calls_until_it_rises(schedulers: list[Any], optimizer: torch.optim.Optimize
 def _rate(optimizer: torch.optim.Optimizer) -> float | None:
     """Return a learning rate that is not 0 where some group has one."""
     first = optimizer.param_groups[0].get("lr")
-    if first != 0 and isinstance(first, float):
+    if isinstance(first, float) and first != 0:
         return first
     rates = [rate for group in optimizer.param_groups if isinstance(rate := group.get("lr"), int | float)]
     return max(rates) if len(rates) == len(optimizer.param_groups) else None

@@ -371,6 +371,6 @@ def _has_odd_rate(optimizer: torch.optim.Optimizer) -> bool:
     """Whether a learning rate is not a finite number, of Python's or of numpy's; one on a device is not waited for."""
     for group in optimizer.param_groups:
         rate = group.get("lr")
-        if (isinstance(rate, float) or (isinstance(rate, torch.Tensor) and rate.is_cpu)) and not isfinite(rate):
+        if (isinstance(rate, float) or (isinstance(rate, torch.Tensor) and rate.is_cpu and rate.numel() == 1)) and not isfinite(rate):
             return True
     return False

@@ -17,6 +17,7 @@ from whynan.capsule.state import Stasis, put_rng
 from whynan.capsule.stepped import unwatched_step
 from whynan.errors import UsageError
 from whynan.probing.steps import SubjectStep, values_of
+from whynan.records import number_of
 from whynan.tripwire.values import damage_of
 
 ASSUMED = "AdamW"  # where a rate is given without an optimizer
@@ -76,10 +77,11 @@ def training_of(step: SubjectStep) -> Training | None:
     held = {id(p) for g in groups for p in g["params"]}
     if step.weights and not any(id(w) in held for _, w in step.weights):
         raise UsageError("the optimizer holds none of the model's parameters; make it from the model that the factory returns")
-    if any(g.get("lr") is None for g in groups):
+    known = [[rate for k in _PEAKS if (rate := number_of(g.get(k))) is not None] for g in groups]
+    if any(number_of(g.get("lr")) is None for g in groups):
         return Training(optimizer, (), (), subject.clip)
-    rates = tuple(float(g["lr"]) for g in groups)
-    peaks = tuple(max(float(g[k]) for k in _PEAKS if g.get(k) is not None) for g in groups)
+    rates = tuple(found[0] for found in known)
+    peaks = tuple(max(found) for found in known)
     if subject.lr is not None:
         rates = peaks = _scaled(peaks, subject.lr)
     return Training(optimizer, rates, peaks, subject.clip, subject.optimizer is None)

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from whynan.records import number_of
+
 STILL = 20  # steps of an optimizer in a row without gradient
 RESTING = 32  # steps of an optimizer in a row with a learning rate of 0
 UNMOVED = 32  # steps over which no weight that was to move has moved
@@ -162,7 +164,7 @@ class _Sample:
 def _halves(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
     """Yield the weights in half precision that are trained in this step."""
     for group in optimizer.param_groups:
-        for weight in group["params"] if group.get("lr") != 0 else ():
+        for weight in group["params"] if number_of(group.get("lr")) != 0 else ():
             grad = weight.grad if weight.requires_grad and weight.dtype in _HALF and weight.numel() else None
             if type(grad) is torch.Tensor and grad.layout is torch.strided:
                 yield weight
