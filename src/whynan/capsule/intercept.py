@@ -497,6 +497,7 @@ class Interception:
         def watched_functional_call(*args: Any, **kwargs: Any) -> Any:
             try:
                 if recorder.here:
+                    recorder.suspended(recorder.about_to_call, args[0] if args else kwargs.get("module"), args, kwargs)
                     return recorder.opaque("call", functional_call, functional_call, args, kwargs)
                 return functional_call(*args, **kwargs)
             except BaseException:
