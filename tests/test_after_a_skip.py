@@ -212,3 +212,147 @@ for step in range(8):
 print(bool(model[1].running_mean.isfinite().all()), int(model[1].num_batches_tracked))
 """)
     assert done.out.strip() == "True 8"
+
+
+# -- work between the last step and the bad batch -----------------------------------------------------------------
+
+
+def beside(work: Callable[[nn.Module, torch.optim.Optimizer], object], at: int = 4) -> Loop:
+    """Do something with the model after a step."""
+
+    def loop(model: nn.Sequential, optimizer: torch.optim.Optimizer, drawn: Iterable[Batch]) -> None:
+        for step, x, y in drawn:
+            optimizer.zero_grad()
+            (model(x) - y).square().mean().backward()
+            optimizer.step()
+            if step == at:
+                work(model, optimizer)
+
+    return loop
+
+
+CLEAN = [torch.randn(6, 4, generator=torch.Generator().manual_seed(n)) for n in range(4)]
+
+
+def estimate(model: nn.Module, _: object) -> None:
+    torch.optim.swa_utils.update_bn(CLEAN, model)
+
+
+def estimate_and_validate(model: nn.Module, _: object) -> None:
+    torch.optim.swa_utils.update_bn(CLEAN, model)
+    model.eval()
+    model(CLEAN[0])
+    model.train()
+
+
+def look(model: nn.Module, _: object) -> None:
+    with torch.no_grad():
+        model(CLEAN[0])
+
+
+def sample(model: nn.Module, _: object) -> None:
+    assert torch.stack([model(CLEAN[0]).detach() for _ in range(3)]).isfinite().all()
+
+
+def curvature(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """As Sophia: a pass whose gradients go into the optimizer's state and are dropped."""
+    model(CLEAN[0]).square().mean().backward()
+    with torch.no_grad():
+        for p in model.parameters():
+            assert p.grad is not None
+            optimizer.state[p]["exp_avg_sq"].mul_(0.9).addcmul_(p.grad, p.grad, value=0.1)
+    optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("bad", [[5], [5, 6], [4], [6]])
+@pytest.mark.parametrize("work", [estimate, estimate_and_validate, look, sample, curvature])
+def test_work_beside_the_steps_stays_done(work: Callable[..., object], bad: list[int]) -> None:
+    """Passes from before the bad batch, whose results nobody uses for it, are not undone with it."""
+    if bad != [4]:
+        assert [taken for _, _, taken in is_as_never_drawn(beside(work), bad)] == ["skipped"] * len(bad)
+    else:  # a model that was called with a bad batch and then with others
+        is_as_never_drawn(beside(work, at=3), bad)
+
+
+def test_a_dry_run_before_a_bad_first_batch_stays_done(box: Sandbox) -> None:
+    """What was done before the optimizer was made is no part of the first step, also where its result is still held."""
+    done = box.watched("""
+import torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 8)), nn.BatchNorm1d(8), nn.Linear(8, 1))
+out = model(torch.ones(3, 4))
+before = [b.clone() for b in model.buffers()]
+opt = torch.optim.Adam(model.parameters())
+for step in range(3):
+    x = torch.randn(8, 4)
+    x[0] = float("nan")
+    model(x).square().mean().backward()
+    opt.step()
+    opt.zero_grad()
+    print(all(map(torch.equal, before, model.buffers())))
+""")
+    assert done.out.split() == ["True"] * 3
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "t = model(x).detach()",
+        "hard = model(x).square().mean().item()",
+        "out.append(model(x).sum())",
+        "values[0] = model(x).mean()",
+        "model(x[:4])",
+        "model(2 * x)",
+        "model(x).mean().backward(); kept = [p.grad.clone() for p in model.parameters()]; opt.zero_grad()",
+    ],
+)
+def test_a_first_pass_over_the_bad_batch_is_undone_too(first: str, box: Sandbox) -> None:
+    """A teacher's pass, one that picks hard samples, one whose result is kept, one for the gradients of a task: of the same batch they are of the step."""
+    done = box.watched(f"""
+import torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+opt = torch.optim.Adam(model.parameters())
+out, values = [], torch.zeros(1)
+for step in range(8):
+    x = torch.randn(8, 4)
+    before = [b.clone() for b in model.buffers()]
+    weight = torch.ones(8, 1)
+    if step in (4, 6):
+        x[0] = float("nan")
+    with torch.set_grad_enabled("backward" in {first!r}):
+        {first}
+    loss = (model(x) * weight).square().mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+    if step in (4, 6):
+        print(all(map(torch.equal, before, model.buffers())))
+""")
+    assert done.out.split() == ["True"] * 2, done.err
+
+
+def test_a_bad_pass_beside_the_steps_is_told_and_put_back(box: Sandbox) -> None:
+    """Statistics that a pass for nothing has damaged are told at its line, and are what they were before it."""
+    done = box.watched("""
+import torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+opt = torch.optim.Adam(model.parameters())
+for step in range(8):
+    if step == 4:
+        with torch.no_grad():
+            model(torch.full((8, 4), float("inf")))  # here
+    loss = model(torch.randn(8, 4)).square().mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+print(bool(model[1].running_mean.isfinite().all()))
+""")
+    (incident,) = done.incidents
+    assert (incident["cause"]["code"], incident["action"]["taken"]) == ("WN701", "skipped")
+    assert incident["origin"]["code"].strip().endswith("# here") or incident["origin"]["line"] == 10
+    assert done.out.strip() == "True"

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch.overrides import TorchFunctionMode
 
+from whynan.capsule.beginning import Beginning
 from whynan.capsule.blanks import Blanks
 from whynan.capsule.collectives import Received
 from whynan.capsule.drawn import Draws
@@ -139,6 +140,8 @@ class Recorder(TorchFunctionMode):
         self._reads: list[Slot | Inner | Outside] = []
         self.blanks = Blanks()
         self._begun: dict[int, None] = {}  # roots whose state was taken, in this order
+        self._aside: dict[int, None] = {}  # and those that were called before, for nothing
+        self.beginning = Beginning(self.tape)
         self._again: dict[int, None] = {}  # and those that had an earlier micro-batch in this step
         self._called: dict[int, int] = {}  # by root: the step of its last call; in the order of the first calls in it
         self.has_buffers = False  # some root has had any
@@ -434,6 +437,8 @@ class Recorder(TorchFunctionMode):
                 self.before_call()
             if self.before_draw and _is_grad_enabled():  # not for a validation between update and scheduler
                 self.draw()
+            if self._begun and self._begins_anew(module, args, kwargs):
+                self.set_aside()
             state, looks = self._begin_state(module)
             entry = None
             if not state.open:
@@ -516,6 +521,21 @@ class Recorder(TorchFunctionMode):
         for action in list(self.before_draw):
             action()
 
+    def _begins_anew(self, root: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> bool:
+        """Whether the calls of this step so far came to nothing, and a call that is about to be made is its first."""
+        if self._again or not self.tape.forgets or not (root.training or _is_grad_enabled()):
+            return False
+        return self.beginning.came_to_nothing((args, kwargs))
+
+    def set_aside(self) -> None:
+        """What the models have done since the last step stays: a dropped step is put back to where it is now."""
+        self._aside |= self._begun
+        self._begun.clear()
+        self.beginning.anew()
+        for key in self._aside:
+            if known := self.states.get(key):
+                known[1].aside = True
+
     def _begin_state(self, root: torch.nn.Module) -> tuple[ModuleState, bool]:
         """Take a module's state before its first call in a step; return it, and whether this call is to be watched for what it does outside torch."""
         key = id(root)
@@ -529,13 +549,14 @@ class Recorder(TorchFunctionMode):
             self.beside.generators.find_around(root)
             self._begun.pop(key, None)
             self.has_buffers = self.has_buffers or any(m._buffers for m in root.modules())
-        elif known[1].is_old and key not in self._begun and key not in self._again:
+        elif known[1].is_old and key not in self._begun and key not in self._again and key not in self._aside:
             self.states[key] = known = (root, known[1].renewed())
             self.has_buffers = self.has_buffers or any(m._buffers for m in root.modules())
         state = known[1]
         if key not in self._begun and (root.training or _is_grad_enabled() or not state.calls):  # a validation between two steps belongs to neither
             self._begun[key] = None
             again = key in self._again
+            self._aside.pop(key, None)
             state.begin(again)
             if not again:
                 self._called.pop(key, None)
@@ -657,6 +678,7 @@ class Recorder(TorchFunctionMode):
         """Begin a new step; one without optimizers may be under way already: its forward pass comes before anybody knows that the last one is over."""
         self.beside.setup.step_over(self.tape)
         self.tape.roll()
+        self.beginning.roll()
         for state in self.current():
             state.rest()
         if not under_way:
@@ -670,11 +692,16 @@ class Recorder(TorchFunctionMode):
 
     def _end_states(self) -> None:
         """What the models of a step began with is not needed any more."""
-        for key in self._again | self._begun if self._again else self._begun:
+        for key in self._keys():
             if known := self.states.get(key):
-                known[1].begun = False
+                known[1].begun = known[1].aside = False
         self._begun.clear()
         self._again.clear()
+        self._aside.clear()
+
+    def _keys(self) -> dict[int, None]:
+        """Return the roots called in this step, those set aside first."""
+        return self._aside | self._again | self._begun if self._again or self._aside else self._begun
 
     def _forget_unused(self) -> None:
         """Let go of modules that were not called for long: a criterion made anew in every step, the model of an earlier trial."""
@@ -687,7 +714,7 @@ class Recorder(TorchFunctionMode):
 
         A model and a part of it may both be called: the part's state is then from after the model's call, or the other way round.
         """
-        keys = self._begun if micro_batch or not self._again else self._again | self._begun
+        keys = self._begun if micro_batch else self._keys()
         return [self.states[key][1] for key in reversed(keys) if key in self.states]
 
     def to_replay(self) -> list[tuple[torch.nn.Module, ModuleState]]:
@@ -697,11 +724,11 @@ class Recorder(TorchFunctionMode):
 
     def current(self) -> list[ModuleState]:
         """Return the state of the roots that were called in this step."""
-        return [self.states[key][1] for key in (self._again | self._begun if self._again else self._begun) if key in self.states]
+        return [self.states[key][1] for key in self._keys() if key in self.states]
 
     def current_roots(self) -> list[torch.nn.Module]:
         """Return the roots that were called in this step."""
-        return [self.states[key][0] for key in (self._again | self._begun if self._again else self._begun) if key in self.states]
+        return [self.states[key][0] for key in self._keys() if key in self.states]
 
     def next_micro_batch(self) -> None:
         """Take module state anew within the same step, so that a micro-batch can be dropped alone."""

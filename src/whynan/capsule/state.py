@@ -60,6 +60,9 @@ class ModuleState:
         self._still = False  # until the next look nothing of it has to be copied: it has no buffers, and its attributes do not change
         self.open = False  # what it does is recorded, and not its call
         self.begun = False  # called in the step in progress, and not put back
+        self.aside = False  # what it did in it came to nothing, and is no part of a dropped step
+        self._spare: dict[int, tuple[torch.Tensor, int]] = {}  # copies and versions of buffers from before calls that came to nothing, or room for such
+        self._stands_aside = False  # they are of this step
         self._outdated = False  # put back without a move of the version counters, perhaps to before its own beginning: the copies say nothing
         self._rewound = False  # whether attributes change cannot be learned from a step that was taken back
         self.draws = ForeignDraws(root)
@@ -78,6 +81,7 @@ class ModuleState:
 
     def begin(self, again: bool = False) -> None:
         """Take the state before the first call of a step, or of a further micro-batch in it."""
+        self._set_aside()
         self.calls += 1
         self.begun = True
         self._left = {}
@@ -151,6 +155,25 @@ class ModuleState:
             self.altered, self._still = False, False
             self._resnapshot()
             self.busy = self._modules
+
+    def _set_aside(self) -> None:
+        """Take the state once more in a step, after calls that came to nothing: what it was before them is kept too, in case they have damaged it."""
+        if not self.aside:
+            self._stands_aside = False
+        elif not self._stands_aside:
+            room, self._stands_aside = self._spare, True
+            self._spare = {key: (copy, version) for key, (_, copy, version) in self._copies.items()}
+            fresh = {key: room[key][0] if key in room and room[key][0].shape == copy.shape else copy.clone() for key, (_, copy, _) in self._copies.items()}
+            self._copies = {key: (buffer, fresh[key], -2) for key, (buffer, _, _) in self._copies.items()}
+        self.aside = False
+
+    def _take_older(self) -> None:
+        """Have the buffers be what they were before the calls that came to nothing, where one of these has damaged any."""
+        held = {key: self._spare[key][0] for key in self._copies if key in self._spare} if self._stands_aside else {}
+        if any(damage_of(self._copies[key][1]) and not damage_of(copy) for key, copy in held.items()):
+            self._spare = {key: (self._copies[key][1], -2) for key in held}
+            self._copies.update((key, (self._copies[key][0], copy, -2)) for key, copy in held.items())
+            self._stands_aside = False
 
     def given(self) -> Iterator[tuple[dict[str, Any], str, Any, bool]]:
         """Yield what a loop may have set before a call, with its table: what holds tensors, and all that is other since the last call of this step."""
@@ -258,6 +281,9 @@ class ModuleState:
         changed = {
             k: b for k, (b, _, version) in self._copies.items() if (k in self._silent or b._version != version) and b.is_floating_point() and k not in weights
         }
+        if self._stands_aside:
+            older = {k: b for k, (b, _, _) in self._copies.items() if k in self._spare and b._version != self._spare[k][1]}
+            changed.update((k, b) for k, b in older.items() if b.is_floating_point() and k not in weights)
         for module, name, buffer in self._homes:
             other = module._buffers.get(name)  # put in the place of the old one
             if other is not buffer and other is not None and other.is_floating_point():
@@ -309,8 +335,11 @@ class ModuleState:
         """Put buffers and attributes back to the beginning of the step (or only of the micro-batch), bit for bit."""
         if not self.begun:
             return  # not called in this step: nothing of it is this step's
+        if self.aside and not any(damage_of(buffer.detach()) for buffer, _, _ in self._copies.values()):
+            return  # called before the batch, for nothing
         self.begun, self._rewound, self._outdated = False, True, True
         self._learn_silent()
+        self._take_older()
         if self._first is not None and not alone:
             self._copies, self._homes, self._attributes, self._parameters = self._first
         with torch.no_grad():
@@ -349,6 +378,7 @@ class ModuleState:
 
     def replay_from(self) -> None:
         """Load the state of the beginning of the step for a replay; the caller puts the present back (`Stasis`)."""
+        self._take_older()
         self._learn_silent()
         with torch.no_grad():
             for key, (buffer, copy, version) in self._copies.items():

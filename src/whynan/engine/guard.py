@@ -291,6 +291,8 @@ class Guard:
             self.session.window.outlived = True  # what was recorded is still to be told of
             return
         self.recorder.suspended(self.recorder.beside.setup.end, self.recorder.tape)
+        if not self.session.window.backwards:
+            self.recorder.set_aside()
         self.session.earlier.clear()
 
     def loading(self, owner: Any) -> object:

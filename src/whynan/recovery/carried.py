@@ -51,12 +51,12 @@ class DroppedStep:
     def __init__(self, recorder: Recorder, say: Callable[[], None]) -> None:
         self._tape = tape = recorder.tape
         self._say = say  # that something of the program's own is put back
-        self._first = tape.rolled
+        self._first = recorder.beginning.start
         self._where = _stack()
         self._age = 0  # steps since
         self._next = False  # the step after it has begun
         self._passed: dict[tuple[int, bool], int] = {}
-        entries = sorted((entry for entry in (*tape, *tape.cut) if entry.number > tape.rolled), key=lambda entry: entry.number)
+        entries = sorted((entry for entry in (*tape, *tape.cut) if entry.number > self._first), key=lambda entry: entry.number)
         self.made = _of_forward_pass(entries)  # the numbers of the entries whose results would not be there without this batch
         self._history: dict[int, tuple[list[_Key], bool]] = {e.number: ([tape.key_of(r) for r in e.reads], e.needs_grad) for e in entries}
         self.made -= self._prepared(entries)

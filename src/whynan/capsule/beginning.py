@@ -1,0 +1,122 @@
+"""Where the calls of a step begin: those of a model that came to nothing before (statistics estimated anew, a dry run, an extra pass) are not of its batch.
+
+update_bn(loader, model)            no result of it is held when the next call comes: that one begins the step
+teacher = model(x).detach()         held, and computed with
+hard = model(x).argmax().item()     not held, but given the batch that the next call is given
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from whynan.capsule.tape import Entry, Made, Outside, Slot, Tape, target_of, tensors_of
+
+_GONE_BACK = frozenset({"backward", "derivative", "clip", "function", "optimizer"})
+
+
+class Beginning:
+    """Asks the tape of one recorder.
+
+    Cost: nothing for the first call of a step; for a further one a look at the newest entries, until something is found that is held.
+    """
+
+    def __init__(self, tape: Tape) -> None:
+        self._tape = tape
+        self._since = 0  # the entry after which the step began anew
+        self._witness: Made | None = None  # a result of theirs that was held when it was last asked
+        self.has_gradients: Callable[[], bool] = lambda: True
+
+    @property
+    def start(self) -> int:
+        """The entry that the calls of the present step come after."""
+        return max(self._since, self._tape.rolled)
+
+    def roll(self) -> None:
+        """A step is over."""
+        self._witness = None
+
+    def anew(self) -> None:
+        """The step begins with the next call, and what was computed for it since the last one."""
+        last = next((entry.number for entry in self._entries() if _is_of_model(entry) or entry.kind == "zero" or entry.kind in _GONE_BACK), 0)
+        self._since, self._witness = max(last, self.start), None
+
+    def came_to_nothing(self, given: Any) -> bool:
+        """Whether nothing that the calls of this step have made so far is of use to a call that is about to be made with something `given`."""
+        if self._witness is not None and self._witness() is not None:
+            return False
+        return not self._are_held() and not self._share(given)
+
+    def _entries(self) -> Iterator[Entry]:
+        since = self.start
+        for entry in reversed(self._tape.entries.values()):
+            if entry.number <= since:
+                return
+            yield entry
+
+    def _are_held(self) -> bool:
+        zeroed, known = False, dict[int, bool]()
+        for entry in self._entries():
+            zeroed = zeroed or entry.kind == "zero"
+            if entry.kind in _GONE_BACK and (not zeroed or self.has_gradients()):
+                return True
+            for made in entry.refs:
+                if made() is not None and self._is_computed(entry, zeroed, known):
+                    self._witness = made
+                    return True
+        return False
+
+    def _is_computed(self, entry: Entry, zeroed: bool, known: dict[int, bool]) -> bool:
+        """Whether a result goes back to a call of a model, or to gradients; what is written from gradients that were then dropped is state (curvatures)."""
+        if zeroed and self._is_written_outside(entry):
+            return self._goes_back(entry, False, {})
+        return self._goes_back(entry, True, known)
+
+    def _is_written_outside(self, entry: Entry) -> bool:
+        """Whether a result is a tensor that was there before, written to perhaps several times."""
+        last: Entry | None = entry
+        while last is not None and last.kind == "write":
+            target = target_of(last)
+            if isinstance(target, Outside):
+                return True
+            last = self._tape.entries.get(target.entry) if isinstance(target, Slot) else None
+        return False
+
+    def _goes_back(self, entry: Entry, gradients: bool, known: dict[int, bool]) -> bool:
+        since, todo = self.start, [entry]
+        while todo:
+            one = todo.pop()
+            if known.get(one.number) or _is_of_model(one) or (gradients and one.kind == "grad"):
+                known.update((number, True) for number in (entry.number, one.number))
+                return True
+            if one.number not in known:
+                known[one.number] = False
+                before = (self._tape.entries.get(read.entry) for read in one.reads if not isinstance(read, Outside) and read.entry > since)
+                todo += [e for e in before if e is not None]
+        return False
+
+    def _share(self, given: Any) -> bool:
+        """Whether a call is given what one of these calls was given, or something that was computed from it."""
+        calls = [entry for entry in self._entries() if _is_of_model(entry)]
+        read = {id(leaf.tensor) for entry in calls for leaf in entry.reads if isinstance(leaf, Outside)}
+        before = {leaf.entry for entry in calls for leaf in entry.reads if not isinstance(leaf, Outside)}
+        todo: list[Any] = [self._tape.slot_of(tensor) or tensor for tensor in tensors_of(given)]
+        seen = set[int]()
+        while todo:
+            one = todo.pop()
+            if not isinstance(one, Slot):
+                if id(one) in read:
+                    return True
+            elif one.entry in before:
+                return True
+            elif one.entry not in seen and (entry := self._tape.entries.get(one.entry)) is not None:
+                seen.add(one.entry)
+                todo += [leaf.tensor if isinstance(leaf, Outside) else Slot(leaf.entry, 0) for leaf in entry.reads]
+        return False
+
+
+def _is_of_model(entry: Entry) -> bool:
+    """Whether an entry is the call of a model, be it with weights that are not its own (`functional_call`)."""
+    return entry.kind == "module" or any(isinstance(given, torch.nn.Module) for given in entry.args)
