@@ -160,6 +160,15 @@ def average(model: nn.Module) -> None:
         parameter.grad /= world
 
 
+def treat(model: nn.Module, number: int) -> None:
+    """What a program does to its gradients after they were averaged."""
+    here = fault_of(number) == "write"
+    if asked["writes"] == "always" or (asked["writes"] == "later" and number >= 3) or here:
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.grad.mul_(1 / torch.tensor(0.0 if here else 2.0))  # bad size
+
+
 def on_the_side(model: nn.Module, number: int) -> None:
     """What rank 0 does alone while the others wait: evaluation, a checkpoint, a probe of its own that goes bad."""
     if rank == 0:
@@ -199,7 +208,7 @@ def train(model: nn.Module) -> None:
     rate = asked.get("rate", 0.01)
     parameters = [*model.parameters(), outside] if asked.get("outside") else model.parameters()
     kind = Summed if asked.get("optimizer") == "Summed" else getattr(torch.optim, asked.get("optimizer", "AdamW"))
-    optimizer: torch.optim.Optimizer = kind(parameters, lr=rate)
+    optimizer: torch.optim.Optimizer = kind(parameters, lr=rate, **({"fused": True} if asked.get("fused") else {}))
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=3, enabled=bool(asked.get("scaler")))
     updates = [u for u in range(asked.get("updates", 8)) if u not in asked.get("leave", [])]
     for update in updates[: asked.get("rows", {}).get(str(rank))]:
@@ -213,6 +222,8 @@ def train(model: nn.Module) -> None:
             die(number)
         if asked["model"] == "own":
             average(model)
+        if "writes" in asked:
+            treat(model, update)
         if asked.get("clip"):
             scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)

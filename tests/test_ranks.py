@@ -268,6 +268,57 @@ def test_observing_changes_nothing(box: Sandbox) -> None:
     assert done.said("END") == without.said("END")
 
 
+# -- gradients that are written to after they were averaged ----------------------------------------------------------
+
+
+def born(done: Ended) -> list[tuple[int, int, str]]:
+    """Where the incidents of the job were born, and what was done."""
+    assert all(i["origin"]["line"] == line_of("bad size") for i in done.incidents if i["step"] == 4 and i["cause"]["code"] == "WN103"), done.text
+    return [(i["step"], i["rank"], i["action"]["taken"]) for i in done.incidents]
+
+
+@pytest.mark.parametrize("more", [{}, {"scaler": True}, {"scaler": True, "fused": True}, {"clip": True, "options": {"gradient_as_bucket_view": True}}], ids=str)
+def test_ranks_that_write_to_averaged_gradients_agree_at_each_step(box: Sandbox, more: dict[str, Any]) -> None:
+    """Where all ranks write to averaged gradients, what becomes bad on one of them is skipped by all, and told with rank and line."""
+    asked = {"model": "ddp", "writes": "always", "faults": {"4": (1, "write")}, **more}
+    done = job(box, 2, asked)
+    assert done.status == [0, 0], done.text
+    assert born(done) == [(4, 1, "skipped")]
+    assert [(i["step"], i["cause"]["code"]) for i in done.received(0)] == [(4, "WN801")]
+    left_out = plain(box, 2, asked, [4])
+    assert (done.said("END"), done.said("SCALE")) == (left_out.said("END"), left_out.said("SCALE"))
+
+
+@pytest.mark.parametrize("more", [{}, {"scaler": True}, {"scaler": True, "fused": True}, {"clip": True}], ids=str)
+def test_a_rank_that_alone_breaks_its_averaged_gradients(box: Sandbox, more: dict[str, Any]) -> None:
+    """One rank makes its averaged gradients bad and the others know nothing: it is told at once, nobody waits, all stop at the next step."""
+    done = job(box, 2, {"model": "ddp", "writes": "", "faults": {"4": (1, "write")}, **more})
+    assert done.status == [3, 3], done.text
+    assert born(done) == [(4, 1, "skipped")]
+    assert "whynan: stopped at step 5: rank 1 alone left out step 4, so the weights are not the same on all ranks any more" in done.out[0]
+    assert [(i["step"], i["cause"]["code"], i["action"]["taken"]) for i in done.received(0)] == [(4, "WN801", "stopped")]
+
+
+def test_ranks_that_all_break_their_averaged_gradients_go_on(box: Sandbox) -> None:
+    """Where it turns out that all have left out the same update, they go on, and ask each other from then on."""
+    asked = {"model": "ddp", "writes": "later", "faults": {"4": (-2, "write")}}
+    done = job(box, 2, asked)
+    assert done.status == [0, 0], done.text
+    assert sorted(born(done)) == [(4, 0, "skipped"), (4, 1, "skipped")]
+    left_out = plain(box, 2, asked, [4, 5])
+    assert done.said("END") == left_out.said("END")
+    assert _per_step(done)[-1] == _per_step(left_out)[-1] + 1
+
+
+def test_a_broken_averaged_gradient_is_only_observed_where_asked(box: Sandbox) -> None:
+    """The policy that only observes tells of it, and does nothing."""
+    asked = {"model": "ddp", "writes": "", "faults": {"4": (1, "write")}}
+    done = job(box, 2, asked, "--policy", "observe")
+    assert done.status == [0, 0], done.text
+    assert born(done)[0] == (4, 1, "observed")
+    assert done.said("END") == job(Sandbox(box.folder / "without"), 2, asked, watched=False).said("END")
+
+
 # -- ranks that do not answer -------------------------------------------------------------------------------------
 
 
@@ -285,6 +336,38 @@ def test_a_rank_that_is_missing_in_the_exchange(box: Sandbox) -> None:
     assert done.status == [3, 0], done.text
     assert "whynan: rank 0 waited for the others in vain" in done.out[0]
     assert "Ranks 1 failed" in done.out[0]
+    assert "whynan: rank 0 waits for ranks 1, up to 3 s, to settle step 1 with them (nan in loss, WN" in done.out[0]
+    first = done.incidents[0]
+    assert (first["step"], first["rank"], first["symptom"]["place"], first["action"]["taken"]) == (1, 0, "loss", "stopped")
+
+
+UNSEEN = """
+    import torch, torch.distributed as dist
+
+    class Breaking(torch.nn.Module):
+        def forward(self, weight):
+            weight.grad[0, 0] = float("nan")  # inside a module nothing is written down
+
+    dist.init_process_group("gloo")
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(5):
+        optimizer.zero_grad()
+        model(torch.ones(2, 2)).mean().backward()
+        if step == 2 and dist.get_rank() == 1:
+            Breaking()(model.module.weight)
+        optimizer.step()
+"""
+
+
+def test_ranks_that_have_gone_on_end_with_a_word(box: Sandbox) -> None:
+    """A rank whose bad value nobody else can know of says whom it waits for; the others end with a line of ours and not with the transport's error."""
+    done = job(box, 2, {}, "--rank-timeout", "3", program=box.write(UNSEEN))
+    assert done.status == [3, 3], done.text
+    assert "whynan: rank 1 waits for ranks 0, up to 3 s, to settle step 2 with them" in done.out[1]
+    assert "whynan: rank 0 ends, too: rank 1 stopped, because not all ranks answered" in done.out[0]
+    assert "Traceback" not in done.text
+    assert [(i["step"], i["rank"]) for i in done.incidents] == [(2, 1)]
 
 
 MISSING = """
@@ -331,7 +414,15 @@ def test_a_rank_that_ends_before_the_first_step(box: Sandbox) -> None:
 
 @pytest.mark.parametrize(
     ("asked", "extra"),
-    [({"model": "ddp"}, 0), ({"model": "ddp", "clip": True}, 0), ({"model": "fsdp", "clip": True}, 0), ({"model": "fsdp"}, 1), ({"model": "own"}, 1)],
+    [
+        ({"model": "ddp"}, 0),
+        ({"model": "ddp", "clip": True}, 0),
+        ({"model": "ddp", "writes": "later"}, 0),
+        ({"model": "ddp", "writes": "always"}, 1),
+        ({"model": "fsdp", "clip": True}, 0),
+        ({"model": "fsdp"}, 1),
+        ({"model": "own"}, 1),
+    ],
     ids=lambda value: str(value),
 )
 def test_collectives_of_a_healthy_step(box: Sandbox, asked: dict[str, Any], extra: int) -> None:

@@ -91,6 +91,9 @@ def _guarded(guard: Guard, program: object) -> int:
             return STOPPED
         raise SystemExit(stop.code) from None
     except BaseException as error:
+        if guard.left_behind:
+            _flush()
+            return STOPPED
         if children.stopped and isinstance(error, ProcessExitedException):
             return STOPPED  # of a process that was stopped torch says only that it ended
         if sys.excepthook is sys.__excepthook__:

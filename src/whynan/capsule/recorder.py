@@ -130,6 +130,7 @@ class Recorder(TorchFunctionMode):
         self.seen_probe: Callable[[torch.Tensor, object], None] = lambda tensor, result: None
         self.seen_write: Callable[[torch.Tensor, Any], bool] = lambda tensor, sources: True
         self.seen_written: Callable[[torch.Tensor, Entry], None] | None = None  # where nobody else looks at weights after an update
+        self.seen_gradient: Callable[[], None] = lambda: None
         self.seen_root: Callable[[torch.nn.Module], None] = lambda root: None
         self.is_trained: Callable[[torch.Tensor], bool] = lambda leaf: True  # of what gradients end in: a weight, or an input that has a gradient
         self.faulty: Callable[[BaseException], None] = lambda error: None
@@ -316,6 +317,7 @@ class Recorder(TorchFunctionMode):
         elif sort is _GRAD:
             entry.kind = "grad"
             self.tape.add(entry, result)
+            self.seen_gradient()
         else:
             if isinstance(result, torch.Tensor) and (sort is _BLANK or (entry.fn in _JOINS and blanks.among(args))):
                 blanks.add(result.untyped_storage(), entry.site)

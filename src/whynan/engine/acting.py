@@ -16,10 +16,11 @@ from whynan.capsule.replay import Program
 from whynan.capsule.sites import take_site
 from whynan.capsule.snapshot import Snapshot
 from whynan.capsule.stepped import step_again
-from whynan.capsule.tape import Entry, Outside, Slot, Tape, dependencies, is_leaf, memory_of, needed_for
+from whynan.capsule.tape import Entry, Outside, dependencies, is_leaf, memory_of, needed_for
 from whynan.capsule.unseen import unseen
 from whynan.capsules import Shelf
 from whynan.diagnosis import Case, diagnose
+from whynan.engine.apart import on_gradient
 from whynan.engine.noticing import Found, Noticing
 from whynan.engine.partial import TAKEN, without_bad_terms
 from whynan.engine.recovering import Recovering
@@ -93,7 +94,10 @@ class Acting:
             session.journal.again()
             self.write_metrics(optimizer)
             return "observed"  # the state is damaged and nobody is to touch it: the next steps are bad for the same reason
-        taken = session.window.decided or self._decide(symptom, optimizer, scaler, _only_the_loss(symptom, optimizer))
+        if session.window.apart:
+            taken = self._leave_alone(self.case(symptom, optimizer, scaler))
+        else:
+            taken = session.window.decided or self._decide(symptom, optimizer, scaler, _only_the_loss(symptom, optimizer))
         self.write_metrics(optimizer)
         session.window.taken = taken
         if taken == "skipped":
@@ -106,11 +110,41 @@ class Acting:
     def _decide(self, symptom: Symptom, optimizer: Any, scaler: Any, note: str = "") -> str:
         try:
             incident = self.together.diagnose(lambda: self.case(symptom, optimizer, scaler))
+            if self.together.left:
+                return self._settle(self.together.left)
             return self.close(_with_note(incident, note) if note else incident, self.drops_terms)
         except TrainingStopped:
             self.session.window.told = True
             self.drop()  # what the program saves on its way out is the state before the bad step
             raise
+
+    def _leave_alone(self, case: Case) -> str:
+        """Only this rank has a bad value, and the others have made their update by now: tell it at once, wait for nobody."""
+        session = self.session
+        incident = _with_note(self.together.diagnose_alone(case), f"born on rank {rank_here()}, in averaged gradients: the other ranks do not have it")
+        wish = session.budget.decide()
+        taken = "observed" if session.budget.observes else "skipped"
+        session.journal.incident(incident, session.budget.action(taken))
+        if taken == "skipped":
+            self.together.apart.left = replace(incident, action=session.budget.action(wish))
+        return taken
+
+    def _settle(self, left: dict[int, Incident]) -> str:
+        """Ranks have left out an update alone, and all know it now: go on where all of them have, else stop, for their weights are not the same."""
+        session, incident = self.session, next(iter(left.values()))
+        step, before = session.step_count, incident.step
+        everyone = len(left) == self.together.size
+        if everyone and all(other.action.taken != "stopped" for other in left.values()):
+            session.journal.say(f"whynan: step {step} skipped, too: by its gradients the ranks learned that all had left out step {before}")
+            return "skipped"
+        if rank_here() not in left:
+            self.together.heard(incident)
+            session.journal.incident(incident, session.budget.action("stopped"), tell=False)
+        who = f"rank{'s' * (len(left) > 1)} {', '.join(map(str, left))} alone left out step {before}, so the weights are not the same on all ranks any more"
+        reason = f"stopped at step {step}: {incident.cause.title}, at step {before}" if everyone else f"stopped at step {step}: {who}"
+        session.journal.say(f"whynan: {reason}")
+        session.stop(reason)
+        return "stopped"
 
     def diagnosed(self, case: Case) -> Incident:
         """Diagnose, and write the capsule while the failing state is still there."""
@@ -467,7 +501,7 @@ class Acting:
             return tape.needed_for({-entry})
         if entry and symptom.place in ("loss", "exception"):
             return tape.needed_for({entry})
-        ends = {e.number for e in tape if e.kind in _ENDS or (e.kind == "write" and _on_gradient(tape, e))}
+        ends = {e.number for e in tape if e.kind in _ENDS or (e.kind == "write" and on_gradient(tape, e))}
         ends -= {n for n in ends if tape.entries[n].kind == "write" and self._from_others(n)}
         if symptom.place == "buffer":  # written by a forward pass that the loss need not depend on
             ends |= {e.number for e in tape if e.kind == "module" and e.number > session.window_start}  # those of the step before are kept for its loss
@@ -488,13 +522,3 @@ class Acting:
         if isinstance(norm, torch.Tensor):
             norm = float(norm) if norm.is_cpu else None
         session.journal.metrics(session.step_count, window.loss, norm, None if optimizer is None else rate_of(optimizer), window.scale)
-
-
-def _on_gradient(tape: Tape, entry: Entry) -> bool:
-    target = entry.args[0] if entry.args else None
-    if isinstance(target, list) and target:
-        target = target[0]  # `torch._foreach_…`, as `clip_grad_value_` writes
-    if not isinstance(target, Slot):
-        return False
-    made = tape.entries.get(target.entry)
-    return made is not None and (made.kind == "grad" or (made.kind in ("write", "call") and _on_gradient(tape, made)))

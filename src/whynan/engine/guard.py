@@ -126,6 +126,7 @@ class Guard:
         self.stepping = False  # an optimizer's own step is running
         self.keeping = False  # a checkpoint is saved or loaded
         self.interception = Interception(self)
+        self.left_behind = False  # by another rank, which stopped; what was raised here is of that
         self._open = False
         self._in_backward = False
         self._stepped_inside: torch.optim.Optimizer | None = None
@@ -161,6 +162,7 @@ class Guard:
         self.recorder.seen_write = self.by_hand.may_write
         self.recorder.seen_written = self.by_hand.written if self.session.by_hand else None
         self.recorder.seen_root = self._met_root
+        self.recorder.seen_gradient = self.together.apart.gradient_read
         self.recorder.start()
         self._collections.watch()
         self._open = True
@@ -241,6 +243,10 @@ class Guard:
     def failed_with(self, error: BaseException) -> None:
         """The user's program raised: say why if the failing call is one of ours to explain."""
         if isinstance(error, TrainingStopped | SystemExit | KeyboardInterrupt) or not self._open or not self.recorder.running:
+            return
+        if isinstance(error, RuntimeError) and (word := self.together.word()):
+            self.journal.say(f"whynan: rank {rank_here()} ends, too: {word}", always=True)
+            self.left_behind = True
             return
         try:
             self.acting.failed_with(error)
@@ -473,7 +479,7 @@ class Guard:
             self.noticing.losses(tensors)
         window.noted = False
         window.backwards += 1
-        window.norm, window.clipped = None, frozenset()  # of the gradients before this pass
+        window.norm, window.clipped, window.averaged = None, frozenset(), None  # of the gradients before this pass
         if session.step_count % 64 < 2:
             self._several = several()
         self.noticing.check_loss(entry, wait=self.options.drop_alone and not self._several)

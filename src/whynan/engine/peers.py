@@ -21,6 +21,11 @@ class Peers:
     sharded: bool = False  # a rank holds and sees a part of each gradient
     even: bool = True  # the norm of the gradients is the same on all of them
 
+    @property
+    def averaged(self) -> bool:
+        """Whether all have the same averaged gradients, and nothing else tells them of a bad value."""
+        return self.even and not self.sharded
+
 
 def peers_of(session: Session, optimizer: torch.optim.Optimizer) -> Peers | None:
     """Find out with whom this optimizer steps; nobody where its parameters are this rank's own."""

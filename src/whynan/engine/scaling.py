@@ -95,19 +95,35 @@ class Scaling:
         if window.symptom is None and window.loss is None:
             self.noticing.look_at_losses()  # the scaler has waited for the device already
         self.together.begin(optimizer)
-        if not self.together.any(window.symptom is not None):
+        if not self.together.all_skip() or self._skips_alone(optimizer):
+            window.symptom = window.symptom or self._of_gradients(optimizer)
+        elif not self.together.any(window.symptom is not None or self.together.apart.left is not None):
             self._count(scaler, optimizer)
             self.together.any(window.symptom is not None)
+
+    def _skips_alone(self, optimizer: Any) -> bool:
+        """Whether the scaler skips on this rank only: what it found was born in averaged gradients."""
+        window = self.session.window
+        if window.symptom is not None or not self.together.apart.were_finite():
+            return False
+        window.symptom = self._of_gradients(optimizer)
+        if self.together.stands_apart():
+            return True
+        window.symptom = None
+        return False
+
+    def _of_gradients(self, optimizer: Any) -> Symptom:
+        bad = nonfinite(self.session.named_gradients(optimizer))
+        return symptom_of("gradient", bad) if bad else Symptom("gradient", "inf", "gradient")
 
     def _count(self, scaler: Any, optimizer: Any) -> None:
         """Tell an overflow of the scale from a fault of the program: the fault stays when the scale is 1."""
         session = self.session
         self.overflows += 1
         self.counted += 1
-        bad = nonfinite(session.named_gradients(optimizer))
-        if not bad and not self.together.differ():
+        symptom = self._of_gradients(optimizer)
+        if symptom.name == "gradient" and not self.together.differ():
             return
-        symptom = symptom_of("gradient", bad) if bad else Symptom("gradient", "inf", "gradient")
         scale = scaler.get_scale()
         if not math.isfinite(scale):
             session.see(replace(symptom, place="scaler", name="scale", detail=f"the scale is {scale}"))

@@ -47,6 +47,9 @@ class Window:
     several: bool = False  # a process group of several ranks is up
     alone: bool = False  # of several ranks only this one has it, and the others will not know
     agreed: bool = False  # all ranks know that all act on this step
+    apart: bool = False  # it was born in averaged gradients, and the others go on to their update
+    averaged: torch.Tensor | float | None = None  # the norm of averaged gradients before the program got hold of one, where it did
+    widest: float | None = None  # a norm not below that of any rank, where they differ
     received: bool = False  # the symptom is that of another rank
     inside: bool = False  # the backward pass is inside the update (a closure), or the update inside the backward pass (a hook)
     evaluations: int = 0  # how often its closure was evaluated

@@ -91,7 +91,7 @@ class Stepping:
             return self.waiting.step(call, optimizer, args, kwargs)
         if not self.allowed(optimizer):
             return None
-        risky = self._is_risky(optimizer) or _has_odd_rate(optimizer) or _is_huge(self.session.window.norm)
+        risky = self._is_risky(optimizer) or _has_odd_rate(optimizer) or _is_huge(self.session.window.norm) or _is_huge(self.session.window.widest)
         before = self.session.guarded(lambda: self._snapshot(optimizer)) if risky else None
         if self.options.clip_after_rollback is not None:
             self.session.guarded(lambda: self.recovering.clip(optimizer))
@@ -120,7 +120,7 @@ class Stepping:
             if window.several and self.together.begin(optimizer):
                 norm = self.noticing.norm_of(optimizer)
                 self.together.agree(None if norm is None else float(norm))
-            if window.alone:
+            if window.alone and not window.apart:
                 self.acting.report()
                 return True
             if window.symptom is None and window.evaluations > 1:
@@ -320,10 +320,20 @@ class Stepping:
         found = float(optimizer.found_inf)  # type: ignore[attr-defined]
         if not found and self.session.window.symptom is not None:
             self.session.guarded(self.acting.report)
+        elif not found and self.session.guarded(lambda: self._others_skip(optimizer)):
+            self.finish(optimizer, False)
+            return None
         result = call(optimizer, *args, **kwargs)
         if not found:
             self.finish(optimizer, True)
         return result
+
+    def _others_skip(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether a scaled step is left out because of another rank, where their gradients can differ."""
+        if not self.together.begin(optimizer) or not self.together.uneven:
+            return False
+        self.together.agree(0.0)
+        return self.session.window.symptom is not None and self.acting.act(optimizer, self.scaling.current) != "observed"
 
     def finish(self, optimizer: Any, applied: bool) -> None:
         """The step is over: made, or left out."""

@@ -10,20 +10,23 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
+from threading import Timer
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 
 from whynan.capsule.alone import is_sharded, spread_operations, whole
 from whynan.capsule.collectives import several
 from whynan.capsule.replay import Program
 from whynan.diagnosis import Case, diagnose
+from whynan.engine.apart import Apart
 from whynan.engine.peers import Peers, peers_of, some_have_ended
 from whynan.engine.session import Session, parameters_of
-from whynan.errors import let_through
+from whynan.errors import TrainingStopped, let_through
 from whynan.records import NOWHERE, Cause, Confidence, Incident, Origin, Phase, Symptom
 from whynan.recovery.place import rank_here
 from whynan.recovery.ranks import RankLost, Ranks
@@ -34,6 +37,8 @@ T = TypeVar("T")
 SPREAD = "the weights are spread over the ranks and only this rank stopped here: one rank alone cannot replay the step"
 TENSOR_PARALLEL = "operations of the model run on several ranks (tensor parallel): one rank alone cannot replay the step"
 _WORDS = 60.0  # seconds that the last words of a job may take on its slowest rank
+_PATIENCE = 10.0  # seconds until a rank that waits says so
+_WORD = "whynan/stopped"  # what a rank leaves in the store of the job when it stops without the others
 _STRONGEST = ("stopped", "rolled back", "skipped")
 
 
@@ -47,10 +52,13 @@ class Together:
         self.peers: Peers | None = None  # of the optimizer that steps now
         self.tells = True  # whether this rank writes the incident in hand
         self.stamp: Callable[[], int | None] = lambda: None  # which snapshot a rollback would go to
+        self.apart = Apart(session)
+        self.left: dict[int, Incident] = {}  # the ranks that have left out an update alone before the bad step in hand, and why
         self.level = True  # whether that is the same on all ranks
         self._known: weakref.WeakKeyDictionary[torch.optim.Optimizer, Peers | None] = weakref.WeakKeyDictionary()
         self._joined: dict[tuple[int, ...], Ranks] = {}
         self._said = False
+        self._leveled: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self.diagnosed: Callable[[Case], Incident] = diagnose  # the way in to a diagnosis; the engine also keeps a capsule
 
     def begin(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -69,7 +77,22 @@ class Together:
         if some_have_ended(self.session):
             return False
         self.peers, self.ranks = peers, self._joined.get(peers.members) or self._join(peers)
+        if optimizer not in self._leveled:
+            self._leveled.add(optimizer)
+            self._level(optimizer, peers.averaged and all(self._exchange(self.apart.writes())))
+        self.apart.wanted = self.peers.averaged
         return True
+
+    def _level(self, optimizer: torch.optim.Optimizer, write: bool) -> None:
+        """Ranks that all write to averaged gradients can differ from then on: they ask each other at each step."""
+        assert self.peers is not None
+        if write:
+            self.peers = self._known[optimizer] = replace(self.peers, even=False)
+
+    @property
+    def size(self) -> int:
+        """How many ranks step together."""
+        return 1 if self.ranks is None else self.ranks.size
 
     def leave(self) -> None:
         """Let go of the groups: one that outlives the program's own is torn down with the interpreter, and may abort it."""
@@ -112,7 +135,38 @@ class Together:
     def _lost(self, lost: RankLost) -> None:
         self.session.journal.say(f"whynan: rank {rank_here()} waited for the others in vain: {lost}", always=True)
         self.ranks = None
+        with suppress(Exception):
+            _store().set(_WORD, f"rank {rank_here()} stopped, because not all ranks answered")
         self.session.stop(f"stopped at step {self.session.step_count}: not all ranks answered")
+
+    def word(self) -> str:
+        """Return what a rank has left behind that stopped without the others; their connections to it break."""
+        with suppress(Exception):
+            if self._joined and _store().check([_WORD]):
+                return str(_store().get(_WORD).decode())
+        return ""
+
+    @contextmanager
+    def _patience(self, case: Case, own: Incident | None) -> Iterator[None]:
+        """While others are waited for: the diagnosis is on the disk, and after a while it is said who waits for whom, and for what."""
+        assert self.ranks is not None
+        journal, symptom = self.session.journal, case.symptom
+        others = ", ".join(str(rank) for rank in self.ranks.members if rank != self.ranks.rank)
+        what = f"{symptom.kind} in {symptom.name or symptom.place}" + (f", {own.cause.code}" if own is not None else "")
+        line = f"whynan: rank {self.ranks.rank} waits for ranks {others}, up to {self.timeout:g} s, to settle step {case.step} with them ({what})"
+        if own is not None:
+            journal.pending(own)
+        timer = Timer(min(_PATIENCE, self.timeout / 2), journal.say, (line, True))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        except TrainingStopped:
+            journal.incident(own or self._unseen(replace(case), "the other ranks did not answer"), self.session.budget.action("stopped"))
+            raise
+        finally:
+            timer.cancel()
+            journal.pending(None)
 
     # -- one answer for all -------------------------------------------------------------------------------------
 
@@ -122,7 +176,7 @@ class Together:
         given = (args[1] if len(args) > 1 else None) or kwargs.get("grad_tensors")
         if not isinstance(loss, torch.Tensor) or given is not None or loss.numel() != 1 or self.session.budget.observes:
             return args, kwargs
-        if self.session.window.symptom is not None:
+        if self.session.window.symptom is not None or self.apart.left is not None:
             start = torch.full_like(loss, math.nan)
         elif loss.device.type != "cpu":
             start = torch.where(torch.isfinite(loss.detach()), 1.0, math.nan).to(loss.dtype)  # not read: no wait
@@ -136,6 +190,8 @@ class Together:
         window = self.session.window
         window.agreed = True
         bad = norm is not None and not math.isfinite(norm)  # the same on all ranks: averaged gradients, or the norm over all shards
+        if bad and self.stands_apart():
+            return
         if not self.peers.even or (self.peers.sharded and (bad or not window.clipped)):
             bad = self._sum_up(0.0 if bad or norm is None else norm, bad)
         if bad:
@@ -143,14 +199,48 @@ class Together:
         elif window.symptom is not None:
             window.alone = True  # the gradients did not carry it: the others go on, so must we
 
+    def stands_apart(self) -> bool:
+        """Whether a bad value was born in averaged gradients: the others do not know of it, and do not wait for us."""
+        window = self.session.window
+        if self.peers is None or not self.peers.averaged or window.symptom is None or not self.apart.were_finite():
+            return False
+        window.alone, window.apart, window.agreed = True, True, False
+        return True
+
+    def _hear_who_left(self, optimizer: torch.optim.Optimizer | None, said: list[Incident | None]) -> None:
+        assert self.ranks is not None
+        self.apart.left = None
+        self.left = {rank: incident for rank, incident in zip(self.ranks.members, said, strict=True) if incident is not None}
+        if optimizer is not None:
+            self._level(optimizer, bool(self.left))
+
+    def heard(self, incident: Incident) -> None:
+        """Note what this rank writes down of an incident of another."""
+        self.session.journal.received(_received(incident, rank_here()))
+
+    def all_skip(self) -> bool:
+        """Whether a skip of a gradient scaler is one on all ranks. Those that do not skip ask at the same time, by `agree`."""
+        if self.ranks is None or not self.uneven:
+            return True
+        skipping = self._total([0.0, 1.0])[1] == self.ranks.size
+        self.session.window.agreed |= not skipping
+        return skipping
+
+    @property
+    def uneven(self) -> bool:
+        """Whether ranks ask each other at each step: their whole gradients may differ."""
+        return self.peers is not None and not self.peers.even and not self.peers.sharded
+
     def _sum_up(self, norm: float, bad: bool) -> bool:
         assert self.peers is not None
         window = self.session.window
-        square, found = self._total([norm**2, float(bad or window.symptom is not None)])
+        square, found = self._total([norm * norm, float(bad or window.symptom is not None)])
         if found:
             window.norm = math.nan
         elif self.peers.sharded and not window.clipped:
             window.norm = math.sqrt(square)
+        else:
+            window.widest = math.sqrt(square)
         return bool(found)
 
     def _receive(self, place: str) -> None:
@@ -193,6 +283,7 @@ class Together:
     def diagnose(self, make: Callable[[], Case]) -> Incident:
         """Diagnose on every rank where the bad value can be born, and return the one incident of the job."""
         self.tells = self.level = True
+        self.left = {}
         if self.ranks is None or not self.session.window.agreed or self.session.window.alone:
             return self.diagnose_alone(make())
         budget = self.session.budget
@@ -202,15 +293,19 @@ class Together:
             blind = spread_operations(self._roots())
             nothing: tuple[Incident | None, int] = (None, 0)
             own, doubt = (self._unseen(case, TENSOR_PARALLEL), 0) if blind else self._safely(lambda: self._diagnose_here(case), nothing)
-            everyone = self._exchange((own, doubt, budget, self.stamp()))
-            averaged = all(incident is None for incident, *_ in everyone)
+            with self._patience(case, own):
+                everyone = self._exchange((own, doubt, budget, self.stamp(), self.apart.left))
+            self._hear_who_left(case.optimizer, [left for *_, left in everyone])
+            averaged = all(incident is None for incident, *_ in everyone) and not self.left
             if averaged:
                 failed: Incident | None = None
                 last = self._safely(lambda: self.diagnosed(case), failed) or self._unseen(case, "the diagnosis failed")
-                everyone = [(i, *rest) for i, (_, *rest) in zip(self._exchange(last), everyone, strict=True)]
-        budget.level_with([other for _, _, other, _ in everyone])
-        self.level = len({stamp for *_, stamp in everyone}) == 1
+                everyone = [(i, d, *rest) for (i, d), (_, _, *rest) in zip(self._exchange((last, int(self.session.window.received))), everyone, strict=True)]
+        budget.level_with([other for _, _, other, *_ in everyone])
+        self.level = len({stamp for *_, stamp, _ in everyone}) == 1
         self.tells = self.ranks.first
+        if self.left:
+            return next(iter(self.left.values()))
         return everyone[0][0] if blind else self._of_all([(i, d) for i, d, *_ in everyone], averaged)
 
     def _safely(self, action: Callable[[], T], otherwise: T) -> T:
@@ -244,7 +339,9 @@ class Together:
         incident = next(iter(found.values()))
         if self.ranks.rank not in found:
             self.session.journal.received(_received(incident, self.ranks.rank))
-        return _in_between(incident) if averaged else _with_ranks(incident, list(found), self.ranks.size)
+        if averaged and len(found) == self.ranks.size:
+            return _in_between(incident)
+        return _with_ranks(incident, list(found), self.ranks.size)
 
     def diagnose_alone(self, case: Case) -> Incident:
         """Diagnose without the others: a model that is spread over them is not replayed."""
@@ -255,6 +352,10 @@ class Together:
             self.tells = False
             self.session.journal.received(_received(incident, rank_here(), known=False))
         return incident
+
+
+def _store() -> Any:
+    return dist.distributed_c10d._get_default_store()
 
 
 def finite(program: Program) -> bool:

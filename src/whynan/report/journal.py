@@ -176,6 +176,19 @@ class Journal:
             with self._voice():
                 terminal.show(incident)
 
+    def pending(self, incident: Incident | None) -> None:
+        """Write down a diagnosis that is still to be settled with other ranks, for where that never happens; None takes it away again."""
+        home = self.home()
+        if home is None:
+            return
+        try:
+            if incident is None:
+                (home / "pending.json").unlink(missing_ok=True)
+            else:
+                (home / "pending.json").write_text(dumps(incident.to_json()) + "\n", encoding="utf-8")
+        except OSError as error:
+            self._give_up(error)
+
     def again(self) -> None:
         """Count one more of the last incident without telling it."""
         last = self.incidents[-1]
