@@ -81,12 +81,12 @@ class Watch:
         return self._suspended(self._keeper.load, path, exact=exact, **parts)
 
     def _suspended(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        self._guard.keeping = True  # torch makes an optimizer's state by a step, to save it or to load into it
+        self._guard.regular.keeping = True  # torch makes an optimizer's state by a step, to save it or to load into it
         try:
             result: T = self._guard.recorder.suspended(call, *args, **kwargs)  # nothing in it is a step
             return result
         finally:
-            self._guard.keeping = False
+            self._guard.regular.keeping = False
 
     def close(self) -> None:
         """End watching: settle what is pending, finish the files, leave torch as it was."""

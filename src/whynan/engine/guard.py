@@ -124,7 +124,6 @@ class Guard:
         self.steps.scaling, self.steps.waiting = self.scaling, self.waiting
         self.command: list[str] = []  # that started this process, where it was `whynan run`: another rank is to be started like it
         self.stepping = False  # an optimizer's own step is running
-        self.keeping = False  # a checkpoint is saved or loaded
         self.interception = Interception(self)
         self.left_behind = False  # by another rank, which stopped; what was raised here is of that
         self._open = False
@@ -555,7 +554,7 @@ class Guard:
         if not self.recorder.mine:
             return self._step_in_another_thread(call, optimizer, args, kwargs)
         if not self._in_backward:
-            if not self.recorder.replaying and not self.keeping:
+            if not self.recorder.replaying and not self.regular.keeping:
                 self._say_once("whynan: an optimizer steps inside a compiled function or a module; that step is not watched")
             return call(optimizer, *args, **kwargs)
         self._stepped_inside, session.window.inside = optimizer, True

@@ -27,6 +27,7 @@ class Regular:
     """Counts updates; nothing is done, and nothing costs, where nothing was asked for."""
 
     def __init__(self, session: Session, options: Options, everything: Callable[[], Everything]) -> None:
+        self.keeping = False  # a checkpoint is saved or loaded
         self.session, self.options, self._everything = session, options, everything
         self.wanted = bool(options.save_every or options.validate_every)
         self._keeper = Keeper(say=session.journal.say)
