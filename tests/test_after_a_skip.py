@@ -419,3 +419,42 @@ def test_a_state_that_cannot_be_kept_is_said(capsys: pytest.CaptureFixture[str])
                 next(iter(optimizer.state.values()))["ax"].view(-1)[0] = float("nan")
     assert [i.cause.code for i in guard.incidents] == ["WN603"]
     assert "whynan: the state after 4 updates is not finite and not kept: a rollback goes to the one after 3 updates" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        "for p in model.parameters(): p.mul_(0.99)",
+        "for p in model.parameters(): p.data -= 0.01 * p.data",
+        "for p in model.parameters(): p.data = p.data * 0.99",
+        "for p in model.parameters(): p.copy_(p * 0.99)",
+        "torch._foreach_mul_(list(model.parameters()), 0.99)",
+        "pass",
+        "seen.mul_(0.9).add_(loss.detach())",
+    ],
+)
+def test_weights_are_said_to_be_as_before_only_where_they_are(write: str, box: Sandbox) -> None:
+    """A loop that decays them by hand does so after the skipped step as well: the closing line does not promise what is not so."""
+    done = box.watched(f"""
+import torch
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+opt = torch.optim.Adam(model.parameters())
+seen = torch.zeros(())
+for step in range(8):
+    x = torch.randn(8, 4)
+    if step == 5:
+        x[0] = float("nan")
+        before = [p.clone() for p in model.parameters()]
+    opt.zero_grad()
+    loss = model(x).square().mean()
+    loss.backward()
+    opt.step()
+    with torch.no_grad():
+        {write}
+    if step == 5:
+        print(all(map(torch.equal, before, model.parameters())))
+""")
+    (kept,) = done.out.split()
+    assert ("weights, moments and buffers are as before it" in done.err) is (kept == "True")
+    assert ("moments and buffers are as before it; the program itself wrote to the weights after it" in done.err) is (kept == "False")

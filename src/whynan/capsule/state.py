@@ -247,7 +247,7 @@ class ModuleState:
         self._modules = own_modules(root)
         self._sharded = any(cls.__module__.startswith("torch.distributed") for m in self._modules for cls in type(m).__mro__)
         self._ids = frozenset(map(id, self._modules))
-        self._lazy = [b for m in self._modules for b in m._buffers.values() if is_lazy(b)]
+        self._lazy = [b for m in self._modules for b in m._buffers.values() if b is not None and is_lazy(b)]
         self._homes = [(m, n, b) for m in self._modules for n, b in m._buffers.items() if b is not None and not is_lazy(b)]
         with torch.no_grad():
             buffers = [b for _, _, b in self._homes if not b.is_inference()] + frozen_state(root) + self.moving
