@@ -356,3 +356,105 @@ print(bool(model[1].running_mean.isfinite().all()))
     assert (incident["cause"]["code"], incident["action"]["taken"]) == ("WN701", "skipped")
     assert incident["origin"]["code"].strip().endswith("# here") or incident["origin"]["line"] == 10
     assert done.out.strip() == "True"
+
+
+# -- two passes of a step, and the last update ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("second", ["x", "x + 0.1 * moved.grad.sign()"])
+def test_statistics_of_both_passes_are_put_back(second: str, box: Sandbox) -> None:
+    """A program that drops the gradients of a bad first pass itself, and goes back once more (sharpness-aware, an attack): both are undone."""
+    done = box.watched(f"""
+import torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+opt = torch.optim.Adam(model.parameters())
+for step in range(8):
+    x = torch.randn(8, 4)
+    before = [b.clone() for b in model.buffers()]
+    if step == 5:
+        x[0] = float("nan")
+    moved = torch.zeros_like(x, requires_grad=True)
+    model(x + moved).square().mean().backward()
+    nudged = {second}
+    opt.zero_grad()
+    model(nudged).square().mean().backward()
+    opt.step()
+    opt.zero_grad()
+    if step == 5:
+        print(all(map(torch.equal, before, model.buffers())))
+""")
+    assert done.out.strip() == "True"
+    assert done.status == 0
+
+
+@pytest.mark.parametrize("policy", ["skip", "rollback:2"])
+@pytest.mark.parametrize("name", ["exp_avg", "ax"])
+def test_what_the_last_update_has_broken_is_told_at_the_end(name: str, policy: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """No step comes that would meet it: weights and state are looked at once when watching ends; a state that is not kept for a rollback is said."""
+    model = normed()
+    optimizer: torch.optim.Optimizer = torch.optim.Adam(model.parameters()) if name == "exp_avg" else torch.optim.ASGD(model.parameters(), t0=0)
+    with whynan.watch(model, optimizer, files=False, policy=policy, snapshot_every=1) as guard:
+        for step, x, y in batches((), False):
+            optimizer.zero_grad()
+            (model(x) - y).square().mean().backward()
+            if step == STEPS - 1:
+                next(iter(optimizer.state.values()))[name].view(-1)[0] = float("nan")
+            optimizer.step()
+    assert [i.cause.code for i in guard.incidents] == ["WN601" if name == "exp_avg" else "WN603"]
+    assert ("not finite and not kept" in capsys.readouterr().err) is False
+
+
+def test_a_state_that_cannot_be_kept_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where state is damaged that no step reads, no snapshot is taken from then on, and not without a word."""
+    model = normed()
+    optimizer = torch.optim.ASGD(model.parameters(), t0=0)
+    with whynan.watch(model, optimizer, files=False, policy="rollback:2", snapshot_every=1) as guard:
+        for step, x, y in batches((), False):
+            optimizer.zero_grad()
+            (model(x) - y).square().mean().backward()
+            optimizer.step()
+            if step == 3:
+                next(iter(optimizer.state.values()))["ax"].view(-1)[0] = float("nan")
+    assert [i.cause.code for i in guard.incidents] == ["WN603"]
+    assert "whynan: the state after 4 updates is not finite and not kept: a rollback goes to the one after 3 updates" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        "for p in model.parameters(): p.mul_(0.99)",
+        "for p in model.parameters(): p.data -= 0.01 * p.data",
+        "for p in model.parameters(): p.data = p.data * 0.99",
+        "for p in model.parameters(): p.copy_(p * 0.99)",
+        "torch._foreach_mul_(list(model.parameters()), 0.99)",
+        "pass",
+        "seen.mul_(0.9).add_(loss.detach())",
+    ],
+)
+def test_weights_are_said_to_be_as_before_only_where_they_are(write: str, box: Sandbox) -> None:
+    """A loop that decays them by hand does so after the skipped step as well: the closing line does not promise what is not so."""
+    done = box.watched(f"""
+import torch
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+opt = torch.optim.Adam(model.parameters())
+seen = torch.zeros(())
+for step in range(8):
+    x = torch.randn(8, 4)
+    if step == 5:
+        x[0] = float("nan")
+        before = [p.clone() for p in model.parameters()]
+    opt.zero_grad()
+    loss = model(x).square().mean()
+    loss.backward()
+    opt.step()
+    with torch.no_grad():
+        {write}
+    if step == 5:
+        print(all(map(torch.equal, before, model.parameters())))
+""")
+    (kept,) = done.out.split()
+    assert ("weights, moments and buffers are as before it" in done.err) is (kept == "True")
+    assert ("moments and buffers are as before it; the program itself wrote to the weights after it" in done.err) is (kept == "False")

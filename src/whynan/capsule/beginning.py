@@ -57,13 +57,15 @@ class Beginning:
             yield entry
 
     def _are_held(self) -> bool:
-        zeroed, known = False, dict[int, bool]()
+        zeroed, spent, known = False, False, dict[int, bool]()
         for entry in self._entries():
             zeroed = zeroed or entry.kind == "zero"
-            if entry.kind in _GONE_BACK and (not zeroed or self.has_gradients()):
-                return True
+            if entry.kind in _GONE_BACK:
+                if not zeroed or self.has_gradients():
+                    return True
+                spent = True
             for made in entry.refs:
-                if made() is not None and self._is_computed(entry, zeroed, known):
+                if made() is not None and not (spent and entry.needs_grad) and self._is_computed(entry, zeroed, known):
                     self._witness = made
                     return True
         return False
@@ -101,7 +103,7 @@ class Beginning:
         """Whether a call is given what one of these calls was given, or something that was computed from it."""
         calls = [entry for entry in self._entries() if _is_of_model(entry)]
         read = {id(leaf.tensor) for entry in calls for leaf in entry.reads if isinstance(leaf, Outside)}
-        before = {leaf.entry for entry in calls for leaf in entry.reads if not isinstance(leaf, Outside)}
+        before = {entry.number for entry in calls} | {leaf.entry for entry in calls for leaf in entry.reads if not isinstance(leaf, Outside)}
         todo: list[Any] = [self._tape.slot_of(tensor) or tensor for tensor in tensors_of(given)]
         seen = set[int]()
         while todo:

@@ -255,6 +255,8 @@ class Recorder(TorchFunctionMode):
             target = _target(args, kwargs) if sort is _WRITE else None
             if target is not None and not self.seen_write(target, args):
                 return target
+            if sort is _WRITE and target is None and self.tape.dropped is not None:  # `torch._foreach_mul_(weights, …)`
+                self.seen_write(next(tensors_of(args)), ())
             entry = self.note("call", func, args, kwargs)
             if target is not None:
                 self.tape.about_to_change(target)

@@ -397,6 +397,15 @@ class Acting:
             session.window.told = True
             self._tell_of(self.together.diagnose_alone(self.case(symptom, None, None)))
 
+    def look_at_the_end(self) -> None:
+        """Tell of weights and moments that are bad when nothing more will be done with them, if that was not told."""
+        session = self.session
+        told = self._still_dead() or (session.journal.incidents and (session.budget.observes or session.journal.incidents[-1].cause.code in DAMAGED))
+        if session.applied and not session.stopped and session.window.symptom is None and not told:
+            self.noticing.look_at_the_end()
+            if session.window.symptom is not None:
+                self.report(note="found when watching ended: no step came after the update that made it")
+
     def _tell_of(self, incident: Incident) -> None:
         """Tell of an exception, if there is something to say of it."""
         if incident.cause.code != "WN901":

@@ -33,6 +33,8 @@ class ByHand:
         dropped = session.recorder.tape.dropped
         if dropped is not None and dropped.leaves_out(target, sources):
             return False
+        if dropped is not None and not session.budget.moved and not session.window.backwards:
+            session.budget.moved = self._is_trained(target)
         if not session.by_hand:
             return not session.window.backwards or not self._is_trained(target) or not (session.window.told or self._is_bad() or self._breaks(target, sources))
         if not session.window.told:

@@ -214,6 +214,7 @@ class Guard:
             self.session.guarded(self.recorder.before_call)
         self.session.guarded(lambda: self.recorder.suspended(self.regular.settle))
         self.session.guarded(self.foreseeing.settle)
+        self.session.guarded(lambda: self.recorder.suspended(self.acting.look_at_the_end))
         self.session.guarded(self.foreseeing.standing.settle)
         self.session.guarded(lambda: self.foreseeing.state(wait=True))
 

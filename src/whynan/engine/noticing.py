@@ -157,6 +157,19 @@ class Noticing:
                 self.session.see(symptom_of("optimizer state", state))
                 return
 
+    def look_at_the_end(self) -> None:
+        """Look at what the last update has left: no step follows that would meet it. Cost: one reduction per weight and state, once."""
+        session = self.session
+        inside = {id(p) for root in session.recorder.roots() for p in root.parameters()}
+        for optimizer in session.optimizers:
+            named = [(name, p) for name, p in session.names_of(parameters_of(optimizer)) if id(p) in inside or not inside]
+            known = session.recorder.beside.infinities
+            bad = [found for found in nonfinite(named) if not _may_be_meant(*found[1:]) and not known.are_known(found[1])]
+            state = [] if bad else self.meant.bad_state(optimizer)
+            if bad or state:
+                session.see(symptom_of("parameter" if bad else "optimizer state", bad or state))
+                return
+
     def _bad_weights(self) -> list[Found]:
         """Return the weights that are not finite: those of the models of this step, and what else is trained."""
         inside = {id(p): (n, p) for root in self.session.recorder.current_roots() for n, p in root.named_parameters()}

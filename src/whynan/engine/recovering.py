@@ -29,7 +29,7 @@ class Recovering:
         self._rewound: list[tuple[Loop, Position]] = []  # loops to set back, and where to
         self._wanted = (session.budget.includes(Policy.ROLLBACK) or options.spike == "rollback") and options.snapshots != "off"
         self.redoing = False  # batches from before a rollback come again
-        self._told = False
+        self._told = self._refused = False
 
     @property
     def possible(self) -> bool:
@@ -80,6 +80,7 @@ class Recovering:
             return  # nothing trains yet: ask again
         session.recorder.before_draw.remove(self._take)
         if session.guarded(lambda: state.damaged(self.last)) is not False:
+            self._say_refused()
             return
         ahead = {step - self.last.since for step in self.last.bad if step >= self.last.since} if self.last is not None and self.redoing else set()
         self.last = session.guarded(lambda: LastGood(state, session.applied, self.options.snapshots == "host", ahead))
@@ -90,6 +91,13 @@ class Recovering:
             session.journal.say(
                 f"whynan: the last good state is kept on the {self.options.snapshots}: {size}, renewed every {self.options.snapshot_every} updates"
             )
+
+    def _say_refused(self) -> None:
+        """Say once that no newer state can be kept: a rollback goes far back then, or nowhere."""
+        if not self._refused:
+            self._refused = True
+            kept = "there is none to go back to" if self.last is None else f"a rollback goes to the one after {self.last.applied} updates"
+            self.session.journal.say(f"whynan: the state after {self.session.applied} updates is not finite and not kept: {kept}")
 
     def everything(self) -> Everything:
         """Return the objects that make up the state of the run."""

@@ -67,6 +67,7 @@ class Budget:
     streak: int = 0
     total: int = 0
     used: dict[int, int] = field(default_factory=dict)  # how often each link was used in this row
+    moved: bool = False  # after a dropped step the program itself has written to its weights
 
     @property
     def observes(self) -> bool:

@@ -11,7 +11,7 @@ from whynan.report.reading import Run
 Key = tuple[str, str, int]
 
 _DONE = {
-    "skipped": "that batch was skipped; weights, moments and buffers are as before it",
+    "skipped": "that batch was skipped; weights, moments and buffers were left as before it",
     "terms dropped": "the bad terms of the loss were left out; what only they reach is as before the step",
     "rolled back": "the run went back to its last good state",
     "stopped": "the training was stopped; weights are as before the bad step",

@@ -201,6 +201,9 @@ def _painted(line: str) -> Text:
     return text
 
 
+_AS_BEFORE = "weights, moments and buffers are as before it"
+
+
 def farewell(incidents: list[Incident], counts: dict[tuple[str, str, int], int], budget: Budget, report: Path | None, of: int) -> None:
     """Say what, where, why, what was done, what next, each in a line."""
     first, last = incidents[0], next((i for i in reversed(incidents) if i.action.taken != "observed"), incidents[-1])
@@ -217,7 +220,8 @@ def farewell(incidents: list[Incident], counts: dict[tuple[str, str, int], int],
     if last.action.policy == "spike":
         say("whynan: finite and absurd: " + ("the step was left out" if taken == "skipped" else "nothing was changed; --spike skip leaves such steps out"))
     elif taken == "skipped":
-        say(f"whynan: batch skipped ({budget.total} of {budget.in_total} allowed); weights, moments and buffers are as before it")
+        state = "moments and buffers are as before it; the program itself wrote to the weights after it" if budget.moved else _AS_BEFORE
+        say(f"whynan: batch skipped ({budget.total} of {budget.in_total} allowed); {state}")
     elif taken == "terms dropped":
         say(f"whynan: the bad terms of the loss were left out ({budget.total} of {budget.in_total} allowed); what only they reach is as before the step")
     elif taken == "rolled back":
