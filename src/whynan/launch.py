@@ -91,7 +91,7 @@ def _guarded(guard: Guard, program: object) -> int:
             return STOPPED
         raise SystemExit(stop.code) from None
     except BaseException as error:
-        if guard.left_behind:
+        if guard.together.left_behind:
             _flush()
             return STOPPED
         if children.stopped and isinstance(error, ProcessExitedException):

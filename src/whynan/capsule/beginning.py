@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
-
 from whynan.capsule.tape import Entry, Made, Outside, Slot, Tape, target_of, tensors_of
 
 _GONE_BACK = frozenset({"backward", "derivative", "clip", "function", "optimizer"})
@@ -26,6 +24,7 @@ class Beginning:
     def __init__(self, tape: Tape) -> None:
         self._tape = tape
         self._since = 0  # the entry after which the step began anew
+        self.aside: dict[int, None] = {}  # roots that were called before the step began anew
         self._witness: Made | None = None  # a result of theirs that was held when it was last asked
         self.has_gradients: Callable[[], bool] = lambda: True
 
@@ -120,5 +119,5 @@ class Beginning:
 
 
 def _is_of_model(entry: Entry) -> bool:
-    """Whether an entry is the call of a model, be it with weights that are not its own (`functional_call`)."""
-    return entry.kind == "module" or any(isinstance(given, torch.nn.Module) for given in entry.args)
+    """Whether an entry is the call of a model."""
+    return entry.kind == "module"

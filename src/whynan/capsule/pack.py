@@ -215,7 +215,7 @@ class Packer:
             return tensor
         saved = self.objects.encode(value.saved) if leaf and value.saved is not None else None
         index, reference = self.objects.fresh(value)
-        handed = leaf and not self.contents.program.recorder.is_trained(value.tensor)
+        handed = leaf and not self.contents.program.recorder.beside.is_trained(value.tensor)
         self.objects.nodes[index] = {"is": "outside", "tensor": tensor, "saved": saved, "written": value.written, "handed": handed}
         self._outsides[id(value)] = reference
         return reference

@@ -83,10 +83,13 @@ class Hearing(Protocol):
 
 
 class Beside:
-    """What stands beside the steps: the batches that were drawn, the program's own generators, bad values of its setup, infinities that are meant, loads."""
+    """What stands beside the steps: batches that were drawn, own generators, bad values of the setup, infinities that are meant, loads, a step's beginning."""
 
-    def __init__(self) -> None:
+    def __init__(self, tape: Tape) -> None:
         self.draws, self.generators, self.setup, self.infinities, self.loads = Draws(), Generators(), Setup(), Infinities(), Loads()
+        self.beginning = Beginning(tape)
+        self.seen_gradient: Callable[[], None] = lambda: None  # the program reads the gradient of a weight
+        self.is_trained: Callable[[torch.Tensor], bool] = lambda leaf: True  # of what gradients end in: a weight, or an input that has a gradient
 
 
 _of_thread = local()
@@ -124,15 +127,13 @@ class Recorder(TorchFunctionMode):
         self.stepped: list[torch.optim.Optimizer] = []  # whose step a replayed step function has come to: their gradients are its result
         self.failed: Entry | None = None
         self.received = Received()
-        self.beside = Beside()
+        self.beside = Beside(self.tape)
         self.playing: Entry | None = None  # of a replay
         self.within: Within | None = None  # the hook that runs, and the module call it was made in
         self.seen_probe: Callable[[torch.Tensor, object], None] = lambda tensor, result: None
         self.seen_write: Callable[[torch.Tensor, Any], bool] = lambda tensor, sources: True
         self.seen_written: Callable[[torch.Tensor, Entry], None] | None = None  # where nobody else looks at weights after an update
-        self.seen_gradient: Callable[[], None] = lambda: None
         self.seen_root: Callable[[torch.nn.Module], None] = lambda root: None
-        self.is_trained: Callable[[torch.Tensor], bool] = lambda leaf: True  # of what gradients end in: a weight, or an input that has a gradient
         self.faulty: Callable[[BaseException], None] = lambda error: None
         self.before_call: Callable[[], None] | None = None  # wanted before the next outermost module call
         self.before_draw: list[Callable[[], None]] = []  # wanted before the next batch is drawn, or that; each takes itself off
@@ -141,8 +142,6 @@ class Recorder(TorchFunctionMode):
         self._reads: list[Slot | Inner | Outside] = []
         self.blanks = Blanks()
         self._begun: dict[int, None] = {}  # roots whose state was taken, in this order
-        self._aside: dict[int, None] = {}  # and those that were called before, for nothing
-        self.beginning = Beginning(self.tape)
         self._again: dict[int, None] = {}  # and those that had an earlier micro-batch in this step
         self._called: dict[int, int] = {}  # by root: the step of its last call; in the order of the first calls in it
         self.has_buffers = False  # some root has had any
@@ -319,7 +318,7 @@ class Recorder(TorchFunctionMode):
         elif sort is _GRAD:
             entry.kind = "grad"
             self.tape.add(entry, result)
-            self.seen_gradient()
+            self.beside.seen_gradient()
         else:
             if isinstance(result, torch.Tensor) and (sort is _BLANK or (entry.fn in _JOINS and blanks.among(args))):
                 blanks.add(result.untyped_storage(), entry.site)
@@ -529,14 +528,14 @@ class Recorder(TorchFunctionMode):
         """Whether the calls of this step so far came to nothing, and a call that is about to be made is its first."""
         if self._again or not self.tape.forgets or not (root.training or _is_grad_enabled()):
             return False
-        return self.beginning.came_to_nothing((args, kwargs))
+        return self.beside.beginning.came_to_nothing((args, kwargs))
 
     def set_aside(self) -> None:
         """What the models have done since the last step stays: a dropped step is put back to where it is now."""
-        self._aside |= self._begun
+        self.beside.beginning.aside |= self._begun
         self._begun.clear()
-        self.beginning.anew()
-        for key in self._aside:
+        self.beside.beginning.anew()
+        for key in self.beside.beginning.aside:
             if known := self.states.get(key):
                 known[1].aside = True
 
@@ -553,14 +552,14 @@ class Recorder(TorchFunctionMode):
             self.beside.generators.find_around(root)
             self._begun.pop(key, None)
             self.has_buffers = self.has_buffers or any(m._buffers for m in root.modules())
-        elif known[1].is_old and key not in self._begun and key not in self._again and key not in self._aside:
+        elif known[1].is_old and key not in self._begun and key not in self._again and key not in self.beside.beginning.aside:
             self.states[key] = known = (root, known[1].renewed())
             self.has_buffers = self.has_buffers or any(m._buffers for m in root.modules())
         state = known[1]
         if key not in self._begun and (root.training or _is_grad_enabled() or not state.calls):  # a validation between two steps belongs to neither
             self._begun[key] = None
             again = key in self._again
-            self._aside.pop(key, None)
+            self.beside.beginning.aside.pop(key, None)
             state.begin(again)
             if not again:
                 self._called.pop(key, None)
@@ -682,7 +681,7 @@ class Recorder(TorchFunctionMode):
         """Begin a new step; one without optimizers may be under way already: its forward pass comes before anybody knows that the last one is over."""
         self.beside.setup.step_over(self.tape)
         self.tape.roll()
-        self.beginning.roll()
+        self.beside.beginning.roll()
         for state in self.current():
             state.rest()
         if not under_way:
@@ -701,11 +700,11 @@ class Recorder(TorchFunctionMode):
                 known[1].begun = known[1].aside = False
         self._begun.clear()
         self._again.clear()
-        self._aside.clear()
+        self.beside.beginning.aside.clear()
 
     def _keys(self) -> dict[int, None]:
         """Return the roots called in this step, those set aside first."""
-        return self._aside | self._again | self._begun if self._again or self._aside else self._begun
+        return self.beside.beginning.aside | self._again | self._begun if self._again or self.beside.beginning.aside else self._begun
 
     def _forget_unused(self) -> None:
         """Let go of modules that were not called for long: a criterion made anew in every step, the model of an earlier trial."""

@@ -125,7 +125,6 @@ class Guard:
         self.command: list[str] = []  # that started this process, where it was `whynan run`: another rank is to be started like it
         self.stepping = False  # an optimizer's own step is running
         self.interception = Interception(self)
-        self.left_behind = False  # by another rank, which stopped; what was raised here is of that
         self._open = False
         self._in_backward = False
         self._stepped_inside: torch.optim.Optimizer | None = None
@@ -161,7 +160,7 @@ class Guard:
         self.recorder.seen_write = self.by_hand.may_write
         self.recorder.seen_written = self.by_hand.written if self.session.by_hand else None
         self.recorder.seen_root = self._met_root
-        self.recorder.seen_gradient = self.together.apart.gradient_read
+        self.recorder.beside.seen_gradient = self.together.apart.gradient_read
         self.recorder.start()
         self._collections.watch()
         self._open = True
@@ -246,7 +245,7 @@ class Guard:
             return
         if isinstance(error, RuntimeError) and (word := self.together.word()):
             self.journal.say(f"whynan: rank {rank_here()} ends, too: {word}", always=True)
-            self.left_behind = True
+            self.together.left_behind = True
             return
         try:
             self.acting.failed_with(error)

@@ -68,8 +68,8 @@ class Session:
 
     def __init__(self, budget: Budget, journal: Journal) -> None:
         self.recorder = Recorder()
-        self.recorder.is_trained = self.trains
-        self.recorder.beginning.has_gradients = lambda: any(p.grad is not None for o in self.optimizers for p in parameters_of(o))
+        self.recorder.beside.is_trained = self.trains
+        self.recorder.beside.beginning.has_gradients = lambda: any(p.grad is not None for o in self.optimizers for p in parameters_of(o))
         self.earlier = Earlier()
         self.tally = Tally(self.recorder)
         self.trainings, self.trained = Trainings(), Trained()

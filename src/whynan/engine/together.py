@@ -55,6 +55,7 @@ class Together:
         self.apart = Apart(session)
         self.left: dict[int, Incident] = {}  # the ranks that have left out an update alone before the bad step in hand, and why
         self.level = True  # whether that is the same on all ranks
+        self.left_behind = False  # by another rank, which stopped; what was raised here is of that
         self._known: weakref.WeakKeyDictionary[torch.optim.Optimizer, Peers | None] = weakref.WeakKeyDictionary()
         self._joined: dict[tuple[int, ...], Ranks] = {}
         self._said = False

@@ -51,7 +51,7 @@ class DroppedStep:
     def __init__(self, recorder: Recorder, say: Callable[[], None]) -> None:
         self._tape = tape = recorder.tape
         self._say = say  # that something of the program's own is put back
-        self._first = recorder.beginning.start
+        self._first = recorder.beside.beginning.start
         self._where = _stack()
         self._age = 0  # steps since
         self._next = False  # the step after it has begun

@@ -75,7 +75,7 @@ def roles_of(program: Program, leaves_: dict[int, tuple[str, str]] | None = None
 def is_weight(outside: Outside, program: Program) -> bool:
     """Whether a tensor from outside is trained; one that only has a gradient is an input."""
     tensor = outside.tensor
-    return tensor.requires_grad and is_leaf(tensor) and not outside.handed and program.recorder.is_trained(tensor)
+    return tensor.requires_grad and is_leaf(tensor) and not outside.handed and program.recorder.beside.is_trained(tensor)
 
 
 def _object_tensors(value: object) -> list[torch.Tensor]:
