@@ -254,7 +254,7 @@ def _samples(scene: Scene, finding: Finding) -> tuple[list[int], Outcome | None]
     if birth is None or lab is None or birth.phase is Phase.OPTIMIZER:
         return [], None
     size = batch_size(scene.program)
-    rows = finding.rows
+    rows = every = finding.rows
     if size and are_coupled(birth, size):
         return [], None
     if not rows and birth.op is not None and feeds_a_model(scene.program, size) and are_fed(birth, size):
@@ -263,13 +263,16 @@ def _samples(scene: Scene, finding: Finding) -> tuple[list[int], Outcome | None]
             if output is not None and output.dim() and output.shape[0] == size:
                 meant = bool(output.isnan().any()) and any(s.colour is Colour.DELIBERATE for s in birth.graph.ops[index].sources)
                 rows = bad_rows(torch.where(output.isnan(), output, 0) if meant else output)  # infinities that came in stay in their rows
-                rows = _that_go_on(birth, size, rows)
+                every, rows = rows, _that_go_on(birth, size, rows)
                 break
     if size and finding.among not in (0, size):
         return (finding.rows if _is_cut(birth, size, finding.among) else []), None  # else they are rows of something else than the batch
     if not rows or not size or len(rows) >= size or max(rows) >= size:
         return finding.rows, None
     outcome = _without(scene, lab, rows, size)
+    if rows != every and len(every) < size and (outcome is None or not outcome.finite):
+        rows = every  # the others spoil the gradient
+        outcome = _without(scene, lab, rows, size)
     if outcome is None:
         return rows, None  # a program that cannot do without these rows has its answer elsewhere
     lab.left = outcome.loss if outcome.finite else lab.left
