@@ -128,7 +128,7 @@ def in_a_capsule(incident: dict[str, Any]) -> dict[str, Any]:
     evidence = [e for e in incident["cause"]["evidence"] if not RUN_ONLY.match(e)]
     experiments = [e for e in incident["experiments"] if e["question"] != "the update with these gradients"]
     experiments = [{**e, "answer": HEALTHY.sub("", e["answer"])} for e in experiments]
-    remedies = [{**r, "effect": HEALTHY.sub("", r["effect"])} for r in incident["remedies"]]
+    remedies = [{**r, "effect": HEALTHY.sub("", r["effect"]), "only": ""} for r in incident["remedies"]]
     return {**incident, "cause": {**incident["cause"], "evidence": evidence}, "experiments": experiments, "remedies": remedies}
 
 
