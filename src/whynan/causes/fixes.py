@@ -277,6 +277,7 @@ def _count(stopped: list[Stopped], code: CodeType, scope: dict[str, Any], call: 
     if dead is None or not dead.any():
         stopped.append(Stopped() if dead is None else Stopped(among=x.numel()))
         return
+    value = result.detach() if isinstance(result, torch.Tensor) else None  # a hook that holds its own tensor is never freed
     place = len(stopped)
     stopped.append(Stopped(int(dead.sum()), _healthy(torch, dead, x, call), x.numel(), only))
 
@@ -284,11 +285,11 @@ def _count(stopped: list[Stopped], code: CodeType, scope: dict[str, Any], call: 
         with torch._C.DisableTorchFunction():  # nothing is put in its place here
             lost = dead & _given(gradient, x)
             undefined = call(x.detach()).isnan()
-            outside, reward = _rewarded(torch, undefined, result.detach(), gradient) if endless else (0, 0.0)
+            outside, reward = _rewarded(torch, undefined, value, gradient) if endless else (0, 0.0)
             beyond = int((lost & undefined).sum()) if undefined.shape == lost.shape else 0
             stopped[place] = Stopped(int(lost.sum()), _healthy(torch, lost, x, call, gradient), x.numel(), only, outside, reward, beyond)
 
-    if isinstance(result, torch.Tensor) and result.requires_grad:
+    if value is not None and result.requires_grad:
         result.register_hook(arrived)
 
 
