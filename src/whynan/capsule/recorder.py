@@ -682,10 +682,7 @@ class Recorder(TorchFunctionMode):
         self.beside.setup.step_over(self.tape)
         self.tape.roll()
         self.beside.beginning.roll()
-        for state in self.current():
-            state.rest()
-        if not under_way:
-            self._end_states()
+        self._end_states(rests=True, ends=not under_way)
         self._rolls += 1
         if self._rolls % FORGET == 0:
             self._forget_unused()
@@ -693,14 +690,19 @@ class Recorder(TorchFunctionMode):
             self.received.clear()
         self.failed = None
 
-    def _end_states(self) -> None:
-        """What the models of a step began with is not needed any more."""
+    def _end_states(self, rests: bool = False, ends: bool = True) -> None:
+        """What the models of a step began with is not needed any more; it `rests` at the end of a step, not when the next one calls."""
         for key in self._keys():
             if known := self.states.get(key):
-                known[1].begun = known[1].aside = False
-        self._begun.clear()
-        self._again.clear()
-        self.beside.beginning.aside.clear()
+                state = known[1]
+                if rests and state.begun and not state.still:
+                    state.rest()
+                if ends:
+                    state.begun = state.aside = False
+        if ends:
+            self._begun.clear()
+            self._again.clear()
+            self.beside.beginning.aside.clear()
 
     def _keys(self) -> dict[int, None]:
         """Return the roots called in this step, those set aside first."""

@@ -57,7 +57,7 @@ class ModuleState:
         self._set: set[int] = set()  # those in which it does between two calls of a step
         self._left: dict[int, dict[str, Any]] = {}  # all as the last call in this step has left them
         self.calls = 0
-        self._still = False  # until the next look nothing of it has to be copied: it has no buffers, and its attributes do not change
+        self.still = False  # until the next look nothing of it has to be copied: it has no buffers, and its attributes do not change
         self.open = False  # what it does is recorded, and not its call
         self.begun = False  # called in the step in progress, and not put back
         self.aside = False  # what it did in it came to nothing, and is no part of a dropped step
@@ -87,7 +87,7 @@ class ModuleState:
         self._left = {}
         if self.calls < _LEARNED and not self._sharded:
             self._frozen = [(p, _print(p)) for p in self._root_of().parameters() if not p.requires_grad and not is_lazy(p)]
-        if self._still and not self.around.busy and not again and self.calls % 64 > 4:
+        if self.still and not self.around.busy and not again and self.calls % 64 > 4:
             return
         if self.calls % 64 == 1 and self.calls > 1:
             self._renew()
@@ -107,7 +107,7 @@ class ModuleState:
                 self.tables += [(m._parameters, True) for m, _ in self._parameters]
             self.tables += [(m._buffers, False) for m in self._exchanging]
         self.around.begin(everything=self.calls < 5 or self.calls % 64 == 1, again=again)
-        self._still = not (self._copies or self.busy or self._holders or self._rebinding or self.around.busy or again)
+        self.still = not (self._copies or self.busy or self._holders or self._rebinding or self.around.busy or again)
         if not self._copies:
             return
         self._learn_silent()
@@ -152,7 +152,7 @@ class ModuleState:
     def _renew(self) -> None:
         """Take in layers and buffers that were added or exchanged."""
         if self.is_old or any(a is not b for a, b in zip_longest(own_modules(self._root_of()), self._modules)):
-            self.altered, self._still = False, False
+            self.altered, self.still = False, False
             self._resnapshot()
             self.busy = self._modules
 
@@ -218,7 +218,7 @@ class ModuleState:
             self.moving.append(weight)
             self._copies[id(weight)] = (weight, weight.detach().clone(), weight._version)  # of this step: after its call; of the next: before it
             self._silent.add(id(weight))
-            self._still = False
+            self.still = False
         self._frozen = []
 
     def _learn_silent(self) -> None:
@@ -302,8 +302,6 @@ class ModuleState:
 
     def rest(self) -> None:
         """A step is over: what stands in the tables now was not put there for the time of a call."""
-        if self._still or not self.begun:
-            return
         if self.calls % 64 < 2:  # the next call looks at all of them
             tables = [table for m in self._modules for table in (vars(m), m._parameters, m._buffers) if isinstance(table, dict)]
         else:

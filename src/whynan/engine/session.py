@@ -183,7 +183,8 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 def rate_of(optimizer: torch.optim.Optimizer) -> float | None:
     """Return the learning rate of an optimizer's first group, where that is one number; a tensor may be one that is trained itself."""
-    return number_of(optimizer.param_groups[0].get("lr"))
+    rate = optimizer.param_groups[0].get("lr")
+    return rate if type(rate) is float else number_of(rate)
 
 
 def shape_of(tensor: torch.Tensor) -> str:
