@@ -71,7 +71,15 @@ class Setup:
         return [entry for number, entry in fresh.items() if number in held]
 
     def _forget(self) -> None:
-        self.held = {e.number: e for e in needed_for(self.held, {n for n, entry in self.held.items() if _is_held(entry)})}
+        keep = {n for n, entry in self.held.items() if _is_held(entry)}
+        more = keep
+        while more:  # what they were made from, and what was written into that
+            for number in reversed(self.held):
+                if number in keep:
+                    keep.update(dependencies(self.held[number]))
+            more = {n for n, e in self.held.items() if n not in keep and e.kind == "write" and getattr(target_of(e), "entry", 0) in keep}
+            keep |= more
+        self.held = {n: e for n, e in self.held.items() if n in keep}
         self._due, self._bytes = _OFTEN, _size(self.held.values())
         if len(self.held) > _MOST or self._bytes > LIMIT:
             self.held, self._bytes = {}, 0
