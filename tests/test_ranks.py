@@ -96,6 +96,7 @@ def test_two_agents_make_one_job(box: Sandbox) -> None:
         {"model": "ddp", "clip": True, "options": {"gradient_as_bucket_view": True}},
         {"model": "ddp", "options": {"static_graph": True}, "log": True},
         {"model": "ddp", "contrast": "gather"},
+        {"model": "ddp", "norm": True, "vector": True},
         {"model": "ddp", "norm": True, "aside": True},
         {"model": "ddp", "scaler": True},
         {"model": "ddp", "scaler": True, "clip": True},

@@ -174,16 +174,18 @@ class Together:
     def carry(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments of a backward pass that tells the other ranks of a bad value here."""
         loss = args[0] if args else kwargs.get("tensors")
-        given = (args[1] if len(args) > 1 else None) or kwargs.get("grad_tensors")
-        if not isinstance(loss, torch.Tensor) or given is not None or loss.numel() != 1 or self.session.budget.observes:
+        given = args[1] if len(args) > 1 else kwargs.get("grad_tensors")
+        if not isinstance(loss, torch.Tensor) or self.session.budget.observes:
             return args, kwargs
         if self.session.window.symptom is not None or self.apart.left is not None:
             start = torch.full_like(loss, math.nan)
-        elif loss.device.type != "cpu":
+        elif given is None and loss.device.type != "cpu" and loss.numel() == 1:
             start = torch.where(torch.isfinite(loss.detach()), 1.0, math.nan).to(loss.dtype)  # not read: no wait
         else:
             return args, kwargs
-        return (loss, start, *args[2:]) if args else args, kwargs if args else {**kwargs, "grad_tensors": start}
+        if len(args) > 1:
+            return (loss, start, *args[2:]), kwargs
+        return args, {**kwargs, "grad_tensors": start}
 
     def agree(self, norm: float | None) -> None:
         """Before an update: make this rank's answer the same as that of all others."""
