@@ -279,8 +279,8 @@ AT_ANY_STEP = [
     "whynan.capsule.recorder:Recorder._close",
     "whynan.capsule.recorder:ModuleState",
     "whynan.capsule.recorder:sort_of",
-    "whynan.capsule.tape:Tape.add",
-    "whynan.capsule.tape:Tape.roll",
+    "whynan.capsule.tape.tape:Tape.add",
+    "whynan.capsule.tape.tape:Tape.roll",
     "whynan.report.journal:Journal.metrics",
 ]
 
@@ -465,7 +465,7 @@ INTERRUPTED = [
     "whynan.capsule.recorder:_pop",
     "whynan.capsule.recorder:Recorder._close",
     "whynan.capsule.recorder:Recorder._hooked",
-    "whynan.capsule.tape:Tape.add",
+    "whynan.capsule.tape.tape:Tape.add",
     "whynan.engine.acting:diagnose",
     "whynan.diagnosis:locate",
     "whynan.capsule.replay:Program._play_entry",

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from whynan.capsule.compiled import is_compiled_module, skip_frame
 from whynan.capsule.recorder import Recorder
-from whynan.capsule.tape import tensors_of
+from whynan.capsule.tape.nested import tensors_of
 from whynan.capsule.unseen import unseen
 from whynan.records import Notice, NoticeKind
 from whynan.tripwire.tracking import OUTPUT, Limit, module_names

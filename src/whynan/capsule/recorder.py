@@ -19,32 +19,21 @@ from whynan.capsule.beginning import Beginning
 from whynan.capsule.blanks import Blanks
 from whynan.capsule.collectives import Received
 from whynan.capsule.drawn import Draws
-from whynan.capsule.generators import Generators
 from whynan.capsule.infinities import Infinities
 from whynan.capsule.loads import Loads
 from whynan.capsule.setup import Setup
 from whynan.capsule.sites import forget, passer_at, passers, take_site, take_sites
 from whynan.capsule.sorts import Sort, sort_of
-from whynan.capsule.state import ModuleState, take_rng
-from whynan.capsule.surroundings import Spot
-from whynan.capsule.tape import (
-    CONTAINERS,
-    LEAVES,
-    READ_LIMIT,
-    Bound,
-    Entry,
-    Inner,
-    Outside,
-    Rebuild,
-    Slot,
-    Surrounded,
-    Tape,
-    Within,
-    around,
-    bytes_of,
-    is_leaf,
-    tensors_of,
-)
+from whynan.capsule.state.generators import Generators
+from whynan.capsule.state.modules import ModuleState
+from whynan.capsule.state.randomness import take_rng
+from whynan.capsule.state.surroundings import Spot
+from whynan.capsule.tape.arguments import Bound, Rebuild, Surrounded, around
+from whynan.capsule.tape.entries import Entry, Inner, Outside, Slot, Within
+from whynan.capsule.tape.facts import bytes_of, is_leaf
+from whynan.capsule.tape.memory import READ_LIMIT
+from whynan.capsule.tape.nested import CONTAINERS, LEAVES, tensors_of
+from whynan.capsule.tape.tape import Tape
 from whynan.capsule.unseen import leave_out, unseen
 from whynan.errors import TrainingStopped
 
@@ -117,7 +106,7 @@ class Recorder(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.tape = Tape()
-        self.tape.seen_apart = self._open
+        self.tape.inside.seen_apart = self._open
         self.states: dict[int, tuple[torch.nn.Module, ModuleState]] = {}
         self.thread = current_thread()
         self.running = False
@@ -258,7 +247,7 @@ class Recorder(TorchFunctionMode):
                 self.seen_write(next(tensors_of(args)), ())
             entry = self.note("call", func, args, kwargs)
             if target is not None:
-                self.tape.about_to_change(target)
+                self.tape.memory.about_to_change(target)
             if sort is _RANDOM:
                 entry.rng = take_rng()
         except Exception as error:
@@ -501,7 +490,7 @@ class Recorder(TorchFunctionMode):
                 state.ended(entry.rng)
             if state.draws.calls < 4:
                 entry.apart = None
-                self.tape.stands_apart(entry, [made for ref in entry.refs if (made := ref()) is not None])
+                self.tape.inside.stands_apart(entry, [made for ref in entry.refs if (made := ref()) is not None])
             if state.tables:
                 state.called()
         except Exception as error:
@@ -658,10 +647,10 @@ class Recorder(TorchFunctionMode):
     def about_to_load(self, module: torch.nn.Module) -> None:
         """State is about to be loaded into a module: what the program has read of it is kept, where that is little."""
         try:
-            read = [tensor for tensor in (*module.parameters(), *module.buffers()) if self.tape.living_in(tensor)]
+            read = [tensor for tensor in (*module.parameters(), *module.buffers()) if self.tape.memory.living_in(tensor)]
             if sum(map(bytes_of, read)) <= READ_LIMIT:
                 for tensor in read:
-                    self.tape.about_to_change(tensor)
+                    self.tape.memory.about_to_change(tensor)
         except Exception as error:
             self.faulty(error)
 

@@ -19,10 +19,16 @@ from whynan.capsule.alone import unreplicated
 from whynan.capsule.collectives import no_functional_collectives
 from whynan.capsule.compiled import eagerly
 from whynan.capsule.doubles import doubled
-from whynan.capsule.generators import put
 from whynan.capsule.recorder import Recorder
-from whynan.capsule.state import Stasis, moved, put_rng, take_rng, write_back
-from whynan.capsule.tape import Entry, Inner, Outside, Rebuild, Slot, first_backward, held_by, is_leaf, node_of, overwrites, read_weights, target_of, tensors_of
+from whynan.capsule.state.generators import put
+from whynan.capsule.state.holdings import write_back
+from whynan.capsule.state.randomness import moved, put_rng, take_rng
+from whynan.capsule.state.stasis import Stasis
+from whynan.capsule.tape.arguments import Rebuild
+from whynan.capsule.tape.entries import Entry, Inner, Outside, Slot, target_of
+from whynan.capsule.tape.facts import is_leaf, node_of
+from whynan.capsule.tape.needs import first_backward, held_by, overwrites, read_weights
+from whynan.capsule.tape.nested import tensors_of
 from whynan.errors import let_through
 from whynan.resting import no_output, no_warnings
 

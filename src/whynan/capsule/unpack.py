@@ -19,8 +19,10 @@ from whynan.capsule.recorder import Recorder
 from whynan.capsule.replay import Program
 from whynan.capsule.sites import Site
 from whynan.capsule.snapshot import Snapshot
-from whynan.capsule.state import ModuleState
-from whynan.capsule.tape import Entry, Inner, Outside, Rebuild, Slot, leaves, version_of
+from whynan.capsule.state.modules import ModuleState
+from whynan.capsule.tape.arguments import Rebuild, leaves
+from whynan.capsule.tape.entries import Entry, Inner, Outside, Slot
+from whynan.capsule.tape.facts import version_of
 from whynan.capsule.trusted import TrustedCode, compile_source, find_code
 
 _KINDS = ("module", "call", "write", "grad", "backward", "derivative", "clip", "zero", "optimizer", "function")

@@ -16,7 +16,9 @@ from whynan.capsule.replay import Program
 from whynan.capsule.sites import take_site
 from whynan.capsule.snapshot import Snapshot
 from whynan.capsule.stepped import step_again
-from whynan.capsule.tape import Entry, Outside, dependencies, is_leaf, memory_of, needed_for
+from whynan.capsule.tape.entries import Entry, Outside, dependencies
+from whynan.capsule.tape.facts import is_leaf, memory_of
+from whynan.capsule.tape.needs import needed_for
 from whynan.capsule.unseen import unseen
 from whynan.capsules import Shelf
 from whynan.diagnosis import Case, diagnose
@@ -197,7 +199,7 @@ class Acting:
         """Yield the weights and buffers that the program itself has made bad in this step, with what they were before."""
         recorder = self.session.recorder
         buffers = {id(b) for root in recorder.roots() for b in root.buffers()}
-        for kept in recorder.tape.written(self.session.window_start):
+        for kept in recorder.tape.memory.written(self.session.window_start):
             weight, saved = kept.tensor, kept.saved
             own = (weight.requires_grad and is_leaf(weight) and self.session.trains(weight)) or id(weight) in buffers
             if saved is not None and own and damage_of(weight.detach()) and not damage_of(saved.detach()):

@@ -23,8 +23,8 @@ from whynan.capsule.loaders import Loop
 from whynan.capsule.loads import versions_of
 from whynan.capsule.recorder import Recorder
 from whynan.capsule.sites import asked_for, take_site
-from whynan.capsule.state import take_rng
-from whynan.capsule.tape import Entry, Slot
+from whynan.capsule.state.randomness import take_rng
+from whynan.capsule.tape.entries import Entry, Slot
 from whynan.capsule.unseen import unseen
 from whynan.capsules import Shelf
 from whynan.causes import rates

@@ -9,7 +9,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 
 from whynan.capsule.replay import Program
-from whynan.capsule.tape import memory_of, tensors_of
+from whynan.capsule.tape.facts import memory_of
+from whynan.capsule.tape.nested import tensors_of
 from whynan.engine.session import Session
 from whynan.tripwire.values import damage_of
 

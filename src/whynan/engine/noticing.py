@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from whynan.capsule.tape import Entry, tensors_of
+from whynan.capsule.tape.entries import Entry
+from whynan.capsule.tape.nested import tensors_of
 from whynan.engine.markers import Markers
 from whynan.engine.meant import Meant
 from whynan.engine.session import Session, parameters_of, symptom_of

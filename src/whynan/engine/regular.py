@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from whynan.addresses import callable_at
-from whynan.capsule.state import put_rng, take_rng
+from whynan.capsule.state.randomness import put_rng, take_rng
 from whynan.engine.options import Options
 from whynan.engine.session import Session, parameters_of
 from whynan.errors import TrainingStopped, UsageError

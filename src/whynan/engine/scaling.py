@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from whynan.capsule.replay import Program
-from whynan.capsule.tape import Entry, needed_for
+from whynan.capsule.tape.entries import Entry
+from whynan.capsule.tape.needs import needed_for
 from whynan.capsule.unseen import unseen
 from whynan.diagnosis import Case, diagnose
 from whynan.engine.acting import Acting

@@ -12,7 +12,8 @@ from whynan.capsule.earlier import Earlier
 from whynan.capsule.recorder import Recorder
 from whynan.capsule.sites import Site
 from whynan.capsule.snapshot import Snapshot
-from whynan.capsule.tape import Entry, Outside, is_leaf
+from whynan.capsule.tape.entries import Entry, Outside
+from whynan.capsule.tape.facts import is_leaf
 from whynan.engine.tallying import Tally
 from whynan.engine.trained import Trained, are_among
 from whynan.engine.trainings import Trainings

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from whynan.capsule.sites import Site
-from whynan.capsule.state import put_rng, take_rng
-from whynan.capsule.tape import Outside
+from whynan.capsule.state.randomness import put_rng, take_rng
+from whynan.capsule.tape.entries import Outside
 from whynan.engine.carrying import Flow, is_plain
 from whynan.engine.session import Session, parameters_of, shape_of
 from whynan.records import Notice, NoticeKind
