@@ -216,7 +216,7 @@ def _without_dynamo() -> Iterator[None]:
 
 
 for _asked in ("here", "outermost", "_below", "goes_back"):  # by wrappers, also between two graphs
-    skip_frame(getattr(vars(Recorder)[_asked], "fget", vars(Recorder)[_asked]))
+    skip_frame(getattr(getattr(Recorder, _asked), "fget", getattr(Recorder, _asked)))
 for _asked in ("mine", "replays_here"):
-    skip_frame(vars(Recorder)[_asked].fget, deep=True)
+    skip_frame(getattr(Recorder, _asked).fget, deep=True)
 skip_frame(Collections._heard, deep=True)  # called wherever Python collects garbage

@@ -23,7 +23,8 @@ from whynan.capsule.following import watch_followers, watch_moves, watch_scaler
 from whynan.capsule.hooks import Hooks
 from whynan.capsule.labels import watch_labels
 from whynan.capsule.loaders import Loop, watch_loaders
-from whynan.capsule.recorder import ELSEWHERE, Recorder, modes
+from whynan.capsule.recorder import Recorder
+from whynan.capsule.stack import ELSEWHERE, modes
 from whynan.capsule.unseen import leave_out, stand_for, unseen
 
 _MISSING = object()
@@ -163,11 +164,11 @@ class Interception:
 
         def layer(parent: torch.nn.Module, name: str, child: object) -> None:
             if not is_dynamo_compiling() and not recorder.replaying:
-                recorder.altered(parent)
+                recorder.roots.altered(parent)
 
         def buffer(parent: torch.nn.Module, name: str, value: object) -> None:
             if not is_dynamo_compiling() and not recorder.replaying and name not in parent._buffers:
-                recorder.altered(parent)
+                recorder.roots.altered(parent)
 
         self._registered += [
             torch.nn.modules.module.register_module_module_registration_hook(layer),
@@ -525,7 +526,7 @@ class Interception:
                 try:
                     if derives:
                         return recorder.suspended(reach.doors.derived, made, inner, named)
-                    if recorder.takes_results(recipe.function):
+                    if recorder.arguments.takes_results(recipe.function):
                         return recorder.opaque("call", recipe.made_anew, lambda _, *inner, **named: made(*inner, **named), (recipe.function, *inner), named)
                     return recorder.opaque("call", made, made, inner, named)
                 except BaseException:
@@ -562,7 +563,7 @@ def _inserting(original: Callable[..., Any], recorder: Recorder) -> Callable[...
     @functools.wraps(original)
     def insert(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         if not is_dynamo_compiling():
-            recorder.altered(self)
+            recorder.roots.altered(self)
         return original(self, *args, **kwargs)
 
     return insert

@@ -93,14 +93,14 @@ class Program:
         self.undo = undo  # for an optimizer's step: keeps gradients in place and takes the update back
         self.change: Callable[[], AbstractContextManager[object]] = nullcontext  # of the program's source, in force while it plays
         self.roots = list({id(e.fn): e.fn for e in entries if isinstance(e.fn, torch.nn.Module)}.values())
-        self.roots += [r for r in recorder.roots() if all(r is not x for x in self.roots)]
+        self.roots += [r for r in recorder.roots.modules() if all(r is not x for x in self.roots)]
         self.weights = {id(t) for root in self.roots for t in held_by(root)}  # and buffers
         turn, read = first_backward(entries), self.weights.union(*map(read_weights, entries))
         self._written = {id(t): t for e in entries if (t := overwrites(e, turn)) is not None and t.saved is not None and id(t.tensor) in read}
         if self.ends_with_update or on_weights:
             self._written |= {id(t): t for e in entries for t in e.reads if isinstance(t, Outside) and t.tensor.requires_grad and is_leaf(t.tensor)}
         self._written_late = _called_before_written(entries, self._written) if self._written else set()
-        rewound = [(root, s) for root, s in recorder.to_replay() if any(root is r for r in self.roots)]
+        rewound = [(root, s) for root, s in recorder.roots.to_replay() if any(root is r for r in self.roots)]
         self._rewound = [s for _, s in rewound]
         self._put_back = {id(b) for root, _ in rewound for b in root.buffers()}  # with their modules, to what a replay begins with
 
@@ -165,7 +165,7 @@ class Program:
         held = [] if self.undo is not None else self.leaves
         undo = self.undo() if self.undo is not None else nullcontext()
         with (
-            Stasis(self.roots, held, self._hooks(), recorder.beside.generators.take(), recorder.around(), self._moving()),
+            Stasis(self.roots, held, self._hooks(), recorder.beside.generators.take(), recorder.roots.around(), self._moving()),
             undo,
             doubled(self.leaves),
             unreplicated(self.roots),

@@ -78,7 +78,7 @@ class _Loader:
         ends = self.decoder.items(given) if given is not None else _leaves(entries, optimizers)
         for root in roots:
             if isinstance(root, torch.nn.Module):
-                self.recorder.states[id(root)] = (root, ModuleState(root))
+                self.recorder.roots.states[id(root)] = (root, ModuleState(root))
         self._mark()
         program = LoadedProgram(self.recorder, entries, ends, self._undo(optimizer))
         notes = self._notes()

@@ -159,7 +159,7 @@ class Acting:
     def drop(self) -> None:
         """Leave no trace of this step's forward passes."""
         self.session.window.taken = "skipped"
-        for state in self.session.recorder.latest_first():
+        for state in self.session.recorder.roots.latest_first():
             state.rewind()
         self._put_weights_back()
         self.recovering.hold_averages()
@@ -198,7 +198,7 @@ class Acting:
     def _made_bad(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield the weights and buffers that the program itself has made bad in this step, with what they were before."""
         recorder = self.session.recorder
-        buffers = {id(b) for root in recorder.roots() for b in root.buffers()}
+        buffers = {id(b) for root in recorder.roots.modules() for b in root.buffers()}
         for kept in recorder.tape.memory.written(self.session.window_start):
             weight, saved = kept.tensor, kept.saved
             own = (weight.requires_grad and is_leaf(weight) and self.session.trains(weight)) or id(weight) in buffers
@@ -232,14 +232,14 @@ class Acting:
         if taken != "skipped":
             window.decided = taken  # a rollback is made at the step
             return False
-        for state in session.recorder.latest_first(micro_batch=True):
+        for state in session.recorder.roots.latest_first(micro_batch=True):
             state.rewind(alone=True)
         session.recorder.tape.entries.pop(window.entry, None)
         window.symptom, window.entry, window.dropped = None, 0, True
         session.window_start = session.recorder.tape.number()  # the program may look at the dropped loss later on
         window.backwards -= 1
         window.losses.pop()
-        session.recorder.next_micro_batch()
+        session.recorder.roots.next_micro_batch()
         self._hold_places()
         return True
 
@@ -291,7 +291,7 @@ class Acting:
         elsewhere = window.entry < 0 or window.several or window.scaled or window.late or window.inside or session.by_hand or session.function
         if incident.symptom.place not in ("loss", "gradient") or elsewhere:
             return ""
-        if any(damage_of(buffer) for root in session.recorder.roots() for buffer in root.buffers()):
+        if any(damage_of(buffer) for root in session.recorder.roots.modules() for buffer in root.buffers()):
             return ""
         entries = self._entries_for(Symptom("gradient", incident.symptom.kind, ""))
         try:

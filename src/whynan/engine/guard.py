@@ -159,7 +159,7 @@ class Guard:
         self.recorder.seen_probe = self.probes.probed
         self.recorder.seen_write = self.by_hand.may_write
         self.recorder.seen_written = self.by_hand.written if self.session.by_hand else None
-        self.recorder.seen_root = self._met_root
+        self.recorder.roots.seen = self._met_root
         self.recorder.beside.seen_gradient = self.together.apart.gradient_read
         self.recorder.start()
         self._collections.watch()
@@ -297,7 +297,7 @@ class Guard:
             return
         self.recorder.suspended(self.recorder.beside.setup.end, self.recorder.tape)
         if not self.session.window.backwards:
-            self.recorder.set_aside()
+            self.recorder.roots.set_aside()
         self.session.earlier.clear()
 
     def loading(self, owner: Any) -> object:
@@ -417,12 +417,12 @@ class Guard:
             self._in_backward = False
         if self.session.by_hand:
             self._meet_foreign_optimizers()
-            self.recorder.between = True
+            self.recorder.roots.between = True
             self.session.guarded(self.by_hand.check_gradients)
         elif self._stepped_inside:
             self.session.guarded(self._after_hooks)
         elif self.options.drop_alone:
-            self.recorder.next_micro_batch()
+            self.recorder.roots.next_micro_batch()
         return result
 
     def _finish_by_hand(self, handed: Any = ()) -> None:
@@ -505,7 +505,7 @@ class Guard:
         if self.session.window.backwards:
             self._finish_by_hand((args, kwargs) if isinstance(outputs, tuple) and not outputs else ())
         result = self.recorder.opaque("derivative", call, call, args, kwargs)
-        self.recorder.between = True
+        self.recorder.roots.between = True
         self.session.guarded(lambda: self.by_hand.check_derivative(outputs, result))
         return result
 

@@ -41,7 +41,7 @@ class Markers:
 
     def leave(self) -> None:
         """The program leaves a bad step, and with it what the forward pass wrote: that is no fault of the steps after it."""
-        for state in self.session.recorder.current():
+        for state in self.session.recorder.roots.current():
             for module, name in state.leave():
                 self._left.setdefault(module, set()).add(name)
 

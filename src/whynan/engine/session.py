@@ -70,7 +70,7 @@ class Session:
     def __init__(self, budget: Budget, journal: Journal) -> None:
         self.recorder = Recorder()
         self.recorder.beside.is_trained = self.trains
-        self.recorder.beside.beginning.has_gradients = lambda: any(p.grad is not None for o in self.optimizers for p in parameters_of(o))
+        self.recorder.roots.beginning.has_gradients = lambda: any(p.grad is not None for o in self.optimizers for p in parameters_of(o))
         self.earlier = Earlier()
         self.tally = Tally(self.recorder)
         self.trainings, self.trained = Trainings(), Trained()
@@ -148,7 +148,7 @@ class Session:
         found: dict[int, torch.Tensor] = {}
         for optimizer in self.optimizers:
             found.update((id(p), p) for p in parameters_of(optimizer))
-        for root in self.recorder.roots():
+        for root in self.recorder.roots.modules():
             found.update((id(p), p) for p in root.parameters())
         for entry in self.recorder.tape:
             for leaf in entry.reads:
@@ -158,7 +158,7 @@ class Session:
 
     def trains(self, leaf: torch.Tensor) -> bool:
         """Whether a tensor that gradients end in is a weight: of a model, of an optimizer, or one that a program without optimizers updates."""
-        if any(p is leaf for root in self.recorder.roots() for p in root.parameters()):
+        if any(p is leaf for root in self.recorder.roots.modules() for p in root.parameters()):
             return True
         if self.by_hand:
             return self.trained.by_hand(leaf, self.leaves())
@@ -166,7 +166,7 @@ class Session:
 
     def names_of(self, parameters: list[torch.Tensor]) -> Named:
         """Name parameters by the models seen so far."""
-        names = {id(p): n for root in self.recorder.roots() for n, p in root.named_parameters()}
+        names = {id(p): n for root in self.recorder.roots.modules() for n, p in root.named_parameters()}
         for number, parameter in enumerate(parameters):
             yield names.get(id(parameter), f"parameter {number} {shape_of(parameter)}"), parameter
 

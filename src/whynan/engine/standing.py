@@ -187,7 +187,7 @@ class Standing:
                 if isinstance(leaf, Outside) and not known and is_plain(leaf.tensor) and (leaf.written or recorder.tape.made_before(leaf.tensor)):
                     seen.add((entry.site, id(leaf.tensor)))
                     yield _value("a value carried from step to step", leaf.tensor, entry.site, count)
-        for state in recorder.current():
+        for state in recorder.roots.current():
             for name, tensor in state.carried():
                 if is_plain(tensor):
                     yield _value(f"`{name}`, which the model carries from step to step,", tensor, None, count)

@@ -363,7 +363,7 @@ class Stepping:
                 self.foreseeing.state()
             if session.tally.counts:
                 session.tally.look()
-            session.next_step(optimizer is None and not session.recorder.between)
+            session.next_step(optimizer is None and not session.recorder.roots.between)
             if session.step_count == 2 and torch.cuda.is_initialized():
                 get_ready()
         except TrainingStopped:

@@ -279,7 +279,7 @@ class Together:
         return whole(self._roots()) if self.peers is not None else nullcontext("")
 
     def _roots(self) -> list[torch.nn.Module]:
-        return self.session.recorder.roots()
+        return self.session.recorder.roots.modules()
 
     def diagnose(self, make: Callable[[], Case]) -> Incident:
         """Diagnose on every rank where the bad value can be born, and return the one incident of the job."""

@@ -40,7 +40,7 @@ class DroppedStep:
     def __init__(self, recorder: Recorder, say: Callable[[], None]) -> None:
         self._tape = tape = recorder.tape
         self._say = say  # that something of the program's own is put back
-        self._first = recorder.beside.beginning.start
+        self._first = recorder.roots.beginning.start
         self._where = _stack()
         self._age = 0  # steps since
         self._next = False  # the step after it has begun
@@ -152,7 +152,7 @@ class DroppedStep:
         found = {entry.number: (entry, target) for entry in writes if (target := _target_tensor(entry, tape)) is not None}
         targets = {number: target for number, (entry, target) in found.items() if not _is_record(entry.args, target)}
         places = {memory_of(target) for target in targets.values()}
-        state = {memory_of(t) for root in recorder.roots() for t in (*root.parameters(), *root.buffers())}
+        state = {memory_of(t) for root in recorder.roots.modules() for t in (*root.parameters(), *root.buffers())}
         for kept in tape.memory.written(self._first):
             tensor = kept.tensor
             if kept.saved is None or tensor.requires_grad or memory_of(tensor) in state:

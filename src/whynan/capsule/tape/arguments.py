@@ -6,12 +6,22 @@ import copy
 import functools
 from collections.abc import Callable, Iterator
 from types import CellType, FunctionType, MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from whynan.capsule.state.generators import Generators
 from whynan.capsule.state.surroundings import contents
-from whynan.capsule.tape.nested import CONTAINERS
+from whynan.capsule.tape.entries import Inner, Outside, Slot
+from whynan.capsule.tape.nested import CONTAINERS, LEAVES, tensors_of
+
+if TYPE_CHECKING:
+    from whynan.capsule.tape.tape import Tape
+
+
+Reads = list[Slot | Inner | Outside]
+_SHORT = 256  # items of a container that is looked into at every call
+_FUNCTIONS = frozenset({FunctionType, MethodType, functools.partial})
 
 
 class Rebuild:
@@ -62,7 +72,78 @@ class Bound(Rebuild):
         return functools.partial(made["function"], *made["args"], **made["kwargs"])
 
 
-def around(function: FunctionType) -> dict[str, Any]:
+class Arguments:
+    """Keeps the arguments of calls for a tape: what other calls have made as references to these, all else as it is."""
+
+    def __init__(self, tape: Tape, generators: Generators) -> None:
+        self._tape, self.generators = tape, generators
+
+    def keep(self, value: Any, reads: Reads) -> Any:
+        """Return what stands for an argument on the tape; the tensors in it are added to `reads`."""
+        if isinstance(value, torch.Tensor):
+            kept = self._tape.refer(value)
+            reads.append(kept)
+            return kept
+        if type(value) in _FUNCTIONS and self.takes_results(value):
+            return self._keep_function(value, reads)
+        if isinstance(value, (LEAVES, torch.nn.Module)) or callable(value):
+            return value
+        kind = type(value)
+        if kind is list or kind is tuple:
+            return kind([self.keep(v, reads) for v in value])
+        if kind is dict:
+            return {k: self.keep(v, reads) for k, v in value.items()}
+        if kind is torch.Generator:
+            self.generators.find([value])
+            return value
+        return self._keep_object(value, reads)
+
+    def takes_results(self, function: Any) -> bool:
+        """Whether a function computes with results of the step that it takes from around it (`vmap(lambda v: grad(loss, …, v))`)."""
+        if type(function) is functools.partial:
+            return self.takes_results(function.func) or self._hold_results([function.args, function.keywords])
+        if type(function) is MethodType:
+            owner = function.__self__
+            return not isinstance(owner, torch.nn.Module | type) and self._hold_results(list(getattr(owner, "__dict__", {}).values()))
+        return type(function) is FunctionType and bool(self._results_around(function))
+
+    def _keep_function(self, function: Any, reads: Reads) -> Any:
+        """Keep a function that takes results of the step so that it is made anew with those of a replay."""
+        if type(function) is FunctionType:
+            return Surrounded(function, {name: self.keep(held, reads) for name, held in self._results_around(function).items()})
+        if type(function) is MethodType:
+            return Bound(function, {}, {"self": self._keep_object(function.__self__, reads)})
+        return Bound(
+            function, {}, {"function": self.keep(function.func, reads), "args": self.keep(function.args, reads), "kwargs": self.keep(function.keywords, reads)}
+        )
+
+    def _results_around(self, function: FunctionType) -> dict[str, Any]:
+        return {name: value for name, value in _around(function).items() if self._are_results(value)}
+
+    def _are_results(self, values: Any) -> bool:
+        return any(self._tape.slot_of(tensor) is not None for tensor in tensors_of(values))
+
+    def _hold_results(self, values: list[Any]) -> bool:
+        """Whether results of the step are among some values, or in short containers among them: an object may hold a whole data set."""
+        short = [v.values() if isinstance(v, dict) else v for v in values if isinstance(v, CONTAINERS) and len(v) <= _SHORT]
+        tensors = (t for held in (values, *short) for t in held if isinstance(t, torch.Tensor))
+        return any(self._tape.slot_of(tensor) is not None for tensor in tensors)
+
+    def _keep_object(self, value: Any, reads: Reads) -> Any:
+        """Keep an object that carries tensors (a batch class, a ModelOutput) so that the made ones are made again."""
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return Rebuild(value, {}, [self.keep(v, reads) for v in value])
+        if isinstance(value, CONTAINERS):
+            items = dict(value.items()) if isinstance(value, dict) else dict(enumerate(value))
+            kept = {k: self.keep(v, reads) for k, v in items.items()}
+            attributes = {k: self.keep(v, reads) for k, v in vars(value).items() if isinstance(v, torch.Tensor)} if hasattr(value, "__dict__") else {}
+            return Rebuild(value, attributes, kept)
+        attributes = {k: self.keep(v, reads) for k, v in vars(value).items() if isinstance(v, torch.Tensor | dict | list)} if hasattr(value, "__dict__") else {}
+        made = any(not isinstance(leaf, Outside) for leaf in attributes.values())
+        return Rebuild(value, attributes, None) if made else value
+
+
+def _around(function: FunctionType) -> dict[str, Any]:
     """Return what a function takes from around it, by name: tensors, and lists of them."""
     code = function.__code__
     cells = {n: contents(c) for n, c in zip(code.co_freevars, function.__closure__ or (), strict=True)}
