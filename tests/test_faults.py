@@ -271,7 +271,7 @@ AT_ANY_STEP = [
     "whynan.engine.session:Session.next_step",
     "whynan.engine.acting:Acting.write_metrics",
     "whynan.engine.stepping:may_break",
-    "whynan.engine.guard:Guard._note_zero",
+    "whynan.engine.zeroing:Zeroing._note",
     "whynan.capsule.recorder:Recorder.note",
     "whynan.engine.guard:Guard._note_optimizer",
     "whynan.capsule.recorder:take_sites",
@@ -460,7 +460,7 @@ ALARM = """
 INTERRUPTED = [
     "whynan.engine.noticing:Noticing.losses",
     "whynan.engine.session:Session.next_step",
-    "whynan.engine.guard:Guard._note_zero",
+    "whynan.engine.zeroing:Zeroing._note",
     "whynan.capsule.recorder:take_sites",
     "whynan.capsule.stack:pop",
     "whynan.capsule.recorder:Recorder._close",

@@ -11,7 +11,7 @@ import gc
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import CodeType, FunctionType
@@ -22,20 +22,13 @@ from torch._C._dynamo import eval_frame
 from torch.compiler import is_compiling
 from torch.jit._fuser import optimized_execution
 
+from whynan.capsule.doors import Doors
 from whynan.capsule.recorder import Recorder
 from whynan.capsule.sites import is_torch
 from whynan.capsule.unseen import unseen
 from whynan.resting import Collections
 
 _ORIGINAL = "_torchdynamo_orig_callable"
-
-
-class Steps(Protocol):
-    """What the engine does where an optimizer steps."""
-
-    recorder: Recorder
-
-    def step(self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> Any: ...
 
 
 class Plain(Protocol):
@@ -60,7 +53,7 @@ _DOORS: weakref.WeakKeyDictionary[FunctionType, _Door] = weakref.WeakKeyDictiona
 class CompiledFunctions:
     """The compiled functions that have a door of ours."""
 
-    def __init__(self, doors: Steps, aside: Plain) -> None:
+    def __init__(self, doors: Doors, aside: Plain) -> None:
         self.doors, self.aside = doors, aside
         self._held: weakref.WeakSet[FunctionType] = weakref.WeakSet()
 
@@ -132,7 +125,7 @@ def _enter(holders: list[CompiledFunctions], plain: FunctionType, *args: Any, **
 
 
 @unseen
-def _recorded(doors: Steps | None, plain: FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _recorded(doors: Doors | None, plain: FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if doors is None:
         return plain(*args, **kwargs)
     recorder = doors.recorder

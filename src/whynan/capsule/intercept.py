@@ -12,17 +12,18 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.compiler import is_compiling, is_dynamo_compiling  # dynamo knows the answers and leaves out what stands behind them
 
 from whynan.capsule.collectives import watch_collectives
 from whynan.capsule.compiled import CompiledFunctions, skip_frame
+from whynan.capsule.doors import Doors
 from whynan.capsule.following import watch_followers, watch_moves, watch_scaler
 from whynan.capsule.hooks import Hooks
 from whynan.capsule.labels import watch_labels
-from whynan.capsule.loaders import Loop, watch_loaders
+from whynan.capsule.loaders import watch_loaders
 from whynan.capsule.recorder import Recorder
 from whynan.capsule.stack import ELSEWHERE, modes
 from whynan.capsule.unseen import leave_out, stand_for, unseen
@@ -40,33 +41,6 @@ class _Compiler:
 
 
 compiler: Any = torch.compiler if hasattr(torch.compiler, "_is_compiling_flag") else _Compiler()  # two calls less at every door
-
-
-class Doors(Protocol):
-    """What the engine does at the doors."""
-
-    recorder: Recorder
-    stepping: bool
-
-    def may_meet(self) -> bool: ...
-    def step_elsewhere(self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> Any: ...
-    def backward(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any: ...
-    def grad(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any: ...
-    def derived(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any: ...
-    def clip(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any: ...
-    def step(self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> Any: ...
-    def zeroed(self, call: Callable[..., Any], owner: Any, args: Any, kwargs: dict[str, Any]) -> None: ...
-    def optimizer_made(self, optimizer: torch.optim.Optimizer) -> None: ...
-    def loading(self, owner: Any) -> object: ...
-    def loaded(self, owner: Any, before: object = None) -> None: ...
-    def scaled(self, scaler: Any, loss: Any) -> None: ...
-    def scaler_step(self, call: Callable[..., Any], scaler: Any, optimizer: Any, args: Any, kwargs: dict[str, Any]) -> Any: ...
-    def scaler_update(self, call: Callable[..., Any], scaler: Any, args: Any, kwargs: dict[str, Any]) -> Any: ...
-    def loop_begun(self, loop: Loop) -> None: ...
-    def draw_again(self, loop: Loop) -> None: ...
-    def update_by_hand(self, call: Callable[..., Any], optimizer: Any, args: Any, kwargs: dict[str, Any]) -> Any: ...
-    def follower_made(self, follower: Any) -> None: ...
-    def follow(self, call: Callable[..., Any], follower: Any, args: Any, kwargs: dict[str, Any]) -> Any: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -257,7 +231,7 @@ class Interception:
             if is_dynamo_compiling() or compiler._is_compiling_flag:
                 return backward(*args, **kwargs)
             try:
-                if (result := recorder.outermost(doors.backward, backward, args, kwargs)) is not ELSEWHERE:
+                if (result := recorder.outermost(doors.going_back.backward, backward, args, kwargs)) is not ELSEWHERE:
                     return result
                 if recorder.replays_here and recorder.replayed is not None:
                     recorder.replayed(args[0] if args else kwargs["tensors"])
@@ -273,7 +247,7 @@ class Interception:
             if is_dynamo_compiling() or compiler._is_compiling_flag:
                 return grad(*args, **kwargs)
             try:
-                result = recorder.outermost(doors.grad, grad, args, kwargs)
+                result = recorder.outermost(doors.going_back.grad, grad, args, kwargs)
                 return grad(*args, **kwargs) if result is ELSEWHERE else result
             except BaseException:
                 leave_out()
@@ -284,7 +258,7 @@ class Interception:
             if is_dynamo_compiling() or compiler._is_compiling_flag:
                 return clip(*args, **kwargs)
             try:
-                result = recorder.outermost(doors.clip, clip, args, kwargs)
+                result = recorder.outermost(doors.clipping.clip, clip, args, kwargs)
                 return clip(*args, **kwargs) if result is ELSEWHERE else result
             except BaseException:
                 leave_out()
@@ -293,7 +267,7 @@ class Interception:
         tensor_backward = torch.Tensor.backward
 
         def through(self: torch.Tensor, args: Any, kwargs: dict[str, Any]) -> Any:
-            return recorder.outermost(doors.backward, backward, (self, *args), kwargs)
+            return recorder.outermost(doors.going_back.backward, backward, (self, *args), kwargs)
 
         stand_for(through, tensor_backward)
 
@@ -334,7 +308,7 @@ class Interception:
                 zero(self, *args, **kwargs)
                 return
             try:
-                result = ELSEWHERE if compiler._is_compiling_flag else recorder.outermost(doors.zeroed, zero, self, args, kwargs)
+                result = ELSEWHERE if compiler._is_compiling_flag else recorder.outermost(doors.zeroing.zeroed, zero, self, args, kwargs)
                 if result is ELSEWHERE and (not recorder.replays_here or self not in recorder.stepped):
                     zero(self, *args, **kwargs)
             except BaseException:
@@ -344,9 +318,9 @@ class Interception:
         @functools.wraps(load)
         def load_state_dict(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
             try:
-                before = doors.loading(self)
+                before = doors.loading.loading(self)
                 result = recorder.suspended(load, self, *args, **kwargs)
-                doors.loaded(self, before)
+                doors.loading.loaded(self, before)
                 return result
             except BaseException:
                 leave_out()
@@ -364,7 +338,7 @@ class Interception:
                 return
             try:
                 if not is_compiling() and recorder.here:
-                    recorder.suspended(doors.zeroed, module_zero, self, args, kwargs)
+                    recorder.suspended(doors.zeroing.zeroed, module_zero, self, args, kwargs)
                 elif not recorder.replays_here or not recorder.stepped:
                     module_zero(self, *args, **kwargs)
             except BaseException:
@@ -374,11 +348,11 @@ class Interception:
         @functools.wraps(module_load)
         def module_load_state(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             try:
-                before = doors.loading(self)
+                before = doors.loading.loading(self)
                 if recorder.here:
                     recorder.suspended(recorder.about_to_load, self)
                 result = recorder.suspended(module_load, self, *args, **kwargs)
-                doors.loaded(self, before)
+                doors.loading.loaded(self, before)
                 return result
             except BaseException:
                 leave_out()
@@ -408,8 +382,8 @@ class Interception:
                     return result
                 if recorder.replays_here:
                     return recorder.left_out(self, args, kwargs)
-                if recorder.running and not reach.doors.stepping:
-                    return reach.doors.step_elsewhere(original, self, args, kwargs)
+                if recorder.running and not reach.doors.session.stepping:
+                    return reach.doors.elsewhere.step(original, self, args, kwargs)
                 return original(self, *args, **kwargs)
             except BaseException:
                 reach.leave_out()
@@ -445,8 +419,8 @@ class Interception:
                     return recorder.suspended(reach.doors.step, call, optimizer, args, kwargs)
                 if recorder.replays_here:
                     return recorder.left_out(optimizer, args, kwargs)
-                if recorder.running and not reach.doors.stepping:
-                    return reach.doors.step_elsewhere(call, optimizer, args, kwargs)
+                if recorder.running and not reach.doors.session.stepping:
+                    return reach.doors.elsewhere.step(call, optimizer, args, kwargs)
                 return original(*args, **kwargs)
             except BaseException:
                 reach.leave_out()
@@ -525,7 +499,7 @@ class Interception:
                     return made(*inner, **named)
                 try:
                     if derives:
-                        return recorder.suspended(reach.doors.derived, made, inner, named)
+                        return recorder.suspended(reach.doors.going_back.derived, made, inner, named)
                     if recorder.arguments.takes_results(recipe.function):
                         return recorder.opaque("call", recipe.made_anew, lambda _, *inner, **named: made(*inner, **named), (recipe.function, *inner), named)
                     return recorder.opaque("call", made, made, inner, named)
@@ -574,9 +548,9 @@ def _loader(original: Callable[..., Any], doors: Doors) -> Callable[..., Any]:
     @functools.wraps(original)
     def load_state_dict(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            before = doors.loading(self)
+            before = doors.loading.loading(self)
             result = original(self, *args, **kwargs)
-            doors.loaded(self, before)
+            doors.loading.loaded(self, before)
             return result
         except BaseException:
             leave_out()

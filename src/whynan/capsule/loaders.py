@@ -74,7 +74,7 @@ def watch_loaders(interception: Interception) -> None:
                     if recorder.before_draw:
                         recorder.suspended(recorder.draw)
                     if loop is not None:
-                        doors.draw_again(loop)
+                        doors.recovering.rewind(loop)
                 except Exception as error:
                     recorder.faulty(error)
             if loop is not None and loop.instead is not None:
@@ -124,7 +124,7 @@ def watch_loaders(interception: Interception) -> None:
                 loop = Loop(self, begun[self], begin)
                 setattr(made, _LOOP, loop)  # in a table of ours neither would be freed: a loader holds its last iterator
                 try:
-                    doors.loop_begun(loop)
+                    doors.recovering.looped(loop)
                 except Exception as error:
                     recorder.faulty(error)
                 return made

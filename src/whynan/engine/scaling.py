@@ -46,6 +46,14 @@ class Scaling:
         self.waits = False  # its optimizer skips by a flag on the device
         self.bad_loss: torch.Tensor | None = None  # of the step read late, on the device
 
+    def scaled(self, scaler: Any, loss: Any) -> None:
+        """A gradient scaler multiplies the loss: the unscaled one is what counts."""
+        self.session.window.scaled = self.session.window.noted = True
+        self.acting.recovering.scalers.add(scaler)
+        self.session.guarded(lambda: self.acting.recovering.met(scaler))
+        self.session.window.scale = scaler.get_scale() if not torch.cuda.is_initialized() else None
+        self.session.guarded(lambda: self.noticing.losses(loss))
+
     def step(self, call: Callable[..., Any], scaler: Any, optimizer: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """`scaler.step(optimizer)`."""
         session = self.session

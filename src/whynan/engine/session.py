@@ -87,6 +87,7 @@ class Session:
         self.applied = 0  # updates that were really made
         self.window_start = 0  # the tape's number where this step began
         self.function: Entry | None = None  # what to replay instead of the tape: a step function, an optimizer's step
+        self.stepping = False  # an optimizer's own step is running
         self.made_at: dict[int, Site | None] = {}
         self.stopped = ""
         self.last_words: Callable[[], None] = lambda: None  # told before a stop is raised: what runs behind it is the program's
