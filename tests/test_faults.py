@@ -269,7 +269,7 @@ AT_ANY_STEP = [
     "whynan.engine.noticing:Noticing.look",
     "whynan.engine.noticing:Noticing.losses",
     "whynan.engine.session:Session.next_step",
-    "whynan.engine.acting:Acting.write_metrics",
+    "whynan.engine.session:Session.write_metrics",
     "whynan.engine.stepping:may_break",
     "whynan.engine.zeroing:Zeroing._note",
     "whynan.capsule.recorder:Recorder.note",
@@ -297,7 +297,7 @@ def test_internal_error_while_watching(box: Sandbox, where: str) -> None:
 IN_A_DIAGNOSIS = [
     "whynan.engine.acting:diagnose",
     "whynan.engine.acting:Acting.act",
-    "whynan.engine.acting:Acting.case",
+    "whynan.engine.acting:gather",
     "whynan.diagnosis:locate",
     "whynan.diagnosis:judge",
     "whynan.capsule.replay:Program.play",

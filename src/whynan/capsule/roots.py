@@ -13,6 +13,7 @@ from whynan.capsule.state.surroundings import Spot
 from whynan.capsule.tape.arguments import Arguments, Reads
 from whynan.capsule.tape.entries import Entry, Outside, Slot
 from whynan.capsule.tape.tape import Tape
+from whynan.capsule.unseen import unseen
 
 FORGET = 64  # steps after which a module that is not called any more is let go
 _CLOSED = ("torch.nn.parallel", "torch.distributed", "torch._dynamo", "torch.jit")  # classes whose calls do more than compute
@@ -20,6 +21,7 @@ _CLOSED = ("torch.nn.parallel", "torch.distributed", "torch._dynamo", "torch.jit
 _is_grad_enabled = torch.is_grad_enabled
 
 
+@unseen
 class Roots:
     """Takes the state of each root before its first call in a step.
 

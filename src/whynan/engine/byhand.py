@@ -111,7 +111,7 @@ class ByHand:
             if slot.entry > last and weight.is_cpu and (damage := damage_of(weight.detach())):
                 session.see(Symptom("parameter", damage.kind, f"weight {shape_of(weight)}"))
                 window.entry = -slot.entry
-                self.acting.report()
+                self.acting.telling.report()
                 return
 
     def _last_backward(self) -> int:
@@ -186,7 +186,7 @@ class ByHand:
         if session.window.symptom is not None and not session.window.told:
             self.acting.act(None)
         else:
-            self.acting.write_metrics(None)
+            self.session.write_metrics(None)
 
 
 def _put(values: list[tuple[torch.Tensor, torch.Tensor]]) -> None:

@@ -42,6 +42,7 @@ class GoingBack:
         finish: Callable[[Any, bool], None],
     ) -> None:
         self.session, self.recorder, self.options, self.noticing, self.acting = session, session.recorder, options, noticing, acting
+        self.dropping, self.leaving = acting.dropping, acting.leaving
         self.together, self.sharing, self.probes, self.by_hand, self.elsewhere, self.finish = together, sharing, probes, by_hand, elsewhere, finish
         self.meet_foreign: Callable[[], None] = lambda: None  # optimizers that are not torch's, where a program has no others
         self._several = False  # asked now and then: a process group is up before the first step
@@ -64,8 +65,8 @@ class GoingBack:
             raise
         except Exception as error:
             self.session.broken(error)
-        if self.acting.places:
-            self.acting.free_places()
+        if self.dropping.places:
+            self.dropping.free_places()
         self.elsewhere.in_backward = True
         try:
             result = call(*args, **kwargs)
@@ -93,7 +94,7 @@ class GoingBack:
     def _drops_alone(self) -> bool:
         window, session = self.session.window, self.session
         bad = window.symptom is not None and window.symptom.place == "loss" and not window.decided
-        mine = bad and not window.several and not self.session.stepping  # no rank leaves out a backward pass alone; a closure hands its loss on
+        mine = bad and not window.several and not session.stepping  # no rank leaves out a backward pass alone; a closure hands its loss on
         return mine and bool(session.optimizers) and not session.budget.observes
 
     def _raised(self, entry: Entry) -> None:
@@ -113,14 +114,14 @@ class GoingBack:
         window = session.window
         left = not window.told and (self.probes.seen or window.entry < 0) and self.probes.goes_back(tensors)
         if left or (window.outlived and window.entry >= 0 and window.symptom is not None):
-            self.acting.turned_away()
+            self.leaving.turned_away()
             window = session.window
         if session.has_several or self.sharing.fate:
             self.sharing.went_back()
-        if self.acting.zeroed_away:
-            self.acting.leave_zeroed()
-        if self.acting.stale:
-            self.acting.free_stale()
+        if self.leaving.zeroed_away:
+            self.leaving.leave_zeroed()
+        if self.dropping.stale:
+            self.dropping.free_stale()
         entry = self.recorder.note("backward", call, args, kwargs, ours=5)
         self.recorder.tape.add(entry, None)
         if not window.noted:

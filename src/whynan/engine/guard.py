@@ -103,14 +103,13 @@ class Guard:
         self.together = Together(self.session, self.options.rank_timeout)
         self.together.stamp = self.recovering.stamp
         self.session.last_words = lambda: self.together.part(self._finish_files)
-        self.acting = Acting(self.session, self.followers, self.recovering, self.together, Shelf(self.options.capsule_limit))
+        self.acting = Acting(self.session, self.noticing, self.followers, self.recovering, self.together, Shelf(self.options.capsule_limit))
         self.sharing = Sharing(self.session)
         self.clipping = Clipping(self.session)
-        standing = Standing(self.session, self.followers, self.acting.stands_still)
-        self.acting.noticing = self.noticing
+        standing = Standing(self.session, self.followers, self.acting.telling.stands_still)
         self.acting.drops_terms = self.options.bad_terms == "drop" and not self.options.drop_alone
         self.probes = Probes(self.session)
-        self.acting.left_alone, self.probes.left = standing.turned_away, self.acting.turned_away
+        self.acting.leaving.left_alone, self.probes.left = standing.turned_away, self.acting.leaving.turned_away
         self.foreseeing = Foreseeing(self.session, self.options, standing, Tracing(self.session, self.acting).spike)
         self.by_hand = ByHand(self.session, self.noticing, self.acting)
         self.steps = Stepping(
@@ -122,7 +121,7 @@ class Guard:
         )
         self.steps.scaling, self.steps.waiting = self.scaling, self.waiting
         self.loading = Loading(self.session, self.noticing)
-        self.zeroing = Zeroing(self.session, self.acting)
+        self.zeroing = Zeroing(self.session, self.acting.leaving, self.acting.dropping)
         self.following = Following(self.session, self.followers, self.recovering, self.waiting)
         self.elsewhere = Elsewhere(self.session, self.acting, self.regular, self.steps.finish)
         self.elsewhere.moves_here, self.elsewhere.switch_off = self.moves_here, self._switch_off
@@ -215,7 +214,7 @@ class Guard:
             if self.session.window.symptom is None:
                 self.session.window.symptom = self.scaling.never_stepped()
             if self.session.window.symptom is not None and not self.session.window.told:
-                self.acting.report(self.scaling.current)
+                self.acting.telling.report(self.scaling.current)
         except TrainingStopped:
             pass
         except Exception as error:
@@ -224,7 +223,7 @@ class Guard:
             self.session.guarded(self.recorder.before_call)
         self.session.guarded(lambda: self.recorder.suspended(self.regular.settle))
         self.session.guarded(self.foreseeing.settle)
-        self.session.guarded(lambda: self.recorder.suspended(self.acting.look_at_the_end))
+        self.session.guarded(lambda: self.recorder.suspended(self.acting.telling.look_at_the_end))
         self.session.guarded(self.foreseeing.standing.settle)
         self.session.guarded(lambda: self.foreseeing.state(wait=True))
 
@@ -259,7 +258,7 @@ class Guard:
             self.together.left_behind = True
             return
         try:
-            self.acting.failed_with(error)
+            self.acting.telling.failed_with(error)
         except Exception as internal:
             self._internal_error(internal)
 

@@ -16,6 +16,7 @@ from whynan.capsule.tape.needs import needed_for
 from whynan.capsule.unseen import unseen
 from whynan.diagnosis import Case, diagnose
 from whynan.engine.acting import Acting
+from whynan.engine.gathering import gather
 from whynan.engine.noticing import Noticing
 from whynan.engine.session import Session, parameters_of, symptom_of
 from whynan.engine.sharing import Sharing
@@ -84,7 +85,7 @@ class Scaling:
     def blames(self, optimizer: Any) -> bool:
         """Look into a step that the scaler skips; return whether it is dropped as bad, scale and all."""
         window, scaler = self.session.window, self.current
-        if self.acting.drops_again():
+        if self.acting.dropping.drops_again():
             self._held.add(id(optimizer))
             return True
         if not window.counted:
@@ -163,7 +164,7 @@ class Scaling:
         if entries is not None:
             program = Program(self.session.recorder, needed_for(entries, set(entries)), self.session.leaves())
         with self.together.whole():
-            case = self.acting.case(Symptom("gradient", "nan", "gradient"), optimizer, scaler, program, step)
+            case = gather(self.session, Symptom("gradient", "nan", "gradient"), optimizer, scaler, program, step)
             return self._bad_at_scale_one(scale, case)
 
     def _bad_at_scale_one(self, scale: torch.Tensor, case: Case) -> bool:

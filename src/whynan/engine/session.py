@@ -121,6 +121,14 @@ class Session:
         self.recorder.roll(under_way)
         self.window_start = self.recorder.tape.number()
 
+    def write_metrics(self, optimizer: torch.optim.Optimizer | None) -> None:
+        """Write what the host knows of this step."""
+        window = self.window
+        norm = window.norm
+        if isinstance(norm, torch.Tensor):
+            norm = float(norm) if norm.is_cpu else None
+        self.journal.metrics(self.step_count, window.loss, norm, None if optimizer is None else rate_of(optimizer), window.scale)
+
     def stop(self, reason: str) -> None:
         """Stop the training, and again at every later step if the program swallows it."""
         self.stopped = reason

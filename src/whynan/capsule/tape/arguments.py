@@ -14,6 +14,7 @@ from whynan.capsule.state.generators import Generators
 from whynan.capsule.state.surroundings import contents
 from whynan.capsule.tape.entries import Inner, Outside, Slot
 from whynan.capsule.tape.nested import CONTAINERS, LEAVES, tensors_of
+from whynan.capsule.unseen import unseen
 
 if TYPE_CHECKING:
     from whynan.capsule.tape.tape import Tape
@@ -72,6 +73,7 @@ class Bound(Rebuild):
         return functools.partial(made["function"], *made["args"], **made["kwargs"])
 
 
+@unseen
 class Arguments:
     """Keeps the arguments of calls for a tape: what other calls have made as references to these, all else as it is."""
 
