@@ -12,7 +12,7 @@ from types import FrameType, FunctionType
 import pytest
 from conftest import Finished, Sandbox
 
-from whynan.capsule.hooks import WatchedHook
+from whynan.capsule.doors.hooks import WatchedHook
 from whynan.capsule.recorder import Recorder
 from whynan.engine.goingback import GoingBack
 from whynan.errors import let_through

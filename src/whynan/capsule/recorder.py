@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from whynan.capsule.blanks import Blanks
-from whynan.capsule.collectives import Received
+from whynan.capsule.doors.collectives import Received
 from whynan.capsule.drawn import Draws
 from whynan.capsule.infinities import Infinities
 from whynan.capsule.loads import Loads

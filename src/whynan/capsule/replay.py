@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import torch
 
 from whynan.capsule.alone import unreplicated
-from whynan.capsule.collectives import no_functional_collectives
-from whynan.capsule.compiled import eagerly
+from whynan.capsule.doors.collectives import no_functional_collectives
+from whynan.capsule.doors.compiled import eagerly
 from whynan.capsule.doubles import doubled
 from whynan.capsule.recorder import Recorder
 from whynan.capsule.state.generators import put

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from whynan.capsule.outputs import Outputs
+from whynan.capsule.doors.outputs import Outputs
 from whynan.engine.options import Options
 from whynan.engine.session import Session
 from whynan.engine.staging import Staging

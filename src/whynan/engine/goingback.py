@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from whynan.capsule.collectives import several
+from whynan.capsule.doors.collectives import several
 from whynan.capsule.tape.entries import Entry, Slot
 from whynan.capsule.unseen import unseen
 from whynan.engine.acting import Acting

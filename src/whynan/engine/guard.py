@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from whynan.capsule.intercept import Interception
+from whynan.capsule.doors.interception import Interception
 from whynan.capsule.recorder import Recorder
 from whynan.capsule.sites import asked_for
 from whynan.capsule.state.randomness import take_rng

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from whynan.capsule.collectives import several
+from whynan.capsule.doors.collectives import several
 from whynan.capsule.snapshot import Snapshot, copy_of, local
 from whynan.capsule.state.randomness import put_rng, take_rng
 from whynan.capsule.stepped import step_again

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from whynan.capsule.loaders import Loop
+from whynan.capsule.doors.loaders import Loop
 from whynan.engine.options import Options
 from whynan.engine.session import Session, parameters_of
 from whynan.recovery.followers import Followers

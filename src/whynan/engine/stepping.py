@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from whynan.capsule.collectives import several
+from whynan.capsule.doors.collectives import several
 from whynan.capsule.snapshot import Snapshot
 from whynan.capsule.unseen import unseen
 from whynan.causes import catalogue

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from whynan.capsule.alone import is_sharded, spread_operations, whole
-from whynan.capsule.collectives import several
+from whynan.capsule.doors.collectives import several
 from whynan.capsule.replay import Program
 from whynan.diagnosis import Case, diagnose
 from whynan.engine.apart import Apart

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from whynan.capsule.collectives import several
+from whynan.capsule.doors.collectives import several
 from whynan.capsule.snapshot import copy_of
 from whynan.capsule.state.randomness import put_rng, take_rng
 from whynan.capsule.stepped import has_hooks, unwatched_step

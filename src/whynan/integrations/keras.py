@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from whynan.capsule.intercept import Interception
+from whynan.capsule.doors.interception import Interception
 from whynan.capsule.stack import ELSEWHERE
 from whynan.capsule.unseen import leave_out, unseen
 from whynan.integrations.sessions import OwnWatch

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn.modules.batchnorm import _NormBase
 
-from whynan.capsule.loaders import Loop
+from whynan.capsule.doors.loaders import Loop
 from whynan.capsule.snapshot import Snapshot, copied, local, nbytes
 from whynan.capsule.state.holdings import Mutable, holdings, own_modules, put_back
 from whynan.capsule.state.randomness import put_rng, take_rng

@@ -15,7 +15,7 @@ from whynan.capsule.unseen import leave_out, unseen
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from whynan.capsule.intercept import Interception
+    from whynan.capsule.doors.interception import Interception
 
 
 _LOOP = "_whynan_loop"  # on the iterator of a loader that knows its position

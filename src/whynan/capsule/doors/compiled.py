@@ -22,7 +22,7 @@ from torch._C._dynamo import eval_frame
 from torch.compiler import is_compiling
 from torch.jit._fuser import optimized_execution
 
-from whynan.capsule.doors import Doors
+from whynan.capsule.doors.engine import Doors
 from whynan.capsule.recorder import Recorder
 from whynan.capsule.sites import is_torch
 from whynan.capsule.unseen import unseen

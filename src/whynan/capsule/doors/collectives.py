@@ -21,7 +21,7 @@ from whynan.capsule.tape.nested import tensors_of
 from whynan.capsule.unseen import leave_out, unseen
 
 if TYPE_CHECKING:
-    from whynan.capsule.intercept import Interception
+    from whynan.capsule.doors.interception import Interception
     from whynan.capsule.recorder import Recorder
 
 # name: which argument receives the result, and its position

@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch.compiler import is_compiling, is_dynamo_compiling  # dynamo knows the answers and leaves out what stands behind them
 
-from whynan.capsule.collectives import watch_collectives
-from whynan.capsule.compiled import CompiledFunctions, skip_frame
-from whynan.capsule.doors import Doors
-from whynan.capsule.following import watch_followers, watch_moves, watch_scaler
-from whynan.capsule.hooks import Hooks
-from whynan.capsule.labels import watch_labels
-from whynan.capsule.loaders import watch_loaders
+from whynan.capsule.doors.collectives import watch_collectives
+from whynan.capsule.doors.compiled import CompiledFunctions, skip_frame
+from whynan.capsule.doors.engine import Doors
+from whynan.capsule.doors.following import watch_followers, watch_moves, watch_scaler
+from whynan.capsule.doors.hooks import Hooks
+from whynan.capsule.doors.labels import watch_labels
+from whynan.capsule.doors.loaders import watch_loaders
 from whynan.capsule.recorder import Recorder
 from whynan.capsule.stack import ELSEWHERE, modes
 from whynan.capsule.unseen import leave_out, stand_for, unseen

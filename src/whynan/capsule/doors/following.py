@@ -12,7 +12,7 @@ from torch.optim.swa_utils import AveragedModel
 from whynan.capsule.unseen import leave_out, unseen
 
 if TYPE_CHECKING:
-    from whynan.capsule.intercept import Interception
+    from whynan.capsule.doors.interception import Interception
 
 
 @unseen

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from whynan.capsule.compiled import is_compiled_module, skip_frame
+from whynan.capsule.doors.compiled import is_compiled_module, skip_frame
 from whynan.capsule.recorder import Recorder
 from whynan.capsule.tape.nested import tensors_of
 from whynan.capsule.unseen import unseen

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from whynan.capsule.loaders import Loop
+from whynan.capsule.doors.loaders import Loop
 from whynan.capsule.recorder import Recorder
 
 
