@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import torch
 
 from whynan.capsule.doors.interception import Interception
+from whynan.capsule.doors.optimizers import watch_step_of, watch_step_on
 from whynan.capsule.recorder import Recorder
 from whynan.capsule.sites import asked_for
 from whynan.capsule.state.randomness import take_rng
@@ -266,8 +267,8 @@ class Guard:
         """Take models and optimizers that were made before watching began."""
         for item in objects:
             if isinstance(item, torch.optim.Optimizer):
-                self.interception.watch_step_of(type(item))
-                self.interception.watch_step_on(item)
+                watch_step_of(self.interception, type(item))
+                watch_step_on(self.interception, item)
                 self.optimizer_made(item)
             elif isinstance(item, torch.nn.Module):
                 self.noticing.made_or_loaded(item)
