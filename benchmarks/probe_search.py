@@ -31,7 +31,7 @@ import torch
 import torch._dynamo
 
 from whynan.capsule.replay import Program, Run
-from whynan.capsule.tape import Entry, Outside, Slot
+from whynan.capsule.tape.entries import Entry, Outside, Slot
 from whynan.diagnosis import Case, diagnose
 from whynan.engine.guard import Guard
 from whynan.engine.options import Options

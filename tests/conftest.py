@@ -32,7 +32,7 @@ from torch.utils.data import dataloader
 
 import whynan.commands.run
 import whynan.engine.guard  # noqa: F401 (loaded here for all forked children)
-from whynan.capsule import compiled
+from whynan.capsule.doors import compiled
 from whynan.causes import catalogue
 
 catalogue.forgiving = False

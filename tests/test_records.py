@@ -34,7 +34,7 @@ from whynan.records import (
 )
 
 
-@pytest.mark.parametrize("name", ["records", "recovery.policy", "watching", "explaining", "capsule.state"])
+@pytest.mark.parametrize("name", ["records", "recovery.policy", "watching", "explaining", "capsule.state.stasis"])
 def test_examples_in_docstrings(name: str) -> None:
     """The examples in the docstrings run and give what they say."""
     module = importlib.import_module(f"whynan.{name}")

@@ -12,9 +12,9 @@ from types import FrameType, FunctionType
 import pytest
 from conftest import Finished, Sandbox
 
-from whynan.capsule.hooks import WatchedHook
+from whynan.capsule.doors.hooks import WatchedHook
 from whynan.capsule.recorder import Recorder
-from whynan.engine.guard import Guard
+from whynan.engine.goingback import GoingBack
 from whynan.errors import let_through
 
 HEAD = """
@@ -299,7 +299,7 @@ with warnings.catch_warnings():
     assert done.out.count("raised") == 2 and done.out.count("train.py") == 7
 
 
-@pytest.mark.parametrize("function", [Recorder.outermost, Guard.backward, WatchedHook.__call__])
+@pytest.mark.parametrize("function", [Recorder.outermost, GoingBack.backward, WatchedHook.__call__])
 def test_the_source_of_a_function_is_still_found(function: FunctionType) -> None:
     """By a debugger, by coverage, and for the text of a failure of ours."""
     name = function.__code__.co_filename

@@ -283,5 +283,5 @@ def test_models_that_get_all_by_arguments_and_attributes_run_unseen() -> None:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        states = watch._guard.recorder.states.values()
+        states = watch._guard.recorder.roots.states.values()
         assert len(states) == 2 and not any(state.open for _, state in states)

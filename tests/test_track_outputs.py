@@ -23,7 +23,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import whynan
-from whynan.capsule import outputs as listening
+from whynan.capsule.doors import outputs as listening
 from whynan.commands.run import _limits
 from whynan.errors import UsageError
 from whynan.tripwire.tracking import Tracker

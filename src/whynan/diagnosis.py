@@ -13,7 +13,7 @@ import torch
 from whynan.capsule.excerpts import excerpts
 from whynan.capsule.replay import Program, Run, is_compiled
 from whynan.capsule.sites import Site
-from whynan.capsule.tape import tensors_of
+from whynan.capsule.tape.nested import tensors_of
 from whynan.causes.catalogue import Scene
 from whynan.causes.verdict import judge
 from whynan.records import Confidence, Incident, Phase, Symptom

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from whynan.capsule.tape import Entry, Made, Outside, Slot, Tape, target_of, tensors_of
+from whynan.capsule.tape.entries import Entry, Made, Outside, Slot, target_of
+from whynan.capsule.tape.nested import tensors_of
+from whynan.capsule.tape.tape import Tape
 
 _GONE_BACK = frozenset({"backward", "derivative", "clip", "function", "optimizer"})
 

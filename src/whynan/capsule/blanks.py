@@ -10,7 +10,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import is_lazy
 
 from whynan.capsule.sites import Site
-from whynan.capsule.tape import tensors_of
+from whynan.capsule.tape.nested import tensors_of
 
 
 class Blanks:

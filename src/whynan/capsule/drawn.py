@@ -12,7 +12,8 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from whynan.capsule.sites import is_internal
-from whynan.capsule.tape import memory_of, tensors_of
+from whynan.capsule.tape.facts import memory_of
+from whynan.capsule.tape.nested import tensors_of
 from whynan.records import number
 
 KEPT = 64  # batches remembered: more than the micro-batches of most steps

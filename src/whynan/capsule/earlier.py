@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from whynan.capsule.tape import Entry, Outside, Tape, bytes_of, dependencies, is_leaf, needed_for, node_of
+from whynan.capsule.tape.entries import Entry, Outside, dependencies
+from whynan.capsule.tape.facts import bytes_of, is_leaf, node_of
+from whynan.capsule.tape.needs import needed_for
+from whynan.capsule.tape.tape import Tape
 
 FIRST = 8  # steps that are all kept, each in the place of an older one
 EVERY = 16

@@ -22,7 +22,9 @@ from whynan.capsule.objects import Encoder
 from whynan.capsule.replay import Program, eager, is_compiled
 from whynan.capsule.sites import Site
 from whynan.capsule.sources import Sources
-from whynan.capsule.tape import Entry, Inner, Outside, Rebuild, Slot, is_leaf
+from whynan.capsule.tape.arguments import Rebuild
+from whynan.capsule.tape.entries import Entry, Inner, Outside, Slot
+from whynan.capsule.tape.facts import is_leaf
 from whynan.capsule.tensors import Need, Tensors
 from whynan.records import Json, jsonable
 from whynan.tripwire.values import stats

@@ -10,7 +10,7 @@ import torch
 
 from whynan.capsule.recorder import Recorder
 from whynan.capsule.sites import Site, is_torch
-from whynan.capsule.tape import Entry
+from whynan.capsule.tape.entries import Entry
 from whynan.tripwire.values import damage_of
 
 _KINDS = (IndexError, RuntimeError, ValueError)

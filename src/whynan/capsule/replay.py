@@ -16,13 +16,19 @@ from typing import Any, Protocol
 import torch
 
 from whynan.capsule.alone import unreplicated
-from whynan.capsule.collectives import no_functional_collectives
-from whynan.capsule.compiled import eagerly
+from whynan.capsule.doors.collectives import no_functional_collectives
+from whynan.capsule.doors.compiled import eagerly
 from whynan.capsule.doubles import doubled
-from whynan.capsule.generators import put
 from whynan.capsule.recorder import Recorder
-from whynan.capsule.state import Stasis, moved, put_rng, take_rng, write_back
-from whynan.capsule.tape import Entry, Inner, Outside, Rebuild, Slot, first_backward, held_by, is_leaf, node_of, overwrites, read_weights, target_of, tensors_of
+from whynan.capsule.state.generators import put
+from whynan.capsule.state.holdings import write_back
+from whynan.capsule.state.randomness import moved, put_rng, take_rng
+from whynan.capsule.state.stasis import Stasis
+from whynan.capsule.tape.arguments import Rebuild
+from whynan.capsule.tape.entries import Entry, Inner, Outside, Slot, target_of
+from whynan.capsule.tape.facts import is_leaf, node_of
+from whynan.capsule.tape.needs import first_backward, held_by, overwrites, read_weights
+from whynan.capsule.tape.nested import tensors_of
 from whynan.errors import let_through
 from whynan.resting import no_output, no_warnings
 
@@ -87,14 +93,14 @@ class Program:
         self.undo = undo  # for an optimizer's step: keeps gradients in place and takes the update back
         self.change: Callable[[], AbstractContextManager[object]] = nullcontext  # of the program's source, in force while it plays
         self.roots = list({id(e.fn): e.fn for e in entries if isinstance(e.fn, torch.nn.Module)}.values())
-        self.roots += [r for r in recorder.roots() if all(r is not x for x in self.roots)]
+        self.roots += [r for r in recorder.roots.modules() if all(r is not x for x in self.roots)]
         self.weights = {id(t) for root in self.roots for t in held_by(root)}  # and buffers
         turn, read = first_backward(entries), self.weights.union(*map(read_weights, entries))
         self._written = {id(t): t for e in entries if (t := overwrites(e, turn)) is not None and t.saved is not None and id(t.tensor) in read}
         if self.ends_with_update or on_weights:
             self._written |= {id(t): t for e in entries for t in e.reads if isinstance(t, Outside) and t.tensor.requires_grad and is_leaf(t.tensor)}
         self._written_late = _called_before_written(entries, self._written) if self._written else set()
-        rewound = [(root, s) for root, s in recorder.to_replay() if any(root is r for r in self.roots)]
+        rewound = [(root, s) for root, s in recorder.roots.to_replay() if any(root is r for r in self.roots)]
         self._rewound = [s for _, s in rewound]
         self._put_back = {id(b) for root, _ in rewound for b in root.buffers()}  # with their modules, to what a replay begins with
 
@@ -159,7 +165,7 @@ class Program:
         held = [] if self.undo is not None else self.leaves
         undo = self.undo() if self.undo is not None else nullcontext()
         with (
-            Stasis(self.roots, held, self._hooks(), recorder.beside.generators.take(), recorder.around(), self._moving()),
+            Stasis(self.roots, held, self._hooks(), recorder.beside.generators.take(), recorder.roots.around(), self._moving()),
             undo,
             doubled(self.leaves),
             unreplicated(self.roots),

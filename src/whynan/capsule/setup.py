@@ -12,7 +12,10 @@ from typing import NamedTuple
 
 import torch
 
-from whynan.capsule.tape import Entry, Inner, Made, Outside, Slot, Tape, bytes_of, dependencies, needed_for, target_of
+from whynan.capsule.tape.entries import Entry, Inner, Made, Outside, Slot, dependencies, target_of
+from whynan.capsule.tape.facts import bytes_of
+from whynan.capsule.tape.needs import needed_for
+from whynan.capsule.tape.tape import Tape
 from whynan.tripwire.values import damage_of
 
 LIMIT = 64 << 20  # bytes of what such values were made from

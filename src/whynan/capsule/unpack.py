@@ -19,8 +19,10 @@ from whynan.capsule.recorder import Recorder
 from whynan.capsule.replay import Program
 from whynan.capsule.sites import Site
 from whynan.capsule.snapshot import Snapshot
-from whynan.capsule.state import ModuleState
-from whynan.capsule.tape import Entry, Inner, Outside, Rebuild, Slot, leaves, version_of
+from whynan.capsule.state.modules import ModuleState
+from whynan.capsule.tape.arguments import Rebuild, leaves
+from whynan.capsule.tape.entries import Entry, Inner, Outside, Slot
+from whynan.capsule.tape.facts import version_of
 from whynan.capsule.trusted import TrustedCode, compile_source, find_code
 
 _KINDS = ("module", "call", "write", "grad", "backward", "derivative", "clip", "zero", "optimizer", "function")
@@ -76,7 +78,7 @@ class _Loader:
         ends = self.decoder.items(given) if given is not None else _leaves(entries, optimizers)
         for root in roots:
             if isinstance(root, torch.nn.Module):
-                self.recorder.states[id(root)] = (root, ModuleState(root))
+                self.recorder.roots.states[id(root)] = (root, ModuleState(root))
         self._mark()
         program = LoadedProgram(self.recorder, entries, ends, self._undo(optimizer))
         notes = self._notes()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from whynan.capsule.drawn import Drawn
     from whynan.capsule.replay import Program
-    from whynan.capsule.tape import Entry, Slot
+    from whynan.capsule.tape.entries import Entry, Slot
     from whynan.trace.birth import Birth
     from whynan.trace.lines import Line
 
@@ -36,7 +36,7 @@ def feeds_a_model(program: Program, size: int) -> bool:
 
     Statistics of weights, a codebook or a queue may have more tensors than the batch has.
     """
-    from whynan.capsule.tape import dependencies
+    from whynan.capsule.tape.entries import dependencies
 
     calls = {entry.number: entry for entry in program.entries}
     todo = [entry for entry in program.entries if entry.kind == "module"]
@@ -51,7 +51,7 @@ def feeds_a_model(program: Program, size: int) -> bool:
 
 def _rows_given(program: Program, entry: Entry) -> Iterator[int]:
     """Yield the first dimensions of what a call was handed from outside, weights apart."""
-    from whynan.capsule.tape import Outside
+    from whynan.capsule.tape.entries import Outside
 
     for leaf in entry.reads:
         tensor: Any = leaf.tensor if isinstance(leaf, Outside) else None
@@ -89,8 +89,8 @@ def sample_words(program: Program, samples: list[int]) -> list[str]:
 
 def line_in_data(program: Program, birth: Birth, samples: list[int]) -> Line | None:
     """Return the line of the data set, or of what makes a batch of its samples, that made a bad value which was handed in."""
-    from whynan.capsule.generators import Generators, put
-    from whynan.capsule.state import put_rng, take_rng
+    from whynan.capsule.state.generators import Generators, put
+    from whynan.capsule.state.randomness import put_rng, take_rng
     from whynan.trace.lines import PATIENCE, first_bad_line
 
     drawn = _drawn(program) if samples and birth.leaf is not None else None
@@ -115,7 +115,7 @@ def line_in_data(program: Program, birth: Birth, samples: list[int]) -> Line | N
 
 def held_by_data(program: Program) -> Iterator[torch.Tensor]:
     """Yield the tensors that the data set of a step's batch holds."""
-    from whynan.capsule.tape import tensors_of
+    from whynan.capsule.tape.nested import tensors_of
 
     drawn = _drawn(program)
     if drawn is not None and hasattr(drawn.data_set, "__dict__"):
@@ -128,7 +128,8 @@ def _drawn(program: Program) -> Drawn | None:
 
 def given(entries: list[Entry], alive: Callable[[Slot], torch.Tensor | None]) -> Iterator[tuple[Entry, str, torch.Tensor]]:
     """Yield the tensors from outside that the step, or the call around its hook, was given; `alive` knows what the step itself made."""
-    from whynan.capsule.tape import Outside, Slot, leaves
+    from whynan.capsule.tape.arguments import leaves
+    from whynan.capsule.tape.entries import Outside, Slot
 
     around = [entry.within for entry in entries if entry.within is not None]
     kept = {slot: tensor for within in around for slot, tensor in within.made.items()}

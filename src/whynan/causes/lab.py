@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from whynan.capsule.replay import Program, Run, call_entry
 from whynan.capsule.sites import Site, live_site
-from whynan.capsule.tape import Outside, Slot
+from whynan.capsule.tape.entries import Outside, Slot
 from whynan.causes import made
 from whynan.causes.fixes import plain_name
 from whynan.causes.widening import BRAIN, LARGEST, SHORT, WIDE, converted, size_of

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from whynan.capsule.collectives import several
+from whynan.capsule.doors.collectives import several
 from whynan.capsule.replay import Program
 from whynan.capsule.snapshot import copied, copy_of
 from whynan.capsule.stepped import has_hooks, is_of_a_library, unwatched_step

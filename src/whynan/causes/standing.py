@@ -156,7 +156,7 @@ def _no_gradient(scene: Scene, still: Any) -> Finding:
 
 def _with_finite_values(scene: Scene, title: str) -> Remedy:
     """Replay the step with a finite number in place of each NaN that it carries."""
-    from whynan.capsule.tape import Outside
+    from whynan.capsule.tape.entries import Outside
 
     assert scene.lab is not None
     read = {id(leaf): leaf for e in scene.program.entries for leaf in e.reads if isinstance(leaf, Outside)}

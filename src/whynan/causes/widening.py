@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from whynan.capsule.replay import Program
 from whynan.capsule.sorts import Sort, sort_of
-from whynan.capsule.tape import Outside
+from whynan.capsule.tape.entries import Outside
 
 LARGEST = 50_000_000  # parameters; above it one step in float64 takes longer than all other experiments together
 SHORT = 20_000_000  # above it a replay takes long enough to do without the experiments that only add to a proof

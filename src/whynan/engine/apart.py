@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 
-from whynan.capsule.tape import Entry, Slot, Tape
+from whynan.capsule.tape.entries import Entry, Slot
+from whynan.capsule.tape.tape import Tape
 from whynan.engine.session import Session, parameters_of
 from whynan.records import Incident
 from whynan.tripwire.checks import gradients, total_norm

@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
-from whynan.capsule.tape import Entry, Slot, is_leaf, memory_of, tensors_of
+from whynan.capsule.tape.entries import Entry, Slot
+from whynan.capsule.tape.facts import is_leaf, memory_of
+from whynan.capsule.tape.nested import tensors_of
 from whynan.engine.acting import Acting
 from whynan.engine.noticing import Noticing
 from whynan.engine.session import Session, parameters_of, shape_of
@@ -50,7 +52,7 @@ class ByHand:
         if memory_of(target) in gradients or target.shape not in gradients.values():
             return False
         tape, since = self.session.recorder.tape, self._last_backward()
-        written = [o for o in tape.written(since) if o.tensor is target]
+        written = [o for o in tape.memory.written(since) if o.tensor is target]
         if tape.slot_of(target) is not None and not written:
             return False  # made in this step
         if not any(memory_of(t) in gradients or self._is_made_of_gradients(t, since) for t in tensors_of(sources) if t is not target):
@@ -81,7 +83,7 @@ class ByHand:
         weight = self._weight_in(target)
         if weight is None or not (damage := damage_of(weight.detach())) or not session.trains(weight):
             return
-        held = session.recorder.tape.written(self._last_backward())
+        held = session.recorder.tape.memory.written(self._last_backward())
         if any(o.saved is None for o in held):
             return  # too large to be kept: the next step tells of a weight that is bad
         if not any(o.tensor is weight and (weight.isfinite() < o.value().isfinite()).any() for o in held):
@@ -109,7 +111,7 @@ class ByHand:
             if slot.entry > last and weight.is_cpu and (damage := damage_of(weight.detach())):
                 session.see(Symptom("parameter", damage.kind, f"weight {shape_of(weight)}"))
                 window.entry = -slot.entry
-                self.acting.report()
+                self.acting.telling.report()
                 return
 
     def _last_backward(self) -> int:
@@ -119,7 +121,7 @@ class ByHand:
         """Return the weight that a write goes to, be it through `.data`, in a program without optimizers."""
         if target.requires_grad and is_leaf(target):
             return target
-        return next((o.tensor for o in self.session.recorder.tape.living_in(target) if o.tensor.requires_grad and is_leaf(o.tensor)), None)
+        return next((o.tensor for o in self.session.recorder.tape.memory.living_in(target) if o.tensor.requires_grad and is_leaf(o.tensor)), None)
 
     def _is_trained(self, target: torch.Tensor) -> bool:
         """Whether a write goes to the memory of a weight, be it through `.data`."""
@@ -184,7 +186,7 @@ class ByHand:
         if session.window.symptom is not None and not session.window.told:
             self.acting.act(None)
         else:
-            self.acting.write_metrics(None)
+            self.session.write_metrics(None)
 
 
 def _put(values: list[tuple[torch.Tensor, torch.Tensor]]) -> None:

@@ -6,7 +6,10 @@ from typing import Any
 
 import torch
 
-from whynan.capsule.tape import Entry, Outside, Tape, leaves, memory_of
+from whynan.capsule.tape.arguments import leaves
+from whynan.capsule.tape.entries import Entry, Outside
+from whynan.capsule.tape.facts import memory_of
+from whynan.capsule.tape.tape import Tape
 from whynan.engine.markers import ASKS
 
 SMALL = 1 << 20  # elements of a carried value that is looked at

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from whynan.capsule.snapshot import local
-from whynan.capsule.tape import Entry
+from whynan.capsule.tape.entries import Entry
 from whynan.capsule.unseen import unseen
 from whynan.engine.session import Session
 from whynan.records import Symptom

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from whynan.capsule.outputs import Outputs
+from whynan.capsule.doors.outputs import Outputs
 from whynan.engine.options import Options
 from whynan.engine.session import Session
 from whynan.engine.staging import Staging
@@ -109,7 +109,7 @@ class Foreseeing:
             self.staging.state(wait)
         notices: list[Notice] = []
         if self._tracks or wait or session.step_count % EVERY == 0:
-            notices += self.early.state(session.step_count, session.recorder.roots(), session.optimizers, wait)
+            notices += self.early.state(session.step_count, session.recorder.roots.modules(), session.optimizers, wait)
         if self.outputs is not None:
             notices += self.outputs.end(session.step_count, wait)
         for notice in notices:

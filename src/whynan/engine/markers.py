@@ -9,7 +9,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 
 from whynan.capsule.replay import Program
-from whynan.capsule.tape import memory_of, tensors_of
+from whynan.capsule.tape.facts import memory_of
+from whynan.capsule.tape.nested import tensors_of
 from whynan.engine.session import Session
 from whynan.tripwire.values import damage_of
 
@@ -40,7 +41,7 @@ class Markers:
 
     def leave(self) -> None:
         """The program leaves a bad step, and with it what the forward pass wrote: that is no fault of the steps after it."""
-        for state in self.session.recorder.current():
+        for state in self.session.recorder.roots.current():
             for module, name in state.leave():
                 self._left.setdefault(module, set()).add(name)
 

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from whynan.capsule.collectives import several
+from whynan.capsule.doors.collectives import several
 from whynan.capsule.snapshot import Snapshot, copy_of, local
-from whynan.capsule.state import put_rng, take_rng
+from whynan.capsule.state.randomness import put_rng, take_rng
 from whynan.capsule.stepped import step_again
-from whynan.capsule.tape import memory_of, tensors_of
+from whynan.capsule.tape.facts import memory_of
+from whynan.capsule.tape.nested import tensors_of
 from whynan.engine.session import Session, parameters_of
 from whynan.errors import let_through
 from whynan.tripwire.checks import nonfinite, optimizer_state

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from whynan.capsule.tape import Entry, tensors_of
+from whynan.capsule.tape.entries import Entry
+from whynan.capsule.tape.nested import tensors_of
 from whynan.engine.markers import Markers
 from whynan.engine.meant import Meant
 from whynan.engine.session import Session, parameters_of, symptom_of
@@ -70,7 +71,7 @@ class Noticing:
             self.look_at_gradients(optimizer)
         if self.unchecked:
             self.look_at_state()
-        if session.recorder.has_buffers and window.symptom is None:
+        if session.recorder.roots.has_buffers and window.symptom is None:
             self.look_at_buffers()
 
     def look_at_losses(self) -> None:
@@ -114,7 +115,7 @@ class Noticing:
         markers = self.markers
         if markers.any_left:
             markers.look_again()
-        for state in self.session.recorder.current():
+        for state in self.session.recorder.roots.current():
             changed = state.changed_buffers()
             if changed and not surely_finite(changed):
                 bad = [found for found in nonfinite(state.named(changed)) if not markers.is_left(found[1]) and not markers.is_one(found[1])]
@@ -124,7 +125,7 @@ class Noticing:
 
     def busy_buffers(self) -> bool:
         """Whether forward passes change buffers: those must be put back before the next forward pass, so do not wait."""
-        states = self.session.recorder.current()
+        states = self.session.recorder.roots.current()
         if self.session.step_count < 2:
             for state in states:
                 state.changed_buffers()
@@ -160,7 +161,7 @@ class Noticing:
     def look_at_the_end(self) -> None:
         """Look at what the last update has left: no step follows that would meet it. Cost: one reduction per weight and state, once."""
         session = self.session
-        inside = {id(p) for root in session.recorder.roots() for p in root.parameters()}
+        inside = {id(p) for root in session.recorder.roots.modules() for p in root.parameters()}
         for optimizer in session.optimizers:
             named = [(name, p) for name, p in session.names_of(parameters_of(optimizer)) if id(p) in inside or not inside]
             known = session.recorder.beside.infinities
@@ -172,14 +173,14 @@ class Noticing:
 
     def _bad_weights(self) -> list[Found]:
         """Return the weights that are not finite: those of the models of this step, and what else is trained."""
-        inside = {id(p): (n, p) for root in self.session.recorder.current_roots() for n, p in root.named_parameters()}
+        inside = {id(p): (n, p) for root in self.session.recorder.roots.current_modules() for n, p in root.named_parameters()}
         loose = {id(p): (n, p) for o in self.session.optimizers for n, p in self.session.names_of(parameters_of(o))}
         return nonfinite((loose | inside).values())
 
     def _told(self, bad: list[Found]) -> list[Found]:
         """Of bad weights, return those that are a symptom: of models, trained, and not meant."""
         trained = {id(p) for o in self.session.optimizers for p in parameters_of(o)}
-        inside = trained.intersection(id(p) for root in self.session.recorder.current_roots() for p in root.parameters())
+        inside = trained.intersection(id(p) for root in self.session.recorder.roots.current_modules() for p in root.parameters())
         known, finite = self.session.recorder.beside.infinities, self.session.window.symptom is None
         return [f for f in bad if id(f[1]) in inside and not (finite and _may_be_meant(*f[1:])) and not known.are_known(f[1])]
 

@@ -50,7 +50,7 @@ def peers_of(session: Session, optimizer: torch.optim.Optimizer) -> Peers | None
 
 def replicas(session: Session) -> list[DDP]:
     """Return the DistributedDataParallel modules in use, wherever they stand."""
-    found = [m for root in session.recorder.roots() for m in root.modules() if isinstance(m, DDP)]
+    found = [m for root in session.recorder.roots.modules() for m in root.modules() if isinstance(m, DDP)]
     return list(dict.fromkeys(found))
 
 

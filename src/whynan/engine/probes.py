@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from whynan.capsule.tape import Slot, tensors_of
+from whynan.capsule.tape.entries import Slot
+from whynan.capsule.tape.nested import tensors_of
 from whynan.engine.session import Session
 from whynan.records import Symptom
 from whynan.tripwire.values import damage_of

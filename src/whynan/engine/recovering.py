@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from whynan.capsule.loaders import Loop
+from whynan.capsule.doors.loaders import Loop
 from whynan.engine.options import Options
 from whynan.engine.session import Session, parameters_of
 from whynan.recovery.followers import Followers
@@ -101,7 +101,7 @@ class Recovering:
 
     def everything(self) -> Everything:
         """Return the objects that make up the state of the run."""
-        modules = [*self.session.recorder.roots(), *self.followers.averages, *self.averages]
+        modules = [*self.session.recorder.roots.modules(), *self.followers.averages, *self.averages]
         return Everything(list(self.session.optimizers), modules, self.followers.schedulers, list(self.scalers), list(self.loops))
 
     def roll_back(self, late: bool = False) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from whynan.addresses import callable_at
-from whynan.capsule.state import put_rng, take_rng
+from whynan.capsule.state.randomness import put_rng, take_rng
 from whynan.engine.options import Options
 from whynan.engine.session import Session, parameters_of
 from whynan.errors import TrainingStopped, UsageError
@@ -88,7 +88,7 @@ class Regular:
     def _validated(self) -> dict[str, float]:
         """Ask the user's function, in eval mode and without gradients; the training does not notice."""
         function = self._function()
-        modules = {id(m): m for root in self.session.recorder.roots() for m in root.modules()}.values()
+        modules = {id(m): m for root in self.session.recorder.roots.modules() for m in root.modules()}.values()
         modes, rng = [(m, m.training) for m in modules], take_rng(others=True)
         try:
             for module in modules:
@@ -114,7 +114,7 @@ class Regular:
     def _model(self) -> torch.nn.Module:
         """The model that is trained: of those the program calls, the one with most of the optimizers' weights."""
         trained = {id(p) for o in self.session.optimizers for p in parameters_of(o)}
-        roots = self.session.recorder.roots()
+        roots = self.session.recorder.roots.modules()
         if not roots:
             raise UsageError("the program calls no module")
         return max(roots, key=lambda root: sum(p.numel() for p in root.parameters() if id(p) in trained))

@@ -11,10 +11,12 @@ from typing import Any
 import torch
 
 from whynan.capsule.replay import Program
-from whynan.capsule.tape import Entry, needed_for
+from whynan.capsule.tape.entries import Entry
+from whynan.capsule.tape.needs import needed_for
 from whynan.capsule.unseen import unseen
 from whynan.diagnosis import Case, diagnose
 from whynan.engine.acting import Acting
+from whynan.engine.gathering import gather
 from whynan.engine.noticing import Noticing
 from whynan.engine.session import Session, parameters_of, symptom_of
 from whynan.engine.sharing import Sharing
@@ -44,6 +46,14 @@ class Scaling:
         self.current: Any = None  # the scaler whose step is running
         self.waits = False  # its optimizer skips by a flag on the device
         self.bad_loss: torch.Tensor | None = None  # of the step read late, on the device
+
+    def scaled(self, scaler: Any, loss: Any) -> None:
+        """A gradient scaler multiplies the loss: the unscaled one is what counts."""
+        self.session.window.scaled = self.session.window.noted = True
+        self.acting.recovering.scalers.add(scaler)
+        self.session.guarded(lambda: self.acting.recovering.met(scaler))
+        self.session.window.scale = scaler.get_scale() if not torch.cuda.is_initialized() else None
+        self.session.guarded(lambda: self.noticing.losses(loss))
 
     def step(self, call: Callable[..., Any], scaler: Any, optimizer: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """`scaler.step(optimizer)`."""
@@ -75,7 +85,7 @@ class Scaling:
     def blames(self, optimizer: Any) -> bool:
         """Look into a step that the scaler skips; return whether it is dropped as bad, scale and all."""
         window, scaler = self.session.window, self.current
-        if self.acting.drops_again():
+        if self.acting.dropping.drops_again():
             self._held.add(id(optimizer))
             return True
         if not window.counted:
@@ -154,7 +164,7 @@ class Scaling:
         if entries is not None:
             program = Program(self.session.recorder, needed_for(entries, set(entries)), self.session.leaves())
         with self.together.whole():
-            case = self.acting.case(Symptom("gradient", "nan", "gradient"), optimizer, scaler, program, step)
+            case = gather(self.session, Symptom("gradient", "nan", "gradient"), optimizer, scaler, program, step)
             return self._bad_at_scale_one(scale, case)
 
     def _bad_at_scale_one(self, scale: torch.Tensor, case: Case) -> bool:

@@ -12,7 +12,8 @@ from whynan.capsule.earlier import Earlier
 from whynan.capsule.recorder import Recorder
 from whynan.capsule.sites import Site
 from whynan.capsule.snapshot import Snapshot
-from whynan.capsule.tape import Entry, Outside, is_leaf
+from whynan.capsule.tape.entries import Entry, Outside
+from whynan.capsule.tape.facts import is_leaf
 from whynan.engine.tallying import Tally
 from whynan.engine.trained import Trained, are_among
 from whynan.engine.trainings import Trainings
@@ -69,7 +70,7 @@ class Session:
     def __init__(self, budget: Budget, journal: Journal) -> None:
         self.recorder = Recorder()
         self.recorder.beside.is_trained = self.trains
-        self.recorder.beside.beginning.has_gradients = lambda: any(p.grad is not None for o in self.optimizers for p in parameters_of(o))
+        self.recorder.roots.beginning.has_gradients = lambda: any(p.grad is not None for o in self.optimizers for p in parameters_of(o))
         self.earlier = Earlier()
         self.tally = Tally(self.recorder)
         self.trainings, self.trained = Trainings(), Trained()
@@ -86,6 +87,7 @@ class Session:
         self.applied = 0  # updates that were really made
         self.window_start = 0  # the tape's number where this step began
         self.function: Entry | None = None  # what to replay instead of the tape: a step function, an optimizer's step
+        self.stepping = False  # an optimizer's own step is running
         self.made_at: dict[int, Site | None] = {}
         self.stopped = ""
         self.last_words: Callable[[], None] = lambda: None  # told before a stop is raised: what runs behind it is the program's
@@ -119,6 +121,14 @@ class Session:
         self.recorder.roll(under_way)
         self.window_start = self.recorder.tape.number()
 
+    def write_metrics(self, optimizer: torch.optim.Optimizer | None) -> None:
+        """Write what the host knows of this step."""
+        window = self.window
+        norm = window.norm
+        if isinstance(norm, torch.Tensor):
+            norm = float(norm) if norm.is_cpu else None
+        self.journal.metrics(self.step_count, window.loss, norm, None if optimizer is None else rate_of(optimizer), window.scale)
+
     def stop(self, reason: str) -> None:
         """Stop the training, and again at every later step if the program swallows it."""
         self.stopped = reason
@@ -147,7 +157,7 @@ class Session:
         found: dict[int, torch.Tensor] = {}
         for optimizer in self.optimizers:
             found.update((id(p), p) for p in parameters_of(optimizer))
-        for root in self.recorder.roots():
+        for root in self.recorder.roots.modules():
             found.update((id(p), p) for p in root.parameters())
         for entry in self.recorder.tape:
             for leaf in entry.reads:
@@ -157,7 +167,7 @@ class Session:
 
     def trains(self, leaf: torch.Tensor) -> bool:
         """Whether a tensor that gradients end in is a weight: of a model, of an optimizer, or one that a program without optimizers updates."""
-        if any(p is leaf for root in self.recorder.roots() for p in root.parameters()):
+        if any(p is leaf for root in self.recorder.roots.modules() for p in root.parameters()):
             return True
         if self.by_hand:
             return self.trained.by_hand(leaf, self.leaves())
@@ -165,7 +175,7 @@ class Session:
 
     def names_of(self, parameters: list[torch.Tensor]) -> Named:
         """Name parameters by the models seen so far."""
-        names = {id(p): n for root in self.recorder.roots() for n, p in root.named_parameters()}
+        names = {id(p): n for root in self.recorder.roots.modules() for n, p in root.named_parameters()}
         for number, parameter in enumerate(parameters):
             yield names.get(id(parameter), f"parameter {number} {shape_of(parameter)}"), parameter
 

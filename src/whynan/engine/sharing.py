@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from whynan.capsule.tape import memory_of
+from whynan.capsule.tape.facts import memory_of
 from whynan.engine.session import Session, parameters_of, symptom_of
 from whynan.records import Symptom
 from whynan.tripwire.checks import gradients, nonfinite

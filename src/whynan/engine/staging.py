@@ -30,7 +30,7 @@ class Staging:
         session = self.session
         stage = next((s for s in self.watch.stages if s.holds_step(session.step_count - wait)), None)
         tracker = self._trackers.get(stage.name) if stage is not None else None
-        for notice in tracker.look(session.step_count, session.recorder.roots(), session.optimizers, wait) if tracker is not None else ():
+        for notice in tracker.look(session.step_count, session.recorder.roots.modules(), session.optimizers, wait) if tracker is not None else ():
             session.journal.warning(notice if notice.value is None else self.watch.tracked(notice))
         if wait:
             self.watch.close()

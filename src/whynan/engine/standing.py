@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from whynan.capsule.sites import Site
-from whynan.capsule.state import put_rng, take_rng
-from whynan.capsule.tape import Outside
+from whynan.capsule.state.randomness import put_rng, take_rng
+from whynan.capsule.tape.entries import Outside
 from whynan.engine.carrying import Flow, is_plain
 from whynan.engine.session import Session, parameters_of, shape_of
 from whynan.records import Notice, NoticeKind
@@ -187,7 +187,7 @@ class Standing:
                 if isinstance(leaf, Outside) and not known and is_plain(leaf.tensor) and (leaf.written or recorder.tape.made_before(leaf.tensor)):
                     seen.add((entry.site, id(leaf.tensor)))
                     yield _value("a value carried from step to step", leaf.tensor, entry.site, count)
-        for state in recorder.current():
+        for state in recorder.roots.current():
             for name, tensor in state.carried():
                 if is_plain(tensor):
                     yield _value(f"`{name}`, which the model carries from step to step,", tensor, None, count)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from whynan.capsule.collectives import several
+from whynan.capsule.doors.collectives import several
 from whynan.capsule.snapshot import Snapshot
 from whynan.capsule.unseen import unseen
 from whynan.causes import catalogue
@@ -27,6 +27,7 @@ from whynan.engine.scaling import Scaling
 from whynan.engine.session import Session, rate_of, symptom_of
 from whynan.engine.sharing import Sharing
 from whynan.engine.together import Together
+from whynan.engine.undoing import make_update
 from whynan.engine.waiting import Waiting
 from whynan.errors import TrainingStopped
 from whynan.recovery.followers import Followers
@@ -99,7 +100,7 @@ class Stepping:
             result = call(optimizer, *args, **kwargs)
             self.finish(optimizer, True)
         else:
-            result = self.acting.update(functools.partial(call, optimizer, *args, **kwargs), before)
+            result = make_update(self.session, functools.partial(call, optimizer, *args, **kwargs), before)
             self._after_update(optimizer, before)
         return result
 
@@ -110,7 +111,7 @@ class Stepping:
             session.stop_again()
         try:
             window = session.window
-            if (self.acting.zeroed_away and self.acting.steps_on()) or self._left_out(optimizer):
+            if (self.acting.leaving.zeroed_away and self.acting.leaving.steps_on()) or self._left_out(optimizer):
                 if not in_closure:
                     self.finish(optimizer, False)
                 return False
@@ -121,7 +122,7 @@ class Stepping:
                 norm = self.noticing.norm_of(optimizer)
                 self.together.agree(None if norm is None else float(norm))
             if window.alone and not window.apart:
-                self.acting.report()
+                self.acting.telling.report()
                 return True
             if window.symptom is None and window.evaluations > 1:
                 return True  # a trial point of a line search: its size says nothing of the run
@@ -149,10 +150,10 @@ class Stepping:
     def _left_out(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether this step falls away without a new incident: with a partner's, met again after a rollback, all its micro-batches dropped."""
         window = self.session.window
-        if self.sharing.drops(optimizer) or self.acting.drops_again():
+        if self.sharing.drops(optimizer) or self.acting.dropping.drops_again():
             return True
         if window.dropped and not window.backwards:
-            self.acting.drop()
+            self.acting.dropping.drop()
             return True
         return False
 
@@ -180,7 +181,7 @@ class Stepping:
             self.recovering.roll_back()
             self.session.window.taken = taken
         elif taken == "skipped":
-            self.acting.drop()
+            self.acting.dropping.drop()
         else:
             return False
         self.journal.say(f"whynan: step {self.session.step_count} {taken}: a spike of the loss or the gradient norm")
@@ -319,7 +320,7 @@ class Stepping:
         """The same on many ranks: a skip of the kernel is one on all of them, and the scaler's door settles it with them."""
         found = float(optimizer.found_inf)  # type: ignore[attr-defined]
         if not found and self.session.window.symptom is not None:
-            self.session.guarded(self.acting.report)
+            self.session.guarded(self.acting.telling.report)
         elif not found and self.session.guarded(lambda: self._others_skip(optimizer)):
             self.finish(optimizer, False)
             return None
@@ -344,7 +345,7 @@ class Stepping:
                 if applied and session.budget.streak:
                     session.budget.healthy()
                 if optimizer is not None:  # else written when the gradients were made
-                    self.acting.write_metrics(optimizer)
+                    session.write_metrics(optimizer)
             if optimizer is not None:
                 session.trainings.stepped(session.step_count, optimizer)
             session.applied += applied
@@ -352,7 +353,7 @@ class Stepping:
             if applied or dropped:
                 self.followers.stepped(optimizer, applied)
             if dropped:
-                self.acting.dropped(optimizer)
+                self.acting.dropping.dropped(optimizer)
             if optimizer is not None and (session.has_several or dropped):
                 self.sharing.finished(optimizer, window.taken if dropped else "")
             if self.recovering.last is not None:
@@ -363,7 +364,7 @@ class Stepping:
                 self.foreseeing.state()
             if session.tally.counts:
                 session.tally.look()
-            session.next_step(optimizer is None and not session.recorder.between)
+            session.next_step(optimizer is None and not session.recorder.roots.between)
             if session.step_count == 2 and torch.cuda.is_initialized():
                 get_ready()
         except TrainingStopped:

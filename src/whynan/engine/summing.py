@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from whynan.capsule.replay import Run, call_entry
 from whynan.capsule.sites import Site, live_site
-from whynan.capsule.tape import Entry, Outside
+from whynan.capsule.tape.entries import Entry, Outside
 from whynan.causes.fixes import plain_name
 from whynan.trace.terms import Term
 from whynan.tripwire.values import damage_of

@@ -9,7 +9,7 @@ import torch
 
 from whynan.capsule.recorder import Recorder
 from whynan.capsule.replay import Program
-from whynan.capsule.tape import Entry
+from whynan.capsule.tape.entries import Entry
 from whynan.causes.handed import given
 from whynan.diagnosis import Case
 from whynan.errors import let_through

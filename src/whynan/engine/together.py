@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from whynan.capsule.alone import is_sharded, spread_operations, whole
-from whynan.capsule.collectives import several
+from whynan.capsule.doors.collectives import several
 from whynan.capsule.replay import Program
 from whynan.diagnosis import Case, diagnose
 from whynan.engine.apart import Apart
@@ -281,7 +281,7 @@ class Together:
         return whole(self._roots()) if self.peers is not None else nullcontext("")
 
     def _roots(self) -> list[torch.nn.Module]:
-        return self.session.recorder.roots()
+        return self.session.recorder.roots.modules()
 
     def diagnose(self, make: Callable[[], Case]) -> Incident:
         """Diagnose on every rank where the bad value can be born, and return the one incident of the job."""

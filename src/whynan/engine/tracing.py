@@ -10,6 +10,7 @@ from whynan.capsule.alone import is_sharded
 from whynan.capsule.replay import Program
 from whynan.diagnosis import diagnose_spike
 from whynan.engine.acting import Acting
+from whynan.engine.gathering import gather
 from whynan.engine.session import Session
 from whynan.records import Action, Symptom
 from whynan.trace.jumps import NEAR, Jump
@@ -44,7 +45,7 @@ class Tracing:
         if not ends or any(is_sharded(leaf) for leaf in leaves):
             return
         symptom = Symptom("loss" if name == "loss" else "gradient", "absurd", name, spike.text(name))
-        case = self.acting.case(symptom, optimizer, None, Program(session.recorder, tape.needed_for(ends), leaves))
+        case = gather(session, symptom, optimizer, None, Program(session.recorder, tape.needed_for(ends), leaves))
         case.history = [row for row in case.history if _ordinary(row, case.history)]
         incident = diagnose_spike(case, Jump(name, spike.value, spike.level))
         if incident is not None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import torch
 
-from whynan.capsule.tape import memory_of
+from whynan.capsule.tape.facts import memory_of
 from whynan.tripwire.values import damage_of
 
 EVERY = 64  # steps after which the leaves of a program without optimizers are looked at again

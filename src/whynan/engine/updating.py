@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from whynan.capsule.collectives import several
+from whynan.capsule.doors.collectives import several
 from whynan.capsule.snapshot import copy_of
-from whynan.capsule.state import put_rng, take_rng
+from whynan.capsule.state.randomness import put_rng, take_rng
 from whynan.capsule.stepped import has_hooks, unwatched_step
 from whynan.errors import let_through
 from whynan.records import Experiment, Incident, count, number

@@ -17,7 +17,7 @@ def watched(session: Session, options: Options, foreseeing: Foreseeing) -> dict[
     loss, norm = foreseeing.dtypes
     readings = sorted(foreseeing.early.readings.items(), key=lambda item: -max(v for _, v in item[1]))
     return {
-        "models": [_model(root) for root in session.recorder.roots()],
+        "models": [_model(root) for root in session.recorder.roots.modules()],
         "optimizers": list(session.optimizers_met.values()),
         "by_hand": session.by_hand,
         "loss_dtype": _name(loss),

@@ -7,8 +7,8 @@ from typing import Any
 
 import keras
 
-from whynan.capsule.intercept import Interception
-from whynan.capsule.recorder import ELSEWHERE
+from whynan.capsule.doors.interception import Interception
+from whynan.capsule.stack import ELSEWHERE
 from whynan.capsule.unseen import leave_out, unseen
 from whynan.integrations.sessions import OwnWatch
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from whynan.integrations.trackers import Trackers
 
 if TYPE_CHECKING:
-    from whynan.capsule.intercept import Interception
+    from whynan.capsule.doors.interception import Interception
     from whynan.engine.guard import Guard
 
 

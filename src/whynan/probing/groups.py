@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from whynan.capsule.tape import tensors_of
+from whynan.capsule.tape.nested import tensors_of
 from whynan.probing.attacking import ABSURD, Attacks, norm_of
 from whynan.probing.inputs import Role
 from whynan.probing.moves import moves, rows_of

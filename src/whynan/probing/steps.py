@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 import torch
 
-from whynan.capsule.state import Stasis, put_rng, take_rng
+from whynan.capsule.state.randomness import put_rng, take_rng
+from whynan.capsule.state.stasis import Stasis
 from whynan.probing.inputs import Input, Role, observed, rebuild, tensors_in
 from whynan.probing.roles import Uses, informed
 from whynan.probing.subject import Call, Subject, calling

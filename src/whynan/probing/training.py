@@ -13,7 +13,8 @@ import torch
 
 from whynan.addresses import one_line
 from whynan.capsule.snapshot import copy_of
-from whynan.capsule.state import Stasis, put_rng
+from whynan.capsule.state.randomness import put_rng
+from whynan.capsule.state.stasis import Stasis
 from whynan.capsule.stepped import unwatched_step
 from whynan.errors import UsageError
 from whynan.probing.steps import SubjectStep, values_of

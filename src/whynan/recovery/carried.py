@@ -21,22 +21,11 @@ import torch
 from whynan.capsule.recorder import Recorder
 from whynan.capsule.replay import Program
 from whynan.capsule.sites import Site, is_internal
-from whynan.capsule.tape import (
-    READ_LIMIT,
-    WRITE_LIMIT,
-    Entry,
-    Inner,
-    Outside,
-    Slot,
-    Tape,
-    bytes_of,
-    dependencies,
-    is_leaf,
-    memory_of,
-    target_of,
-    tensors_of,
-    version_of,
-)
+from whynan.capsule.tape.entries import Entry, Inner, Outside, Slot, dependencies, target_of
+from whynan.capsule.tape.facts import bytes_of, is_leaf, memory_of, version_of
+from whynan.capsule.tape.memory import READ_LIMIT, WRITE_LIMIT
+from whynan.capsule.tape.nested import tensors_of
+from whynan.capsule.tape.tape import Tape
 from whynan.tripwire.values import damage_of
 
 _Place = tuple[int, bool, int, int]  # the number of a site, with gradients or without, how often it was passed before, and which of the tensors read there
@@ -51,7 +40,7 @@ class DroppedStep:
     def __init__(self, recorder: Recorder, say: Callable[[], None]) -> None:
         self._tape = tape = recorder.tape
         self._say = say  # that something of the program's own is put back
-        self._first = recorder.beside.beginning.start
+        self._first = recorder.roots.beginning.start
         self._where = _stack()
         self._age = 0  # steps since
         self._next = False  # the step after it has begun
@@ -151,7 +140,7 @@ class DroppedStep:
             slot = target_of(maker)
         if (isinstance(slot, Slot) and slot.entry > self._first) or not _is_after(self._where):
             return False
-        for kept in self._tape.written(self._tape.rolled):
+        for kept in self._tape.memory.written(self._tape.rolled):
             if kept.tensor is target and kept.saved is not None:
                 self._put(target, kept.saved)
         return True
@@ -163,8 +152,8 @@ class DroppedStep:
         found = {entry.number: (entry, target) for entry in writes if (target := _target_tensor(entry, tape)) is not None}
         targets = {number: target for number, (entry, target) in found.items() if not _is_record(entry.args, target)}
         places = {memory_of(target) for target in targets.values()}
-        state = {memory_of(t) for root in recorder.roots() for t in (*root.parameters(), *root.buffers())}
-        for kept in tape.written(self._first):
+        state = {memory_of(t) for root in recorder.roots.modules() for t in (*root.parameters(), *root.buffers())}
+        for kept in tape.memory.written(self._first):
             tensor = kept.tensor
             if kept.saved is None or tensor.requires_grad or memory_of(tensor) in state:
                 continue

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch.nn.modules.batchnorm import _NormBase
 
-from whynan.capsule.loaders import Loop
+from whynan.capsule.doors.loaders import Loop
 from whynan.capsule.snapshot import Snapshot, copied, local, nbytes
-from whynan.capsule.state import Mutable, holdings, own_modules, put_back, put_rng, take_rng
-from whynan.capsule.surroundings import Spot, arrays_in, put, taken
+from whynan.capsule.state.holdings import Mutable, holdings, own_modules, put_back
+from whynan.capsule.state.randomness import put_rng, take_rng
+from whynan.capsule.state.surroundings import Spot, arrays_in, put, taken
 from whynan.recovery.followers import Moved
 from whynan.tripwire.checks import nonfinite, optimizer_state
 

@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict, set_model_state_dict, set_optimizer_state_dict
 from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 
-from whynan.capsule.collectives import several
+from whynan.capsule.doors.collectives import several
 from whynan.errors import UsageError, let_through
 from whynan.recovery import atomic, series
 from whynan.recovery.health import Hurt, Role, examine, roles_of

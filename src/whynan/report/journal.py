@@ -58,6 +58,7 @@ class Journal:
         self._history: deque[tuple[int, float | None, float | None, float | None, float | None]] = deque(maxlen=200)
         self._metrics: IO[str] | None = None
         self._unwritten: list[tuple[int, float | None, float | None, float | None, float | None]] = []
+        self._told_once: set[str] = set()
         self._broken = False
         self._failed_once = False
         self.closed = False
@@ -281,6 +282,12 @@ class Journal:
         if not self.quiet and (always or not rank_here()):
             with self._voice():
                 print(text, file=sys.stderr)
+
+    def say_once(self, text: str) -> None:
+        """Say a line that was not said before."""
+        if text not in self._told_once:
+            self._told_once.add(text)
+            self.say(text)
 
     @contextlib.contextmanager
     def _voice(self) -> Iterator[None]:

@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from whynan.capsule.replay import Program, call_entry
 from whynan.capsule.sites import Site, live_site
-from whynan.capsule.tape import Entry
+from whynan.capsule.tape.entries import Entry
 
 _FLOOR = call_entry.__code__
 _node_number = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]

@@ -15,7 +15,8 @@ from torch.nn.modules import module as module_hooks
 from whynan.capsule.raised import blamed, unsolved
 from whynan.capsule.replay import Program, Run, call_entry
 from whynan.capsule.setup import Behind
-from whynan.capsule.tape import Slot, needed_for
+from whynan.capsule.tape.entries import Slot
+from whynan.capsule.tape.needs import needed_for
 from whynan.records import Phase, TensorStats
 from whynan.trace.birth import Birth, ancestors, followers
 from whynan.trace.graph import OUTSIDE, Colour, Graph, Leaf, Op

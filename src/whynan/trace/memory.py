@@ -7,7 +7,9 @@ import weakref
 import torch
 
 from whynan.capsule.replay import Program
-from whynan.capsule.tape import Outside, is_leaf, leaves
+from whynan.capsule.tape.arguments import leaves
+from whynan.capsule.tape.entries import Outside
+from whynan.capsule.tape.facts import is_leaf
 from whynan.tripwire.values import parts, plain
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)

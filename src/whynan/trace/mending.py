@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from whynan.capsule.replay import Program, Run
-from whynan.capsule.tape import Entry, tensors_of
+from whynan.capsule.tape.entries import Entry
+from whynan.capsule.tape.nested import tensors_of
 from whynan.trace.birth import Birth, ancestors
 from whynan.trace.graph import Colour, Graph, Leaf, Op
 from whynan.trace.locate import Targets, birth_in, module_names, scalars

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from whynan.capsule.tape import is_leaf, tensors_of
+from whynan.capsule.tape.facts import is_leaf
+from whynan.capsule.tape.nested import tensors_of
 from whynan.records import ModuleState
 from whynan.tripwire.values import damage_of, damaged, largest_of, plain
 

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from whynan.capsule.replay import Enough, call_entry
 from whynan.capsule.sites import Site, caller_of, live_frame, live_site
-from whynan.capsule.tape import Entry
+from whynan.capsule.tape.entries import Entry
 from whynan.errors import let_through
 from whynan.trace.graph import OUTSIDE, Colour, Graph, Leaf, Op, Source
 from whynan.trace.memory import is_part, storage_key, weak_storage

@@ -18,7 +18,7 @@ from torch.profiler import ExecutionTraceObserver
 from whynan.capsule.unseen import unseen
 
 if TYPE_CHECKING:
-    from whynan.capsule.intercept import Interception
+    from whynan.capsule.doors.interception import Interception
 
 _profiled = torch._C._autograd._profiler_enabled
 _monitor = getattr(profiler, "_maybe_cupti_monitor", lambda: None)  # from torch 2.13 on

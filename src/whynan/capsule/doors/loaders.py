@@ -15,7 +15,7 @@ from whynan.capsule.unseen import leave_out, unseen
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from whynan.capsule.intercept import Interception
+    from whynan.capsule.doors.interception import Interception
 
 
 _LOOP = "_whynan_loop"  # on the iterator of a loader that knows its position
@@ -74,7 +74,7 @@ def watch_loaders(interception: Interception) -> None:
                     if recorder.before_draw:
                         recorder.suspended(recorder.draw)
                     if loop is not None:
-                        doors.draw_again(loop)
+                        doors.recovering.rewind(loop)
                 except Exception as error:
                     recorder.faulty(error)
             if loop is not None and loop.instead is not None:
@@ -124,7 +124,7 @@ def watch_loaders(interception: Interception) -> None:
                 loop = Loop(self, begun[self], begin)
                 setattr(made, _LOOP, loop)  # in a table of ours neither would be freed: a loader holds its last iterator
                 try:
-                    doors.loop_begun(loop)
+                    doors.recovering.looped(loop)
                 except Exception as error:
                     recorder.faulty(error)
                 return made

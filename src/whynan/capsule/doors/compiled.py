@@ -11,7 +11,7 @@ import gc
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import CodeType, FunctionType
@@ -22,6 +22,7 @@ from torch._C._dynamo import eval_frame
 from torch.compiler import is_compiling
 from torch.jit._fuser import optimized_execution
 
+from whynan.capsule.doors.engine import Doors
 from whynan.capsule.recorder import Recorder
 from whynan.capsule.sites import is_torch
 from whynan.capsule.unseen import unseen
@@ -30,12 +31,15 @@ from whynan.resting import Collections
 _ORIGINAL = "_torchdynamo_orig_callable"
 
 
-class Steps(Protocol):
-    """What the engine does where an optimizer steps."""
+class _Compiler:
+    """Answers like `torch.compiler` of a version that has no such flag."""
 
-    recorder: Recorder
+    @property
+    def _is_compiling_flag(self) -> bool:
+        return is_compiling()
 
-    def step(self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> Any: ...
+
+compiler: Any = torch.compiler if hasattr(torch.compiler, "_is_compiling_flag") else _Compiler()  # two calls less at every door
 
 
 class Plain(Protocol):
@@ -60,7 +64,7 @@ _DOORS: weakref.WeakKeyDictionary[FunctionType, _Door] = weakref.WeakKeyDictiona
 class CompiledFunctions:
     """The compiled functions that have a door of ours."""
 
-    def __init__(self, doors: Steps, aside: Plain) -> None:
+    def __init__(self, doors: Doors, aside: Plain) -> None:
         self.doors, self.aside = doors, aside
         self._held: weakref.WeakSet[FunctionType] = weakref.WeakSet()
 
@@ -132,7 +136,7 @@ def _enter(holders: list[CompiledFunctions], plain: FunctionType, *args: Any, **
 
 
 @unseen
-def _recorded(doors: Steps | None, plain: FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _recorded(doors: Doors | None, plain: FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if doors is None:
         return plain(*args, **kwargs)
     recorder = doors.recorder
@@ -216,7 +220,7 @@ def _without_dynamo() -> Iterator[None]:
 
 
 for _asked in ("here", "outermost", "_below", "goes_back"):  # by wrappers, also between two graphs
-    skip_frame(getattr(vars(Recorder)[_asked], "fget", vars(Recorder)[_asked]))
+    skip_frame(getattr(getattr(Recorder, _asked), "fget", getattr(Recorder, _asked)))
 for _asked in ("mine", "replays_here"):
-    skip_frame(vars(Recorder)[_asked].fget, deep=True)
+    skip_frame(getattr(Recorder, _asked).fget, deep=True)
 skip_frame(Collections._heard, deep=True)  # called wherever Python collects garbage

@@ -16,11 +16,12 @@ import torch
 import torch.distributed as dist
 from torch.compiler import is_compiling
 
-from whynan.capsule.tape import memory_of, tensors_of
+from whynan.capsule.tape.facts import memory_of
+from whynan.capsule.tape.nested import tensors_of
 from whynan.capsule.unseen import leave_out, unseen
 
 if TYPE_CHECKING:
-    from whynan.capsule.intercept import Interception
+    from whynan.capsule.doors.interception import Interception
     from whynan.capsule.recorder import Recorder
 
 # name: which argument receives the result, and its position
@@ -201,7 +202,7 @@ def _kept(recorder: Recorder, name: str, original: Callable[..., Any], args: Any
     def call() -> Any:
         targets = list(tensors_of(receiver)) if loose else []
         for target in targets:
-            recorder.tape.about_to_change(target)
+            recorder.tape.memory.about_to_change(target)
         kept = Kept(name, list(_given(name, receiver, args, kwargs)))
         result = original(*args, **kwargs)
         limit = 0 if result is not None else LOOSE_LIMIT if loose else COPY_LIMIT  # an asynchronous result is not there yet

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from whynan.capsule.compiled import is_compiled_module, skip_frame
+from whynan.capsule.doors.compiled import is_compiled_module, skip_frame
 from whynan.capsule.recorder import Recorder
 from whynan.capsule.unseen import leave_out, unseen
 

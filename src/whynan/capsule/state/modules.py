@@ -7,32 +7,24 @@ copy of the attribute dictionary of each submodule that changes any.
 
 from __future__ import annotations
 
-import random
-import sys
 import weakref
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import zip_longest
 from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
 
-from whynan.capsule.generators import States, put
-from whynan.capsule.surroundings import Spot, Surroundings, names_numpy, taken, tensors_among
-from whynan.capsule.surroundings import put as put_around
-from whynan.capsule.tape import is_filled
+from whynan.capsule.state.holdings import BASE_KEYS, Mutable, frozen_state, holdings, own_modules, put_back, write_back
+from whynan.capsule.state.prints import MAY_HOLD, Print, differs, equal, is_small, mark, print_of
+from whynan.capsule.state.randomness import ForeignDraws, Rng
+from whynan.capsule.state.surroundings import Surroundings
 from whynan.tripwire.values import damage_of
 
-_generator, _cuda = torch.default_generator, torch.cuda
-_BASE_KEYS = frozenset(torch.nn.Module().__dict__)
-_MAY_HOLD = frozenset({torch.Tensor, list, tuple, dict})
 _OF_THE_LOOP = ("training", "forward")  # Lightning puts another forward in place for a call
 _NOTHING: Any = object()
-_MOST, _DEEPEST = 256, 4  # members, and levels, of a container in an attribute that is looked through at every call
 Kept = list[tuple[torch.nn.Module, dict[str, Any]]]
 Copies = dict[int, tuple[torch.Tensor, torch.Tensor, int]]  # id(buffer): buffer, copy, version
-_Print = tuple[int, int, list[float]]
 _RENEWALS = 8  # times that what a module does is learned anew because it has other layers
 _LEARNED = 4  # calls after which it is known what a module writes to
 
@@ -70,7 +62,7 @@ class ModuleState:
         self.altered = False  # it has got modules or buffers that it had not when this was made
         self.renewals = 0  # how often that was so
         self.moving: list[torch.Tensor] = []  # parameters without gradients that its calls write to: a momentum encoder
-        self._frozen: list[tuple[torch.Tensor, _Print]] = []  # those it has, as they were before one of its first calls
+        self._frozen: list[tuple[torch.Tensor, Print]] = []  # those it has, as they were before one of its first calls
         self._silent: set[int] = set()  # buffers that a kernel writes without moving their version counter
         self.changing = False
         self._first: tuple[Copies, list[tuple[torch.nn.Module, str, torch.Tensor]], Kept, Kept] | None = None  # of the first micro-batch
@@ -86,7 +78,7 @@ class ModuleState:
         self.begun = True
         self._left = {}
         if self.calls < _LEARNED and not self._sharded:
-            self._frozen = [(p, _print(p)) for p in self._root_of().parameters() if not p.requires_grad and not is_lazy(p)]
+            self._frozen = [(p, print_of(p)) for p in self._root_of().parameters() if not p.requires_grad and not is_lazy(p)]
         if self.still and not self.around.busy and not again and self.calls % 64 > 4:
             return
         if self.calls % 64 == 1 and self.calls > 1:
@@ -180,12 +172,12 @@ class ModuleState:
         for table, exchanged in self.tables:
             left = self._left.get(id(table))
             for name, value in list(table.items()):
-                if name in _BASE_KEYS:
+                if name in BASE_KEYS:
                     continue
                 if left is None:
-                    if type(value) in _MAY_HOLD and _is_small(value):
+                    if type(value) in MAY_HOLD and is_small(value):
                         yield table, name, value, exchanged
-                elif left.get(name) != _mark(value) and _is_small(value):
+                elif left.get(name) != mark(value) and is_small(value):
                     self._set.add(id(table))
                     yield table, name, value, True
 
@@ -208,13 +200,13 @@ class ModuleState:
         """A call is over: what is set from here on is set by the loop."""
         if self.calls == 1 and not self._left:
             self._own = {(id(table), name) for table, name, _, _ in self._changed()}
-        self._left = {id(table): {k: _mark(v) for k, v in table.items() if k not in _BASE_KEYS} for table, _ in self.tables}
+        self._left = {id(table): {k: mark(v) for k, v in table.items() if k not in BASE_KEYS} for table, _ in self.tables}
 
     def ended(self, before: Rng) -> None:
         """A call is over before which everything was taken: note what it draws from and changes outside torch."""
         self.draws.compare(before)
         self.around.learn()
-        for weight in [p for p, was in self._frozen if id(p) not in self._copies and _print(p) != was]:
+        for weight in [p for p, was in self._frozen if id(p) not in self._copies and print_of(p) != was]:
             self.moving.append(weight)
             self._copies[id(weight)] = (weight, weight.detach().clone(), weight._version)  # of this step: after its call; of the next: before it
             self._silent.add(id(weight))
@@ -226,14 +218,14 @@ class ModuleState:
         if self.calls >= 4:
             return
         for key, (buffer, copy, version) in self._copies.items():
-            if key not in self._silent and buffer._version == version and not _equal(buffer, copy):
+            if key not in self._silent and buffer._version == version and not equal(buffer, copy):
                 self._silent.add(key)
 
     def _copy_parameters(self) -> None:
         """Keep which parameters stand where, in modules where new ones are put in place (a codebook that is averaged, fast weights); as for attributes."""
         turn = self.calls % 64
         if turn == 3:
-            self._rebinding = [m for m, kept in self._parameters if id(m._parameters) in self._set or _differs(m._parameters, kept)]
+            self._rebinding = [m for m, kept in self._parameters if id(m._parameters) in self._set or differs(m._parameters, kept)]
         modules = self._modules if turn in (1, 2) else self._rebinding
         self._parameters = [(m, dict(m._parameters)) for m in modules if isinstance(m._parameters, dict)]  # a scripted module has none of its own
 
@@ -263,7 +255,7 @@ class ModuleState:
         # after a few steps only the submodules that were seen to change an attribute are copied
         if self.calls % 64 == 4 and not self._rewound:
             before = self._attributes
-            changing = [m for m, old in before if id(vars(m)) in self._set or _differs(m.__dict__, old)]
+            changing = [m for m, old in before if id(vars(m)) in self._set or differs(m.__dict__, old)]
             self.busy = changing if len(before) == len(self._modules) else self.busy
         elif self.calls % 64 == 2:
             self.busy, self._rewound = self._modules, False
@@ -390,258 +382,8 @@ class ModuleState:
         self.around.put_back()
 
 
-def write_back(copy: torch.Tensor, buffer: torch.Tensor) -> None:
-    """Give a buffer its old values, and its old shape where it was resized in place."""
-    if buffer.shape != copy.shape:
-        buffer.resize_(copy.shape)
-    buffer.copy_(copy)
-
-
-def _mark(value: Any) -> object:
-    """Return something by which to tell that an attribute was set or filled anew, without holding a tensor."""
-    if isinstance(value, torch.Tensor):
-        return id(value), weakref.ref(value)  # another tensor may have the number of one that is gone
-    if type(value) in _MAY_HOLD and _is_small(value):
-        return tuple(_mark(v) for v in (value.values() if type(value) is dict else value)), len(value)
-    return id(value)
-
-
-def _is_small(value: Any) -> bool:
-    """Whether a value can be gone through at every call: not a vocabulary, not a tree that knows its parents."""
-    todo, members = [(value, 0)], 0
-    while todo:
-        item, depth = todo.pop()
-        if type(item) in _MAY_HOLD and type(item) is not torch.Tensor:
-            members += len(item)
-            if members > _MOST or depth > _DEEPEST:
-                return False
-            todo += [(v, depth + 1) for v in (item.values() if type(item) is dict else item)]
-    return True
-
-
-def _equal(buffer: torch.Tensor, copy: torch.Tensor) -> bool:
-    try:
-        return torch.equal(buffer, copy) or bool(((buffer == copy) | ((buffer != buffer) & (copy != copy))).all())  # NaN that was there is no change
-    except (RuntimeError, NotImplementedError):  # a kind of tensor that cannot be compared
-        return True
-
-
-def _differs(now: dict[str, Any], before: dict[str, Any]) -> bool:
-    return len(now) != len(before) or any(now.get(k) is not v for k, v in before.items())
-
-
-def own_modules(root: torch.nn.Module) -> list[torch.nn.Module]:
-    """Return the modules below a root without data-parallel wrappers, whose attributes say what the loop is doing."""
-    return [m for m in root.modules() if not type(m).__module__.startswith("torch.nn.parallel")]
-
-
 def _set(table: dict[str, Any], name: str, value: Any) -> None:
     if value is _NOTHING:
         table.pop(name, None)
     else:
         table[name] = value
-
-
-def put_back(module: torch.nn.Module, attributes: dict[str, Any]) -> None:
-    """Give a module the attributes it had, but not the mode that the loop has set."""
-    current = module.__dict__
-    kept = {"training": current["training"]} if "training" in current else {}
-    for key in [k for k in current if k not in attributes]:
-        del current[key]
-    current.update(attributes)
-    current.update(kept)
-
-
-def _print(weight: torch.Tensor) -> _Print:
-    """Return something by which to tell that a weight was written to, also past its version counter: some of its values."""
-    with torch._C.DisableTorchFunction(), torch.no_grad():
-        some = weight.detach().reshape(-1)[:4].tolist() if not weight.is_meta and weight.layout is torch.strided and not weight.is_quantized else []
-        return weight._version if not weight.is_inference() else 0, weight.data_ptr() if not weight.is_meta else 0, some
-
-
-def frozen_state(root: torch.nn.Module) -> list[torch.Tensor]:
-    """Return what a Keras model keeps as parameters that are not trained: statistics, seeds. A large one is a weight that is frozen."""
-    if not any(cls.__module__.startswith("keras.") for cls in type(root).__mro__):
-        return []
-    return [p for p in root.parameters() if not p.requires_grad and p.numel() <= 1 << 18]
-
-
-class Stasis:
-    """Everything a replay could disturb, put back on leaving: random state, gradients, buffers, attributes.
-
-    >>> model = torch.nn.BatchNorm1d(2)
-    >>> with Stasis([model], []):
-    ...     _ = model(torch.randn(4, 2))
-    >>> int(model.num_batches_tracked)
-    0
-    """
-
-    def __init__(
-        self,
-        roots: list[torch.nn.Module],
-        leaves: list[torch.Tensor],
-        hooks: list[Any] | None = None,
-        generators: States | None = None,
-        around: Iterable[Spot] = (),
-        moving: Iterable[torch.Tensor] = (),
-    ) -> None:
-        self._roots = roots
-        self._moving = moving
-        self._spots = around
-        self._leaves = leaves
-        self._own_hooks = hooks or []  # of the step's own tensors
-        self._generators = generators or []
-
-    def __enter__(self) -> Stasis:
-        self._rng = take_rng(others=True)
-        self._grads = [(leaf, leaf.grad) for leaf in self._leaves]
-        modules = list(dict.fromkeys(m for root in self._roots for m in root.modules()))
-        self._attributes = [(m, m.__dict__.copy()) for m in modules]
-        self._lists = [Mutable(v) for _, d in self._attributes for v in holdings(d)]
-        hooks = [hook for m in modules for hook in (*m._forward_hooks.values(), *m._forward_pre_hooks.values())]
-        hooks += [hook for leaf in self._leaves for hook in (getattr(leaf, "_backward_hooks", None) or {}).values()]
-        self._lists += [Mutable(v) for v in _hook_holdings([*hooks, *self._own_hooks])]
-        self._around = taken(self._spots)
-        hung = {id(t): t for t in (*self._leaves, *(p for root in self._roots for p in root.parameters())) if t.__dict__}
-        self._hung = [(t, t.__dict__.copy()) for t in hung.values()]  # what a program keeps on its weights (per-sample gradients)
-        self._lists += [Mutable(v) for _, d in self._hung for v in holdings(d)]
-        homes = {id(b): b for m in modules for b in m._buffers.values() if b is not None}
-        homes.update((id(b), b) for root in self._roots for b in frozen_state(root))
-        homes.update((id(p), p) for p in self._moving)
-        self._buffers = [(b, b.detach().clone(), b._version) for b in homes.values() if not is_lazy(b) and not b.is_inference()]
-        tables: list[dict[str, Any]] = [table for m in modules for table in (m._buffers, m._parameters) if isinstance(table, dict)]  # else scripted
-        self._homes = [(table, dict(table)) for table in tables]
-        # a live autograd graph may have saved these: their version counters must not move
-        held = (*(b for b, _, _ in self._buffers), *tensors_among(spot for spot, _ in self._around))
-        self._versions = torch.autograd._unsafe_preserve_version_counter(held)  # type: ignore[attr-defined]
-        self._versions.__enter__()
-        after = [getattr(leaf, "_post_accumulate_grad_hooks", None) for leaf in self._leaves]
-        self._hooks = [(h, dict(h)) for h in after if h]  # optimizers stepped inside backward would eat the gradients
-        for live, _ in self._hooks:
-            live.clear()
-        for leaf in self._leaves:
-            leaf.grad = None
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        put_rng(self._rng)
-        put(self._generators)
-        for live, saved in self._hooks:
-            live.update(saved)
-        for leaf, grad in self._grads:
-            leaf.grad = grad
-        with torch.no_grad():
-            for buffer, copy, _version in self._buffers:
-                write_back(copy, buffer)
-        put_around(self._around)
-        self._versions.__exit__()
-        for home, tensors in self._homes:
-            home.update(tensors)
-        for module, attributes in self._attributes:
-            put_back(module, attributes)
-        for tensor, attributes in self._hung:
-            tensor.__dict__.clear()
-            tensor.__dict__.update(attributes)
-        for item in self._lists:
-            item.restore()
-
-
-class Mutable:
-    """A container or plain tensor kept on a module, with its contents from before; containers inside it too."""
-
-    def __init__(self, value: Any, depth: int = 3) -> None:
-        self.value = value
-        self.copy = value.detach().clone() if isinstance(value, torch.Tensor) else value.copy()
-        inner = value.values() if isinstance(value, dict) else () if isinstance(value, torch.Tensor) else value
-        self.inside = [Mutable(v, depth - 1) for v in inner if _can_change(v)] if depth and not isinstance(value, set) else []
-
-    def restore(self) -> None:
-        if isinstance(self.value, torch.Tensor):
-            if not torch.equal(self.value, self.copy):
-                with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(self.value):  # type: ignore[attr-defined]
-                    self.value.copy_(self.copy)
-            return
-        self.value.clear()
-        if isinstance(self.value, dict | set):
-            self.value.update(self.copy)
-        else:
-            self.value.extend(self.copy)
-        for item in self.inside:
-            item.restore()
-
-
-def _can_change(value: object) -> bool:
-    """Whether a value is a plain container or a small tensor of its own that a forward pass could write to."""
-    if type(value) in (list, dict, set, deque):
-        return len(value) <= 10_000  # type: ignore[arg-type]
-    return type(value) is torch.Tensor and not value.requires_grad and value.numel() <= 1 << 18
-
-
-def _hook_holdings(hooks: list[Any]) -> list[Any]:
-    """Return the containers that hooks write to: in their closures, globals they name, or their object."""
-    found: dict[int, Any] = {}
-    for hook in hooks:
-        plain = getattr(hook, "__wrapped__", hook)
-        function = getattr(plain, "__func__", plain)
-        code = getattr(function, "__code__", None)
-        cells = [c.cell_contents for c in getattr(function, "__closure__", None) or () if is_filled(c)]
-        named = [function.__globals__[n] for n in code.co_names if n in function.__globals__] if code is not None else []
-        owner = getattr(plain, "__self__", None)
-        own = list(vars(owner).values()) if owner is not None and hasattr(owner, "__dict__") and not isinstance(owner, torch.nn.Module) else []
-        found.update((id(v), v) for v in [*cells, *named, *own] if type(v) is not torch.Tensor and _can_change(v))
-    return list(found.values())
-
-
-def holdings(attributes: dict[str, Any]) -> list[Any]:
-    """Return what a module keeps in plain attributes and could change in place."""
-    return [v for k, v in attributes.items() if k not in _BASE_KEYS and _can_change(v)]
-
-
-class ForeignDraws:
-    """Whether a module draws from Python's or numpy's generator: asked at its first calls and every 64th, their states are 625 numbers each."""
-
-    __slots__ = ("calls", "drew", "numpy")
-
-    def __init__(self, root: torch.nn.Module) -> None:
-        self.calls = 0
-        self.drew = False
-        self.numpy = names_numpy(root)
-
-    def take(self) -> Rng:
-        """Take the states before a call."""
-        return take_rng(others=True, numpy=self.numpy)
-
-    def compare(self, before: Rng) -> None:
-        """Note whether one of the states moved during a call."""
-        self.drew = self.drew or moved(before)
-
-
-Rng = tuple[torch.Tensor, list[torch.Tensor], Any, Any]
-
-
-def take_rng(others: bool = False, numpy: bool = True) -> Rng:
-    """Take the state of torch's random generators (of the current device; no device wait), and where asked for Python's and numpy's."""
-    cuda = [_cuda.get_rng_state()] if _cuda._initialized and _cuda.is_initialized() else []  # the first is asked without a call
-    if not others:
-        return _generator.get_state(), cuda, None, None
-    arrays = sys.modules.get("numpy.random") if numpy else None
-    return _generator.get_state(), cuda, random.getstate(), arrays.get_state() if arrays is not None else None
-
-
-def moved(before: Rng) -> bool:
-    """Whether Python's or numpy's generator is in another state now."""
-    if before[2] is not None and random.getstate() != before[2]:
-        return True
-    now = sys.modules["numpy.random"].get_state() if before[3] is not None else ()
-    return any(bool((one != other).any()) if hasattr(one, "any") else one != other for one, other in zip(now, before[3] or (), strict=True))
-
-
-def put_rng(state: Rng) -> None:
-    """Put it back."""
-    torch.set_rng_state(state[0])
-    for value in state[1]:
-        torch.cuda.set_rng_state(value)
-    if state[2] is not None:
-        random.setstate(state[2])
-    if state[3] is not None:
-        sys.modules["numpy.random"].set_state(state[3])

@@ -12,7 +12,7 @@ from torch.optim.swa_utils import AveragedModel
 from whynan.capsule.unseen import leave_out, unseen
 
 if TYPE_CHECKING:
-    from whynan.capsule.intercept import Interception
+    from whynan.capsule.doors.interception import Interception
 
 
 @unseen
@@ -28,7 +28,7 @@ def watch_followers(interception: Interception) -> None:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         try:
             init(self, *args, **kwargs)
-            doors.follower_made(self)
+            doors.following.made(self)
         except BaseException:
             leave_out()
             raise
@@ -59,7 +59,7 @@ def _watch_creation(interception: Interception, cls: Any) -> None:
         try:
             reach.interception.watch_moves_of(type(self))
             recorder.suspended(init, self, *args, **kwargs)
-            reach.doors.follower_made(self)
+            reach.doors.following.made(self)
         except BaseException:
             reach.leave_out()
             raise
@@ -80,7 +80,7 @@ def watch_moves(interception: Interception, cls: Any, name: str) -> None:
             return original(self, *args, **kwargs)
         try:
             if recorder.here:
-                return recorder.suspended(reach.doors.follow, original, self, args, kwargs)
+                return recorder.suspended(reach.doors.following.follow, original, self, args, kwargs)
             if recorder.replays_here:
                 return None
             return original(self, *args, **kwargs)
@@ -103,7 +103,7 @@ def watch_scaler(interception: Interception) -> None:
     def watched_scale(self: Any, outputs: Any) -> Any:
         try:
             if recorder.here and self.is_enabled():
-                doors.scaled(self, outputs)
+                doors.scaling.scaled(self, outputs)
             return scale(self, outputs)
         except BaseException:
             leave_out()
@@ -113,7 +113,7 @@ def watch_scaler(interception: Interception) -> None:
     def watched_step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             if recorder.here and self.is_enabled():
-                return recorder.suspended(doors.scaler_step, step, self, optimizer, args, kwargs)
+                return recorder.suspended(doors.scaling.step, step, self, optimizer, args, kwargs)
             if recorder.replays_here:
                 return recorder.left_out(optimizer, args, kwargs)
             return step(self, optimizer, *args, **kwargs)
@@ -125,7 +125,7 @@ def watch_scaler(interception: Interception) -> None:
     def watched_update(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             if recorder.here and self.is_enabled():
-                return recorder.suspended(doors.scaler_update, update, self, args, kwargs)
+                return recorder.suspended(doors.scaling.update, update, self, args, kwargs)
             if recorder.replays_here:
                 return None
             return update(self, *args, **kwargs)

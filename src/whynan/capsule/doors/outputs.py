@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from whynan.capsule.compiled import is_compiled_module, skip_frame
+from whynan.capsule.doors.compiled import is_compiled_module, skip_frame
 from whynan.capsule.recorder import Recorder
-from whynan.capsule.tape import tensors_of
+from whynan.capsule.tape.nested import tensors_of
 from whynan.capsule.unseen import unseen
 from whynan.records import Notice, NoticeKind
 from whynan.tripwire.tracking import OUTPUT, Limit, module_names
@@ -154,7 +154,7 @@ class Outputs:
             for place in self._all():
                 _settle(place, step)
             notices = [*self._unheard(step, last), *self._inside_compiled(step)]
-            alive = {id(root) for root in self._recorder.roots()}
+            alive = {id(root) for root in self._recorder.roots.modules()}
             self._roots = {key: root for key, root in self._roots.items() if key in alive}
             self._next = min([_following(step, self._every), *(p.due for p in self._all())]) if self._roots else step + 1  # modules may be made later
         self._step = step + 1

@@ -1,0 +1,1 @@
+"""What a forward pass changes, kept from the beginning of a step: in modules, around them, and in random generators."""

@@ -1,0 +1,1 @@
+"""The tape: one step written down as the calls that make it up."""
