@@ -532,3 +532,21 @@ def test_objects_of_every_step_have_fast_attributes() -> None:
         guard = watch._guard
         hot = [guard, guard.recorder, guard.recorder.tape, guard.session, guard.steps, guard.acting, guard.foreseeing, guard.journal]
         assert {type(o).__name__: len(vars(o)) for o in hot if len(vars(o)) > 30} == {}
+
+
+def frozen_in_inference_mode() -> torch.nn.Module:
+    """A teacher that no gradient can ever reach."""
+    with torch.inference_mode():
+        return torch.nn.Linear(3, 1)
+
+
+def test_a_teacher_made_in_inference_mode_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its weights have no version counter to tell a load by; watching goes on."""
+    model, optimizer = make()
+    teacher = frozen_in_inference_mode()
+    with whynan.watch(model, optimizer, files=False) as guard:
+        with torch.inference_mode():
+            teacher.load_state_dict(frozen_in_inference_mode().state_dict())
+        train(model, optimizer)
+    assert [i.action.taken for i in guard.incidents] == ["skipped"]
+    assert "internal error" not in capsys.readouterr().err
