@@ -550,3 +550,31 @@ def test_a_teacher_made_in_inference_mode_is_loaded(capsys: pytest.CaptureFixtur
         train(model, optimizer)
     assert [i.action.taken for i in guard.incidents] == ["skipped"]
     assert "internal error" not in capsys.readouterr().err
+
+
+class Remaking(torch.nn.Module):
+    """Keeps something in an attribute that it makes anew in every call."""
+
+    def __init__(self, make: Any) -> None:
+        super().__init__()
+        self.inner, self.make = torch.nn.Linear(3, 1), make
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Make it and run."""
+        self.kept = self.make()
+        return self.inner(x)
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [lambda: torch.ones(4, device="meta"), lambda: torch.ones(4).to_mkldnn(), lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])],
+    ids=["meta", "mkldnn", "nested"],
+)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_tensors_without_plain_values_are_no_running_values(kept: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """What a model carries is looked at for NaN only where that can be read."""
+    model = Remaking(kept)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with whynan.watch(model, optimizer, files=False):
+        train(model, optimizer, steps=20, bad=-1)
+    assert "internal error" not in capsys.readouterr().err
