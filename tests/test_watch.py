@@ -578,3 +578,18 @@ def test_tensors_without_plain_values_are_no_running_values(kept: Any, capsys: p
     with whynan.watch(model, optimizer, files=False):
         train(model, optimizer, steps=20, bad=-1)
     assert "internal error" not in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_step_with_a_nested_tensor_of_one_stride_is_diagnosed(capsys: pytest.CaptureFixture[str]) -> None:
+    """It brings tensors along that have a shape and no values; these say nothing of pairs of rows."""
+    model = Remaking(lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with whynan.watch(model, optimizer, files=False) as guard:
+        for step in range(4):
+            optimizer.zero_grad()
+            loss = model(torch.randn(3, 3)).square().mean()
+            (loss * float("nan") if step == 3 else loss).backward()
+            optimizer.step()
+    assert [i.action.taken for i in guard.incidents] == ["skipped"]
+    assert "internal error" not in capsys.readouterr().err
