@@ -11,6 +11,8 @@ from conftest import Sandbox
 from torch import nn
 
 import whynan
+from whynan.capsule.beginning import Beginning
+from whynan.capsule.tape import Entry
 
 Batch = tuple[int, torch.Tensor, torch.Tensor]
 Loop = Callable[[nn.Sequential, torch.optim.Optimizer, Iterable[Batch]], object]
@@ -458,3 +460,20 @@ for step in range(8):
     (kept,) = done.out.split()
     assert ("weights, moments and buffers are as before it" in done.err) is (kept == "True")
     assert ("moments and buffers are as before it; the program itself wrote to the weights after it" in done.err) is (kept == "False")
+
+
+def test_many_calls_in_a_step_cost_no_more_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A validation with gradients on, whose calls all read one table: each asks the newest entries of the tape whether the step began anew, not all of them."""
+    looked, original = [0], Beginning._entries
+
+    def counted(self: Beginning) -> Iterator[Entry]:
+        for entry in original(self):
+            looked[0] += 1
+            yield entry
+
+    monkeypatch.setattr(Beginning, "_entries", counted)
+    model, table = nn.Bilinear(4, 4, 1), torch.ones(8, 4)
+    with whynan.watch(model, torch.optim.SGD(model.parameters(), 0.1), files=False):
+        for _ in range(200):
+            model(torch.randn(8, 4), table).mean().item()
+    assert 0 < looked[0] < 200 * 8

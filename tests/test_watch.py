@@ -532,3 +532,64 @@ def test_objects_of_every_step_have_fast_attributes() -> None:
         guard = watch._guard
         hot = [guard, guard.recorder, guard.recorder.tape, guard.recorder.roots, guard.session, guard.steps, guard.acting, guard.foreseeing, guard.journal]
         assert {type(o).__name__: len(vars(o)) for o in hot if len(vars(o)) > 30} == {}
+
+
+def frozen_in_inference_mode() -> torch.nn.Module:
+    """A teacher that no gradient can ever reach."""
+    with torch.inference_mode():
+        return torch.nn.Linear(3, 1)
+
+
+def test_a_teacher_made_in_inference_mode_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its weights have no version counter to tell a load by; watching goes on."""
+    model, optimizer = make()
+    teacher = frozen_in_inference_mode()
+    with whynan.watch(model, optimizer, files=False) as guard:
+        with torch.inference_mode():
+            teacher.load_state_dict(frozen_in_inference_mode().state_dict())
+        train(model, optimizer)
+    assert [i.action.taken for i in guard.incidents] == ["skipped"]
+    assert "internal error" not in capsys.readouterr().err
+
+
+class Remaking(torch.nn.Module):
+    """Keeps something in an attribute that it makes anew in every call."""
+
+    def __init__(self, make: Any) -> None:
+        super().__init__()
+        self.inner, self.make = torch.nn.Linear(3, 1), make
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Make it and run."""
+        self.kept = self.make()
+        return self.inner(x)
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [lambda: torch.ones(4, device="meta"), lambda: torch.ones(4).to_mkldnn(), lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])],
+    ids=["meta", "mkldnn", "nested"],
+)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_tensors_without_plain_values_are_no_running_values(kept: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """What a model carries is looked at for NaN only where that can be read."""
+    model = Remaking(kept)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with whynan.watch(model, optimizer, files=False):
+        train(model, optimizer, steps=20, bad=-1)
+    assert "internal error" not in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_step_with_a_nested_tensor_of_one_stride_is_diagnosed(capsys: pytest.CaptureFixture[str]) -> None:
+    """It brings tensors along that have a shape and no values; these say nothing of pairs of rows."""
+    model = Remaking(lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with whynan.watch(model, optimizer, files=False) as guard:
+        for step in range(4):
+            optimizer.zero_grad()
+            loss = model(torch.randn(3, 3)).square().mean()
+            (loss * float("nan") if step == 3 else loss).backward()
+            optimizer.step()
+    assert [i.action.taken for i in guard.incidents] == ["skipped"]
+    assert "internal error" not in capsys.readouterr().err

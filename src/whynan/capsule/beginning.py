@@ -8,6 +8,7 @@ hard = model(x).argmax().item()     not held, but given the batch that the next 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import takewhile
 from typing import Any
 
 from whynan.capsule.tape.entries import Entry, Made, Outside, Slot, target_of
@@ -20,7 +21,7 @@ _GONE_BACK = frozenset({"backward", "derivative", "clip", "function", "optimizer
 class Beginning:
     """Asks the tape of one recorder.
 
-    Cost: nothing for the first call of a step; for a further one a look at the newest entries, until something is found that is held.
+    Cost: nothing for the first call of a step; for a further one a look at the newest entries, until something is found that is of use.
     """
 
     def __init__(self, tape: Tape) -> None:
@@ -28,6 +29,8 @@ class Beginning:
         self._since = 0  # the entry after which the step began anew
         self.aside: dict[int, None] = {}  # roots that were called before the step began anew
         self._witness: Made | None = None  # a result of theirs that was held when it was last asked
+        self._behind: set[int] = set()  # the calls of a model in this step, and the calls behind what they were given
+        self._known = 0  # the newest entry when that was asked
         self.has_gradients: Callable[[], bool] = lambda: True
 
     @property
@@ -38,11 +41,13 @@ class Beginning:
     def roll(self) -> None:
         """A step is over."""
         self._witness = None
+        self._behind.clear()
 
     def anew(self) -> None:
         """The step begins with the next call, and what was computed for it since the last one."""
         last = next((entry.number for entry in self._entries() if _is_of_model(entry) or entry.kind == "zero" or entry.kind in _GONE_BACK), 0)
         self._since, self._witness = max(last, self.start), None
+        self._behind.clear()
 
     def came_to_nothing(self, given: Any) -> bool:
         """Whether nothing that the calls of this step have made so far is of use to a call that is about to be made with something `given`."""
@@ -52,7 +57,8 @@ class Beginning:
         newest = entries[next(reversed(entries))] if entries else None
         if newest is not None and newest.kind == "module" and newest.number > self.start and newest.refs and newest.refs[0]() is not None:
             return False  # as mostly: the loss is called with what the model has just returned
-        return not self._are_held() and not self._share(given)
+        roots = self._roots_of(given)
+        return roots is not None and not self._are_of_use(roots)
 
     def _entries(self) -> Iterator[Entry]:
         since = self.start
@@ -61,9 +67,10 @@ class Beginning:
                 return
             yield entry
 
-    def _are_held(self) -> bool:
+    def _are_of_use(self, roots: set[int]) -> bool:
+        """Whether something is held that was made of them, or one was given a tensor that the next call goes back to, by its id."""
         zeroed, spent, known = False, False, dict[int, bool]()
-        for entry in self._entries():
+        for entry in self._entries():  # until something is found: a program may make thousands of calls in a step
             zeroed = zeroed or entry.kind == "zero"
             if entry.kind in _GONE_BACK:
                 if not zeroed or self.has_gradients():
@@ -73,6 +80,8 @@ class Beginning:
                 if made() is not None and not (spent and entry.needs_grad) and self._is_computed(entry, zeroed, known):
                     self._witness = made
                     return True
+            if _is_of_model(entry) and any(isinstance(leaf, Outside) and id(leaf.tensor) in roots for leaf in entry.reads):
+                return True
         return False
 
     def _is_computed(self, entry: Entry, zeroed: bool, known: dict[int, bool]) -> bool:
@@ -104,24 +113,29 @@ class Beginning:
                 todo += [e for e in before if e is not None]
         return False
 
-    def _share(self, given: Any) -> bool:
-        """Whether a call is given what one of these calls was given, or something that was computed from it."""
-        calls = [entry for entry in self._entries() if _is_of_model(entry)]
-        read = {id(leaf.tensor) for entry in calls for leaf in entry.reads if isinstance(leaf, Outside)}
-        before = {entry.number for entry in calls} | {leaf.entry for entry in calls for leaf in entry.reads if not isinstance(leaf, Outside)}
+    def _roots_of(self, given: Any) -> set[int] | None:
+        """Return the tensors from outside, by their ids, that something was computed from; None for a result of these calls, or what one was given."""
+        behind, roots, seen = self._behind_calls(), set[int](), set[int]()
         todo: list[Any] = [self._tape.slot_of(tensor) or tensor for tensor in tensors_of(given)]
-        seen = set[int]()
         while todo:
             one = todo.pop()
             if not isinstance(one, Slot):
-                if id(one) in read:
-                    return True
-            elif one.entry in before:
-                return True
+                roots.add(id(one))
+            elif one.entry in behind:
+                return None
             elif one.entry not in seen and (entry := self._tape.entries.get(one.entry)) is not None:
                 seen.add(one.entry)
                 todo += [leaf.tensor if isinstance(leaf, Outside) else Slot(leaf.entry, 0) for leaf in entry.reads]
-        return False
+        return roots
+
+    def _behind_calls(self) -> set[int]:
+        """Return the calls of a model in this step, and the calls behind what they were given."""
+        fresh = list(takewhile(lambda entry: entry.number != self._known, self._entries()))
+        for entry in fresh:
+            if _is_of_model(entry):
+                self._behind.update((entry.number, *(leaf.entry for leaf in entry.reads if not isinstance(leaf, Outside))))
+        self._known = fresh[0].number if fresh else self._known
+        return self._behind
 
 
 def _is_of_model(entry: Entry) -> bool:

@@ -6,6 +6,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from whynan.capsule.sites import Site
+from whynan.capsule.tape import version_of
 
 Versions = dict[int, int]  # of weights, by their id
 
@@ -20,14 +21,14 @@ class Loads:
     def note(self, module: torch.nn.Module, before: Versions, site: Site | None) -> None:
         """A module was loaded: remember those weights that were written to."""
         for weight in module.parameters():
-            if before.get(id(weight)) != weight._version:
-                self._waiting[weight] = (weight._version, site)
+            if before.get(id(weight)) != version_of(weight):
+                self._waiting[weight] = (version_of(weight), site)
 
     def look(self, bad: list[torch.Tensor]) -> None:
         """The weights were looked at: of the bad ones, those that nobody has written to since a load came in with it."""
         for weight in bad:
-            version, site = self._waiting.get(weight, (-1, None))
-            if version == weight._version and site is not None:
+            version, site = self._waiting.get(weight, (None, None))
+            if version == version_of(weight) and site is not None:
                 self._brought[weight] = site
         self._waiting = WeakTensorKeyDictionary()
 
@@ -39,4 +40,4 @@ class Loads:
 
 def versions_of(module: torch.nn.Module) -> Versions:
     """Return the versions of a module's weights."""
-    return {id(weight): weight._version for weight in module.parameters()}
+    return {id(weight): version_of(weight) for weight in module.parameters()}

@@ -54,7 +54,7 @@ def _is_weight(graph: Graph, source: Source) -> bool:
 def _tells_pairs(leaf: Leaf, size: int) -> bool:
     """Whether a tensor that was handed in says of each pair of rows whether they belong together: an adjacency, a causal mask."""
     table: torch.Tensor = leaf.dense()
-    if table.is_nested or tuple(table.shape) != (size, size) or size < 2 or leaf.role in _WEIGHTS or table.is_complex():
+    if table.is_nested or table.is_meta or tuple(table.shape) != (size, size) or size < 2 or leaf.role in _WEIGHTS or table.is_complex():
         return False
     on = table != 0
     return bool((~on | (table == 1) | (table == float("-inf"))).all()) and bool(on.any()) and not bool(on.all())

@@ -111,5 +111,6 @@ def _whole(entry: Entry, stem: str) -> bool:
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor can be a running value: small, of floating point, and no weight."""
-    return type(tensor) is torch.Tensor and tensor.is_floating_point() and not tensor.requires_grad and 0 < tensor.numel() <= SMALL
+    """Whether a tensor can be a running value: small, dense, of floating point, and no weight."""
+    dense = type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.is_meta and not tensor.is_nested
+    return dense and tensor.is_floating_point() and not tensor.requires_grad and 0 < tensor.numel() <= SMALL
