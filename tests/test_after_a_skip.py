@@ -12,7 +12,7 @@ from torch import nn
 
 import whynan
 from whynan.capsule.beginning import Beginning
-from whynan.capsule.tape import Entry
+from whynan.capsule.tape.entries import Entry
 
 Batch = tuple[int, torch.Tensor, torch.Tensor]
 Loop = Callable[[nn.Sequential, torch.optim.Optimizer, Iterable[Batch]], object]

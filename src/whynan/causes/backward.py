@@ -248,7 +248,7 @@ def _selector(birth: Birth, forward: View) -> View | None:
         for view in level:
             for consumer in list(consumers(birth, view))[:6]:
                 takes = consumer.name in _LIMITING and _takes(consumer, view)
-                if consumer.name in SELECTS and consumer.name not in ("mul", "select", "slice") and not takes:
+                if consumer.name in SELECTS and consumer.name not in _NO_BRANCH and not takes:
                     return consumer
                 if consumer.name == "mul" and _multiplies_by_mask(consumer, view):
                     return consumer
@@ -318,6 +318,7 @@ def _bad_places(birth: Birth) -> Any:
     return None if output is None else ~output.isfinite()
 
 
+_NO_BRANCH = frozenset({"mul", "select", "slice", "min", "max", "amin", "amax", "sort", "topk"})  # what is picked by size was not meant to be left out
 _LIMITING = frozenset({"clamp", "clamp_min", "clamp_max", "minimum", "maximum"})
 _SOFTEN = "keep the denominator further from 0: a floor under it, or a softening term added to it"
 _CALM = "clip or normalise on the way: shorter unrolls, a lower gain, a smaller loss weight"
