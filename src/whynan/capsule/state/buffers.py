@@ -94,13 +94,16 @@ class Buffers:
             self.copies.update((key, (self.copies[key][0], copy, -2)) for key, copy in held.items())
             self._stands_aside = False
 
-    def written(self) -> list[torch.Tensor]:
-        """Return the buffers that were written to since the step began, also by calls that came to nothing."""
-        written = [k for k, (b, _, version) in self.copies.items() if k in self.silent or b._version != version]
-        if self._stands_aside:
-            written += [k for k, (b, _, _) in self.copies.items() if k in self._spare and b._version != self._spare[k][1]]
+    def written(self) -> dict[int, torch.Tensor]:
+        """Return the floating-point buffers that were written to since the step began, also by calls that came to nothing."""
         weights = {id(p) for p in self.moving}
-        return [self.copies[k][0] for k in dict.fromkeys(written) if k not in weights]
+        written = {
+            k: b for k, (b, _, version) in self.copies.items() if (k in self.silent or b._version != version) and b.is_floating_point() and k not in weights
+        }
+        if self._stands_aside:
+            older = {k: b for k, (b, _, _) in self.copies.items() if k in self._spare and b._version != self._spare[k][1]}
+            written.update((k, b) for k, b in older.items() if b.is_floating_point() and k not in weights)
+        return written
 
     def are_damaged(self) -> bool:
         """Whether one of them is bad now."""

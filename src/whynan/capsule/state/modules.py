@@ -220,7 +220,7 @@ class ModuleState:
             return []
         if self.calls < _LEARNED:
             self.buffers.learn_silent()
-        changed = {id(b): b for b in self.buffers.written() if b.is_floating_point()}
+        changed = self.buffers.written()
         for module, name, buffer in self._homes:
             other = module._buffers.get(name)  # put in the place of the old one
             if other is not buffer and other is not None and other.is_floating_point():
