@@ -530,7 +530,18 @@ def test_objects_of_every_step_have_fast_attributes() -> None:
     model = torch.nn.Linear(2, 2)
     with whynan.watch(model, torch.optim.SGD(model.parameters(), 0.1), files=False) as watch:
         guard = watch._guard
-        hot = [guard, guard.recorder, guard.recorder.tape, guard.recorder.roots, guard.session, guard.steps, guard.acting, guard.foreseeing, guard.journal]
+        hot = [
+            guard,
+            guard.recorder,
+            guard.recorder.tape,
+            guard.recorder.roots,
+            guard.session,
+            guard.going_back,
+            guard.steps,
+            guard.acting,
+            guard.foreseeing,
+            guard.journal,
+        ]
         assert {type(o).__name__: len(vars(o)) for o in hot if len(vars(o)) > 30} == {}
 
 

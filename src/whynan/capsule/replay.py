@@ -186,7 +186,7 @@ class Program:
                 recorder.inside -= 1
 
     def _moving(self) -> list[torch.Tensor]:
-        return [weight for state in self._rewound for weight in state.moving]
+        return [weight for state in self._rewound for weight in state.buffers.moving]
 
     def _hooks(self) -> list[Any]:
         """Return what the step hangs on its own tensors."""

@@ -86,7 +86,7 @@ class Acting:
             incident = self.together.diagnose(lambda: gather(session, symptom, optimizer, scaler))
             if self.together.left:
                 return self._settle(self.together.left)
-            return self.close(with_note(incident, note) if note else incident, self.drops_terms)
+            return self.close(with_note(incident, note), self.drops_terms)
         except TrainingStopped:
             session.window.told = True
             self.dropping.drop()  # what the program saves on its way out is the state before the bad step
