@@ -324,7 +324,7 @@ def test_only_own_files_are_removed(tmp_path: Path) -> None:
     assert names(tmp_path) == ["best.pt", "ema-1.pt", "notes-1.txt", "step-0.pt", "step-01.pt", "step-4.pt"]
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=1, max_size=8), st.integers(1, 3))
 def test_any_order_of_good_and_bad_saves(tmp_path_factory: pytest.TempPathFactory, saves: list[tuple[int, bool]], keep: int) -> None:
     """After any sequence of good and bad saves under any names, the last good one is what is loaded."""
@@ -365,7 +365,7 @@ def test_flipped_byte_is_passed_over(share: float, tmp_path: Path, capsys: pytes
     assert "passed over step-3.pt: checksum differs" in capsys.readouterr().err
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.floats(0, 1, exclude_max=True))
 def test_truncated_file_is_passed_over(tmp_path_factory: pytest.TempPathFactory, share: float) -> None:
     """A file cut off anywhere in its archive, also to nothing, is passed over."""
@@ -389,7 +389,7 @@ def marked(folder: Path) -> tuple[Keeper, Path, int]:
     return keeper, path, mark.size
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.floats(0, 1, exclude_max=True), st.integers(0, 7))
 def test_a_flipped_bit_in_the_mark_is_passed_over(tmp_path_factory: pytest.TempPathFactory, share: float, bit: int) -> None:
     """The checksum has one of its own: a mark that is not as it was written is told, and is not that of a foreign file."""
