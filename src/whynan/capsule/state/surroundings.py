@@ -277,7 +277,7 @@ class _Search:
         while self._todo:
             function = self._todo.popleft()
             table = function.__globals__
-            codes = list(_codes(function.__code__))
+            codes = list(codes_in(function.__code__))
             for name in {name for code in codes for name in _stored(code, _STORES)}:
                 self.spots[id(table), name] = Name(table, name)
             for name in {name for code in codes for name in code.co_names if name in table}:
@@ -324,11 +324,12 @@ def _is_array(value: Any) -> bool:
     return numpy is not None and type(value) is numpy.ndarray and value.size <= _NUMBERS and value.flags.writeable and value.dtype != object
 
 
-def _codes(code: CodeType) -> Iterator[CodeType]:
+def codes_in(code: CodeType) -> Iterator[CodeType]:
+    """Yield a code object and those of the functions made in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _codes(constant)
+            yield from codes_in(constant)
 
 
 def _stored(code: CodeType, opcode: int) -> list[str]:
