@@ -73,12 +73,19 @@ class Acting:
             taken = session.window.decided or self._decide(symptom, optimizer, scaler, _only_the_loss(symptom, optimizer))
         session.write_metrics(optimizer)
         session.window.taken = taken
+        try:
+            self._put_back(taken)
+        except Exception as error:  # the update is known to be bad: it is not made, whatever fails here
+            session.budget.unsure = True
+            session.broken(error)
+        return taken
+
+    def _put_back(self, taken: str) -> None:
         if taken == "skipped":
             self.dropping.drop()
         elif taken == "rolled back":
             self.dropping.keep_carried()
             self.recovering.roll_back()
-        return taken
 
     def _decide(self, symptom: Symptom, optimizer: Any, scaler: Any, note: str = "") -> str:
         session = self.session
