@@ -216,6 +216,25 @@ print(bool(model[1].running_mean.isfinite().all()), int(model[1].num_batches_tra
     assert done.out.strip() == "True 8"
 
 
+@pytest.mark.parametrize("bad", [(0,), (1,), (0, 1)])
+@pytest.mark.parametrize("graded", [False, True])
+def test_a_bad_first_batch_after_a_dry_run_that_gave_lazy_layers_their_shape(graded: bool, bad: tuple[int, ...]) -> None:
+    """The dry run is watched and came to nothing: statistics go back to what it left."""
+
+    def end(without: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.LazyLinear(1))
+        with whynan.watch(model, files=False) as guard:
+            with torch.set_grad_enabled(graded):
+                model(torch.arange(12.0).view(3, 4).sin())
+            optimizer = torch.optim.Adam(model.parameters(), 0.01)
+            plain(model, optimizer, batches(bad, without))
+        assert [(i.step, i.action.taken) for i in guard.incidents] == [(step, "skipped") for step in bad if not without]
+        return list(model.state_dict().values())
+
+    assert all(map(torch.equal, end(without=False), end(without=True)))
+
+
 # -- work between the last step and the bad batch -----------------------------------------------------------------
 
 
