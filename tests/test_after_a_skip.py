@@ -379,6 +379,43 @@ print(bool(model[1].running_mean.isfinite().all()))
     assert done.out.strip() == "True"
 
 
+LOOKS = {
+    "detached": "if torch.isnan(loss.detach()): continue",
+    "by numpy": "if np.isnan(loss.detach().numpy()): continue",
+    "by numpy, nothing kept": "if np.isnan(loss.detach().numpy()):\n        del loss\n        continue",
+    "by data": "if bool((loss.data != loss.data).item()): continue",
+    "as it is": "if torch.isnan(loss): continue",
+}
+
+
+@pytest.mark.parametrize("bad", [[4, 5], [0]])
+@pytest.mark.parametrize("look", LOOKS)
+def test_the_step_after_one_that_the_program_left_is_made(look: str, bad: list[int], box: Sandbox) -> None:
+    """Its statistics were damaged by the pass before it: however the program looked at that one's loss, it is told, and this update is not left out."""
+    done = box.watched(f"""
+import numpy as np, torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+opt = torch.optim.Adam(model.parameters())
+made = []
+opt.register_step_post_hook(lambda *_: made.append(step))
+for step in range(9):
+    x = torch.randn(8, 4)
+    if step in {bad}:
+        x[0] = float("nan")
+    loss = model(x).square().mean()
+    {LOOKS[look]}
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+print(*made)
+""")
+    assert done.out.split() == [str(step) for step in range(9) if step not in bad], done.err
+    assert {i["action"]["taken"] for i in done.incidents} == {"observed"}
+    assert {i["cause"]["code"] for i in done.incidents} == {"WN701"}
+
+
 # -- two passes of a step, and the last update ----------------------------------------------------------------------
 
 

@@ -67,6 +67,9 @@ class Acting:
             session.journal.again()
             session.write_metrics(optimizer)
             return "observed"  # the state is damaged and nobody is to touch it: the next steps are bad for the same reason
+        if symptom.place == "buffer" and not session.window.several and self.leaving.has_left():
+            session.write_metrics(optimizer)
+            return "observed"
         if session.window.apart:
             taken = self._leave_alone(gather(session, symptom, optimizer, scaler))
         else:

@@ -57,7 +57,7 @@ class Mutable:
                     self.value.copy_(self.copy)
             return
         self.value.clear()
-        if isinstance(self.value, dict):
+        if isinstance(self.value, dict) and isinstance(self.copy, dict):
             fill(self.value, self.copy)
         elif isinstance(self.value, set):
             self.value.update(self.copy)
