@@ -319,6 +319,32 @@ def test_internal_error_in_a_diagnosis(box: Sandbox, where: str) -> None:
     assert_told_once(box, done.err)
 
 
+@pytest.mark.parametrize("where", ["whynan.engine.acting:diagnose", "whynan.engine.acting:Acting.act", "whynan.engine.recovering:Recovering.hold_averages"])
+def test_a_step_known_to_be_bad_is_left_out_whatever_fails(box: Sandbox, where: str) -> None:
+    """Its update is not made, and what could not be put back is not said to be as before."""
+    program = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+opt = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(6):
+    x = torch.randn(8, 4)
+    if step == 5:
+        x[0] = float("nan")
+    opt.zero_grad()
+    model(x).square().mean().backward()
+    opt.step()
+print(all(bool(t.isfinite().all()) for t in model.state_dict().values()))
+"""
+    done = box.watched(program, before=breaking(where))
+    assert done.out.split() == ["True"], done.err
+    assert_told_once(box, done.err)
+    assert "as before it" not in done.err
+    if "hold_averages" in where:
+        assert "batch skipped (1 of 10 allowed); putting back what it had changed has failed" in done.err
+        assert "as before it" not in (box.run_dir / "report.md").read_text(encoding="utf-8")
+
+
 def assert_told_once(box: Sandbox, err: str) -> None:
     """The fault is said once, names the error, says where to report it; the details are in a file."""
     assert len(re.findall("internal error", err)) == 1, err

@@ -342,6 +342,9 @@ def test_default_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         ([], {"in_a_row": -1}, "-1"),
         ([], {"in_total": -5}, "-5"),
         ([], {"in_total": "many"}, "many"),
+        ([], {"averages": [object()]}, "averages takes modules.*object"),
+        ([], {"averages": {"w": torch.ones(1)}}, "averages takes modules.*str"),
+        ([], {"averages": 3}, "averages takes modules.*int"),
     ],
 )
 def test_wrong_use(objects: list[Any], options: dict[str, Any], said: str) -> None:

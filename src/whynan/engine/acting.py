@@ -67,18 +67,28 @@ class Acting:
             session.journal.again()
             session.write_metrics(optimizer)
             return "observed"  # the state is damaged and nobody is to touch it: the next steps are bad for the same reason
+        if symptom.place == "buffer" and not session.window.several and self.leaving.has_left():
+            session.write_metrics(optimizer)
+            return "observed"
         if session.window.apart:
             taken = self._leave_alone(gather(session, symptom, optimizer, scaler))
         else:
             taken = session.window.decided or self._decide(symptom, optimizer, scaler, _only_the_loss(symptom, optimizer))
         session.write_metrics(optimizer)
         session.window.taken = taken
+        try:
+            self._put_back(taken)
+        except Exception as error:  # the update is known to be bad: it is not made, whatever fails here
+            session.budget.unsure = True
+            session.broken(error)
+        return taken
+
+    def _put_back(self, taken: str) -> None:
         if taken == "skipped":
             self.dropping.drop()
         elif taken == "rolled back":
             self.dropping.keep_carried()
             self.recovering.roll_back()
-        return taken
 
     def _decide(self, symptom: Symptom, optimizer: Any, scaler: Any, note: str = "") -> str:
         session = self.session

@@ -5,6 +5,7 @@ step ──► look at what the step made ──► agree with partners and othe
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from math import isfinite
@@ -140,12 +141,21 @@ class Stepping:
         except TrainingStopped:
             raise
         except Exception as error:
-            self.session.broken(error)
-            return True
+            return self._failed(error)
         allowed = taken in ("observed", TAKEN)
         if not allowed and not in_closure:
             self.finish(optimizer, False)
         return allowed
+
+    def _failed(self, error: Exception) -> bool:
+        """Something of ours failed; return whether the update is made: not one that is known to be bad, where no other rank makes it."""
+        session, window = self.session, self.session.window
+        bad = window.symptom is not None and not (window.several or session.budget.observes)
+        session.broken(error)
+        if bad:
+            with contextlib.suppress(Exception):
+                self.acting.dropping.drop()
+        return not bad
 
     def _left_out(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether this step falls away without a new incident: with a partner's, met again after a rollback, all its micro-batches dropped."""

@@ -177,7 +177,7 @@ def _of_forward_pass(entries: Iterable[Entry]) -> set[int]:
     """Return the numbers of the entries that compute with a model or its gradients, and of those that read their results."""
     found: set[int] = set()
     for entry in entries:
-        if entry.kind == "module" or entry.needs_grad or (found and entry.kind in ("grad", "clip")) or not found.isdisjoint(dependencies(entry)):
+        if entry.runs_model or entry.needs_grad or (found and entry.kind in ("grad", "clip")) or not found.isdisjoint(dependencies(entry)):
             found.add(entry.number)
     return found
 

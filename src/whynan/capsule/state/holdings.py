@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from typing import Any
 
 import torch
 
 BASE_KEYS = frozenset(torch.nn.Module().__dict__)
+TABLES = frozenset({dict, OrderedDict, defaultdict, Counter})
+CONTAINERS = TABLES | {list, set, deque}
 
 
 def write_back(copy: torch.Tensor, buffer: torch.Tensor) -> None:
@@ -55,7 +57,9 @@ class Mutable:
                     self.value.copy_(self.copy)
             return
         self.value.clear()
-        if isinstance(self.value, dict | set):
+        if isinstance(self.value, dict) and isinstance(self.copy, dict):
+            fill(self.value, self.copy)
+        elif isinstance(self.value, set):
             self.value.update(self.copy)
         else:
             self.value.extend(self.copy)
@@ -63,9 +67,15 @@ class Mutable:
             item.restore()
 
 
+def fill(table: dict[Any, Any], values: dict[Any, Any]) -> None:
+    """Set the values of a table: the `update` of a `Counter` adds, and that of a plain `dict` breaks an `OrderedDict`."""
+    for key, value in values.items():
+        table[key] = value
+
+
 def can_change(value: object) -> bool:
     """Whether a value is a plain container or a small tensor of its own that a forward pass could write to."""
-    if type(value) in (list, dict, set, deque):
+    if type(value) in CONTAINERS:
         return len(value) <= 10_000  # type: ignore[arg-type]
     return type(value) is torch.Tensor and not value.requires_grad and value.numel() <= 1 << 18
 

@@ -193,8 +193,9 @@ class ModuleState:
         self._sharded = any(cls.__module__.startswith("torch.distributed") for m in self._modules for cls in type(m).__mro__)
         self._ids = frozenset(map(id, self._modules))
         self._lazy = [b for m in self._modules for b in m._buffers.values() if b is not None and is_lazy(b)]
-        self._homes = [(m, n, b) for m in self._modules for n, b in m._buffers.items() if b is not None and not is_lazy(b)]
-        self.buffers.take([b for _, _, b in self._homes if not b.is_inference()] + frozen_state(root))
+        held = [(m, n, b) for m in self._modules for n, b in m._buffers.items() if b is not None and not is_lazy(b)]
+        self._homes = [(m, n, b) for m, n, b in held if isinstance(m._buffers, dict)]  # in a scripted module nothing can be put in the place of another
+        self.buffers.take([b for _, _, b in held if not b.is_inference()] + frozen_state(root))
         self._find_silent()
 
     def _find_silent(self) -> None:
@@ -216,7 +217,7 @@ class ModuleState:
 
     def changed_buffers(self) -> list[torch.Tensor]:
         """Return the floating-point buffers written since the step began."""
-        if not self._homes:
+        if not self.buffers.copies and not self._homes:
             return []
         if self.calls < _LEARNED:
             self.buffers.learn_silent()
