@@ -6,7 +6,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from whynan.capsule.sites import Site
-from whynan.capsule.tape import version_of
+from whynan.capsule.tape.facts import version_of
 
 Versions = dict[int, int]  # of weights, by their id
 
