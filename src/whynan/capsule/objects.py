@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from whynan.capsule import names
+from whynan.capsule.made import cells
 from whynan.capsule.sources import Sources
 from whynan.capsule.tensors import Tensors
 from whynan.records import Json
@@ -207,11 +208,11 @@ class Encoder:
         """What a local class sees of the function around it."""
         if "<locals>" not in cls.__qualname__ or "source" not in reference:
             return
-        cells: dict[str, Any] = {}
+        seen: dict[str, Any] = {}
         for method in vars(cls).values():
-            cells.update(_cells(getattr(method, "__func__", method)))
-        cells.pop("__class__", None)
-        reference["cells"] = [[k, self.encode(v, k)] for k, v in cells.items()]
+            seen.update(cells(getattr(method, "__func__", method)))
+        seen.pop("__class__", None)
+        reference["cells"] = [[k, self.encode(v, k)] for k, v in seen.items()]
         plain = {k: v for k, v in vars(cls).items() if not k.startswith("__") and _plain(v) is not NotImplemented}
         reference["attributes"] = [[k, _plain(v)] for k, v in plain.items()]
 
@@ -222,7 +223,7 @@ class Encoder:
         body: dict[str, Json] = {"is": "function", **reference}
         body["defaults"] = self.encode(value.__defaults__)
         body["kwdefaults"] = self.encode(value.__kwdefaults__)
-        body["cells"] = [[k, self.encode(v, k)] for k, v in _cells(value).items()]
+        body["cells"] = [[k, self.encode(v, k)] for k, v in cells(value).items()]
         return body
 
     def _numpy(self, value: Any) -> Json:
@@ -351,17 +352,6 @@ _SPECIAL: dict[type, Callable[[Any], Json]] = {
     pathlib.WindowsPath: lambda v: {"is": "path", "text": str(v)},
     torch.Generator: lambda v: {"is": "generator", "state": base64.b64encode(bytes(v.get_state().tolist())).decode(), "device": str(v.device)},
 }
-
-
-def _cells(function: Any) -> dict[str, Any]:
-    code = getattr(function, "__code__", None)
-    found: dict[str, Any] = {}
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False) if code is not None else ():
-        try:
-            found[name] = cell.cell_contents
-        except ValueError:
-            continue
-    return found
 
 
 def _base_of(kind: type) -> type | None:

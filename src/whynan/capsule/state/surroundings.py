@@ -18,8 +18,8 @@ from typing import Any, Protocol
 
 import torch
 
+from whynan.capsule.imports import is_users
 from whynan.capsule.sites import is_installed, is_internal
-from whynan.capsule.sources import is_users
 from whynan.tripwire.values import holds_bad
 
 _MISSING = object()
