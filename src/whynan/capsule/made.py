@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dis
+import enum
 import sys
 from collections.abc import Iterator
 from types import CodeType, FunctionType
 from typing import Any
+
+import torch
 
 from whynan.capsule.imports import is_users
 
@@ -21,6 +24,13 @@ def functions_of(cls: type) -> Iterator[FunctionType]:
             for candidate in (value, *(getattr(value, name, None) for name in ("__func__", "__wrapped__", "fget", "fset", "func"))):
                 if isinstance(candidate, FunctionType):
                     yield candidate
+
+
+def settings_of(cls: type) -> dict[str, Any]:
+    """Return the plain values and tensors among the attributes of a class: a program may set them anywhere."""
+    kinds = (type(None), bool, int, float, str, torch.Tensor)
+    found = {} if issubclass(cls, enum.Enum) else dict(vars(cls))
+    return {name: value for name, value in found.items() if type(value) in kinds and not name.startswith("__")}
 
 
 def parts(function: FunctionType) -> Iterator[FunctionType | type]:

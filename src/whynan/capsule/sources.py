@@ -17,9 +17,9 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from whynan.capsule.imports import defined, imported, is_elsewhere_too, is_users, parsed
-from whynan.capsule.made import functions_of, parts, reads
+from whynan.capsule.made import functions_of, parts, reads, settings_of
 from whynan.capsule.sites import Site, positions, shorten
-from whynan.capsule.statements import find_class
+from whynan.capsule.statements import find_class, number_of
 from whynan.records import Json
 
 LIMIT = 4 << 20  # bytes of one source file
@@ -125,6 +125,10 @@ class Sources:
             self.alive.append(cls)
             for method in functions_of(cls):
                 self._names_in(method)
+            for base in cls.__mro__[1:]:
+                self._follow(base)
+            if "<locals>" not in cls.__qualname__:
+                source.globals.update({f"{cls.__qualname__}.{name}": value for name, value in settings_of(cls).items()})
             self._names_of_body(source, find_class(parsed(source.text), cls.__qualname__, _first_line(cls)), cls.__module__)
         return {"source": self.number(source), "name": cls.__qualname__, "line": _first_line(cls)}
 
@@ -140,7 +144,8 @@ class Sources:
         if source is None or os.path.abspath(code.co_filename) != os.path.abspath(source.file):
             return None
         self._names_in(function)
-        return {"source": self.number(source), **place}
+        nth = number_of(source.text, code) if code.co_name == "<lambda>" else 0
+        return {"source": self.number(source), **place, "nth": nth}
 
     def settle(self) -> None:
         """Take in the modules that the files import, and those that these import."""
@@ -228,6 +233,8 @@ class Sources:
         elif is_users(module):
             self.class_(value)
         made_by_a_call = isinstance(value, FunctionType) and "<locals>" in value.__code__.co_qualname
+        if isinstance(value, FunctionType) and is_users(module) and not made_by_a_call and vars(value).keys() - {"__wrapped__"}:
+            return False  # it has attributes, which a program may set anywhere
         return vars(module).get(value.__name__) is value or not (is_users(module) or made_by_a_call)
 
     def _package(self, module: str) -> None:

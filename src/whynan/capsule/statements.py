@@ -48,16 +48,30 @@ def _is_simple(value: ast.expr) -> bool:
     return True
 
 
-def find_code(code: CodeType, name: str, line: int) -> CodeType | None:
-    """Find a function's code inside that of its file by qualified name and first line."""
+def find_code(code: CodeType, name: str, line: int, nth: int = 0) -> CodeType | None:
+    """Find a function's code inside that of its file by qualified name and first line; the n-th of the lambdas of one line."""
+    found = _codes_at(code, name, line)
+    return found[nth] if 0 <= nth < len(found) else None
+
+
+def number_of(text: str, code: CodeType) -> int:
+    """Return which of the functions of its name and line a code object is.
+
+    >>> number_of("a, b = lambda: 1, lambda: 2", compile("a, b = lambda: 1, lambda: 2", "", "exec").co_consts[1])
+    1
+    """
+    try:
+        whole = compile(text, code.co_filename, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return 0
+    at = [list(c.co_positions()) for c in _codes_at(whole, code.co_qualname, code.co_firstlineno)]
+    return at.index(list(code.co_positions())) if list(code.co_positions()) in at else 0
+
+
+def _codes_at(code: CodeType, name: str, line: int) -> list[CodeType]:
     if code.co_qualname == name and (code.co_firstlineno == line or name == "<module>"):
-        return code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            found = find_code(constant, name, line)
-            if found is not None:
-                return found
-    return None
+        return [code]
+    return [found for constant in code.co_consts if isinstance(constant, CodeType) for found in _codes_at(constant, name, line)]
 
 
 def find_class(tree: ast.Module, name: str, line: int) -> ast.ClassDef | None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
+import functools
 import importlib
 import importlib.abc
 import importlib.machinery
 import linecache
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -61,7 +63,18 @@ class TrustedCode:
             if source.runs:
                 space = vars(self._module(number))
                 for name in self.carried[number] if number < len(self.carried) else ():
-                    space[name] = self.decode(self.carried[number][name])
+                    self._put(space, name, self.decode(self.carried[number][name]))
+
+    def _put(self, space: dict[str, Any], name: str, value: Any) -> None:
+        """Set a global variable, or as `Class.name` an attribute of a class, unless that is not defined here or refuses."""
+        owner, _, attribute = name.rpartition(".")
+        if not owner:
+            space[name] = value
+            return
+        first, *rest = owner.split(".")
+        if first in space:
+            with contextlib.suppress(AttributeError, TypeError, ValueError):
+                setattr(functools.reduce(getattr, rest, space[first]), attribute, value)
 
     def class_(self, node: dict[str, Any]) -> type:
         """Return a class by its place in a source, or import it from an installed package."""
@@ -80,7 +93,7 @@ class TrustedCode:
         home = self.module(str(node["package"])) if "package" in node else self._module(self._number(node["source"]))
         if "package" in node and "<" not in name:
             return self._walk(home, name)
-        code = find_code(_compiled_module(home) if "package" in node else self._compiled(node["source"]), name, int(node["line"]))
+        code = find_code(_compiled_module(home) if "package" in node else self._compiled(node["source"]), name, int(node["line"]), int(node.get("nth", 0)))
         if code is None:
             raise CapsuleError(
                 f"{getattr(home, '__file__', home)} has no function {name} at line {node['line']}; the capsule was made with another version of it"
@@ -145,7 +158,7 @@ class TrustedCode:
         """Run statements one by one; one that fails is left out, and noted."""
         source = self.sources[number]
         for name, value in (self.carried[number] if number < len(self.carried) else {}).items():
-            if value is None or isinstance(value, bool | int | float | str):
+            if "." not in name and (value is None or isinstance(value, bool | int | float | str)):
                 space[name] = value
         for statement in body:
             failure = self._one(number, space, statement)
