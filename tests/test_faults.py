@@ -7,6 +7,7 @@ import importlib
 import os
 import re
 import signal
+import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -241,6 +242,19 @@ def test_stderr_that_is_closed(box: Sandbox) -> None:
     assert done.status == 0
     assert len(done.out.splitlines()) == 9
     assert len(done.incidents) == 1
+    assert done.report
+
+
+@pytest.mark.parametrize("how", ["the shell closes it", "the script closes it"])
+def test_what_is_said_without_a_stderr(box: Sandbox, how: str) -> None:
+    """Where there is no stderr, stdout stays the script's own, and no file of whynan's takes the number of stderr."""
+    plain = unwatched(box, BAD)
+    box.write(BAD if how == "the shell closes it" else "    import os; os.close(2)" + BAD)
+    command = f"{sys.executable} -m whynan run --policy observe --save-every 3 --run-dir run train.py"
+    done = box._process(["sh", "-c", f"{command} 2>&-" if how == "the shell closes it" else command])
+    assert (done.out, done.status) == (plain, 0)
+    assert [row["step"] for row in done.metrics] == list(range(8))
+    assert [i["step"] for i in done.incidents] == [4]
     assert done.report
 
 

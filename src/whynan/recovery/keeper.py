@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 
 import torch
 
+from whynan.ends import aloud, apart
 from whynan.errors import UsageError
 from whynan.recovery import atomic, marks, series
 from whynan.recovery.health import Hurt, describe, examine, roles_of
@@ -114,6 +114,7 @@ class Keeper:
         self._written.add(target)
         return Saved(target, removed=sharded.decided(lambda: self._rotate(Candidate(target, mark))))
 
+    @apart()
     def _write(self, path: Path, state: Any, step: int | None, finite: bool = True) -> Mark:
         time = series.next_time(series.members(path))
         with atomic.replacing(path) as (file, temporary):
@@ -215,7 +216,7 @@ def save(obj: Any, path: str | Path) -> Saved:
 
 def _print(text: str) -> None:
     with contextlib.suppress(OSError, ValueError):
-        print(text, file=sys.stderr)
+        aloud(text)
 
 
 def _state_of(state: Any, parts: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-import sys
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from whynan.ends import aloud
 from whynan.records import DAMAGED, Incident, Origin, Phase, Remedy, Span, TensorStats
 from whynan.recovery.policy import Budget
 from whynan.report.telling import changing
@@ -262,7 +262,7 @@ def warnings_line(notices: dict[tuple[str, str], int], file: Path | None, mild: 
 
 def say(text: str) -> None:
     """Print one line on stderr."""
-    print(text, file=sys.stderr)
+    aloud(text)
 
 
 def _short(code: str) -> str:

@@ -19,8 +19,8 @@ from typing import Any, Protocol
 
 import torch
 
+from whynan.capsule.imports import is_users
 from whynan.capsule.sites import is_installed, is_internal
-from whynan.capsule.sources import is_users
 from whynan.capsule.state.holdings import CONTAINERS, TABLES, fill
 from whynan.tripwire.values import holds_bad
 
