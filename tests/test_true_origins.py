@@ -719,3 +719,20 @@ def test_a_sequence_without_tokens_in_a_jagged_tensor(box: Sandbox) -> None:
     assert (incident["step"], incident["cause"]["code"]) == (5, "WN402")
     assert "# here" in incident["origin"]["code"]
     assert "internal error" not in done.err
+
+
+@pytest.mark.parametrize("line", ["-torch.special.entr(p)", "-p.pow(0.5)", "torch.special.gammaincc(torch.tensor(0.5), p)"])
+def test_a_gradient_of_minus_infinity_is_no_mask(line: str, box: Sandbox) -> None:
+    """A softmax accepts masked scores; that its gradient comes in as -inf is not its own fault."""
+    done = box.watched(f"""{HEAD}
+net = nn.Linear(4, 5)
+opt = torch.optim.SGD(net.parameters(), 0.1)
+legal = torch.tensor([True, True, False, True, True])
+p = torch.softmax(net(torch.randn(6, 4)).masked_fill(~legal, float("-inf")), -1)
+cost = {line}
+loss = cost.sum(-1).mean()
+loss.backward()
+opt.step()
+""")
+    born = [(i["cause"]["code"], i["origin"]["code"], i["origin"]["exact"]) for i in done.incidents]
+    assert born == [("WN501", f"cost = {line}", True)] or born == [("WN501", line.lstrip("-"), True)]
