@@ -736,3 +736,69 @@ opt.step()
 """)
     born = [(i["cause"]["code"], i["origin"]["code"], i["origin"]["exact"]) for i in done.incidents]
     assert born == [("WN501", f"cost = {line}", True)] or born == [("WN501", line.lstrip("-"), True)]
+
+
+@pytest.mark.parametrize("write", ["torch.cumsum(sizes, 0, out=start.narrow(0, 1, 3))", "torch.topk(sizes.cumsum(0), 3, sorted=True, out=(start[1:], where))"])
+def test_what_a_call_writes_to_out_is_made_again(write: str, box: Sandbox) -> None:
+    """Indices that are summed up into a part of an empty tensor, as libraries of graphs do; the kept healthy steps are whole, too."""
+    done = box.watched(f"""{HEAD}
+net = nn.Embedding(7, 2)
+opt = torch.optim.SGD(net.parameters(), 0.01)
+for s in range(8):
+    sizes = torch.tensor([3, 2, 1] if "topk" not in {write!r} else [3, -1, -1])
+    start, where = sizes.new_empty(4), sizes.new_empty(3)
+    start.narrow(0, 0, 1).zero_()
+    {write}
+    ends = start.unbind(0)
+    a = net(torch.stack([ends[0], ends[1]]))
+    b = net(torch.stack([ends[2], ends[3] if s < 4 else ends[1]]))
+    loss = ((a - b) ** 2).sum(-1).sqrt().sum()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""")
+    assert [(i["step"], i["cause"]["code"], i["origin"]["code"]) for i in done.incidents][:1] == [(4, "WN501", "loss = ((a - b) ** 2).sum(-1).sqrt().sum()")]
+    assert "further on" in done.incidents[0]["remedies"][0]["effect"]
+
+
+def test_a_running_value_that_is_written_by_out_is_put_back(box: Sandbox) -> None:
+    """A moving average and a plain copy, as if the bad batch had never come."""
+    done = box.watched(f"""{HEAD}
+net = nn.Linear(4, 3)
+opt = torch.optim.SGD(net.parameters(), 0.1)
+average, kept = torch.zeros(3), torch.zeros(3)
+for s in range(6):
+    x = torch.full((8, 4), float("inf")) if s == 3 else torch.ones(8, 4) * s
+    h = net(x)
+    torch.lerp(average, h.detach().mean(0), 0.1, out=average)
+    torch.mul(h.detach().mean(0), 2, out=kept)
+    loss = h.square().mean() + 0 * kept.sum()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+    print(s, average.isfinite().all().item(), kept.isfinite().all().item())
+""")
+    assert [i["step"] for i in done.incidents] == [3]
+    assert "False" not in done.out, done.out
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "F.conv_transpose1d(100 * h, w, stride=2).float().sum()",  # the weight's gradient, not the first result
+        "(F.embedding(ids, w.flatten(1)) * push).sum().float()",  # what is summed up in float16 on the way to 0
+    ],
+)
+def test_what_is_linear_has_no_infinite_slope(line: str, box: Sandbox) -> None:
+    """Where its gradient is not finite in float16 and is in float64, the range was left."""
+    done = box.watched(f"""{HEAD}
+w = nn.Parameter(torch.full((4, 1, 4), 1e-3).half())
+opt = torch.optim.SGD([w], 1e-6)
+h, ids = torch.ones(8, 4, 32).half(), torch.zeros(4, dtype=torch.long)
+push = torch.tensor([[6e4], [6e4], [-6e4], [-6e4]]).half()
+loss = {line}
+(loss * 4).backward() if "conv" in {line!r} else loss.backward()
+opt.step()
+""")
+    assert [(i["cause"]["code"], i["cause"]["confidence"], i["origin"]["line"]) for i in done.incidents] == [("WN503", "proven", 11)]
+    assert "float16 ends at" in str(done.incidents[0]["cause"]["evidence"])
