@@ -13,7 +13,7 @@ from whynan.capsule.replay import Program
 from whynan.capsule.sites import Site, resolve
 from whynan.causes import apart, patterns
 from whynan.causes.catalogue import Finding, Scene, forgiven
-from whynan.causes.facts import VIEWS, counted, leads_to
+from whynan.causes.facts import VIEWS, counted, divides, leads_to
 from whynan.causes.fixes import Fix, Stopped, guarded, source_name
 from whynan.causes.lab import FAR_OFF, NO_MEMORY, TOLERANCE, Lab, Outcome, Put
 from whynan.causes.onward import onward
@@ -305,6 +305,8 @@ def _judged(scene: Scene, finding: Finding, fix: Fix, trial: Trial) -> Remedy:
     assert lab is not None
     _widen(scene)
     apart.begin()
+    if moved := _moved(scene, fix):
+        return Remedy(fix.title, trial.diff, fix.safe, "failed", moved)
     try:
         outcome = trial.play(None)
     except Exception as error:
@@ -344,6 +346,18 @@ def _judged(scene: Scene, finding: Finding, fix: Fix, trial: Trial) -> Remedy:
     if good and not diff:
         words = f"with that: {words}"
     return Remedy(title, diff, fix.safe, "proven" if good else "failed", words, alive=not stopped.dead, only=_beyond(fix, words) if good else "")
+
+
+def _moved(scene: Scene, fix: Fix) -> str:
+    """Say how many quotients that are fine a bound under their denominators would change."""
+    view, found = scene.birth.forward if scene.birth is not None else None, _BOUND.fullmatch(fix.template)
+    if view is None or found is None or not found["low"] or fix.operand != 1 or fix.limit or fix.site is not None or not divides(view):
+        return ""
+    below, quotients = view.input(fix.operand), view.output()
+    if below is None or quotients is None or below.is_complex():
+        return ""
+    fine = ((below < float(found["low"])) & (below != 0) & quotients.isfinite()).sum()
+    return f"it changes {int(fine)} of {quotients.numel()} quotients that are fine: their denominators are below {found['low']}" if fine else ""
 
 
 def _beyond(fix: Fix, words: str) -> str:
