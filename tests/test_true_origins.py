@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from conftest import Sandbox
 from torch import nn
 
+from whynan.capsule.sites import is_installed
 from whynan.engine.trainings import Trainings
 
 HEAD = """
@@ -802,3 +806,26 @@ opt.step()
 """)
     assert [(i["cause"]["code"], i["cause"]["confidence"], i["origin"]["line"]) for i in done.incidents] == [("WN503", "proven", 11)]
     assert "float16 ends at" in str(done.incidents[0]["cause"]["evidence"])
+
+
+def test_gradients_are_called_finite_only_where_those_of_every_optimizer_are(box: Sandbox) -> None:
+    """Some programs give each weight an optimizer of its own."""
+    done = box.watched(f"""{HEAD}
+a, b = nn.Parameter(torch.ones(3)), nn.Parameter(torch.zeros(3))
+first, second = torch.optim.SGD([a], 0.1), torch.optim.SGD([b], 0.1)
+loss = a.square().sum() - b.log().sum()
+loss.backward()
+first.step()
+second.step()
+""")
+    assert "the gradients of this step are finite" not in str(done.incidents)
+    assert done.incidents[0]["cause"]["code"] == "WN101"
+
+
+def test_a_folder_filled_by_pip_holds_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line of the program that calls one is told also where it is not in site-packages."""
+    (tmp_path / "some-1.0.dist-info").mkdir()
+    code = compile("1", str(tmp_path / "some" / "module.py"), "eval")
+    monkeypatch.setattr(sys, "path", [sys.path[0], str(tmp_path)])
+    assert is_installed(code)
+    assert not is_installed(compile("1", str(tmp_path.parent / "program.py"), "eval"))

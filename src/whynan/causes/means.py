@@ -156,8 +156,8 @@ def _empty_count(scene: Scene, view: View) -> Finding | None:
             return Finding(
                 f"{what}: the count is 0", [what, f"nanmean leaves NaN out of a tensor of shape {list(counted.shape)}"], [_OF_THOSE_THERE], empty=True
             )
-        made = "is a sum" if count is None or _holds(below, count) else "is made of sums"
-        evidence = [f"{what}", f"the divisor {made} over a mask of shape {list(counted.shape)}"]
+        words = "is a sum" if count is None or _holds(below, count) else "is made of sums"
+        evidence = [f"{what}", f"the divisor {words} over a mask of shape {list(counted.shape)}"]
         return Finding(f"{what}: the count is 0", evidence, _at_least_one(view), empty=True)
     if counted is not None and step.name == "sum" and fixed(step, 0) and not _learned_beside(view, step) and weighs(view, step):
         what = "the weights of the mean" if below.numel() == 1 else f"the weights of {zeros(below)} of {below.numel()} means"
