@@ -130,6 +130,8 @@ class Recorder(OnStack):
 
     def _loose_call(self, func: Callable[..., Any], sort: Sort, args: Any, kwargs: dict[str, Any]) -> Any:
         entry: Entry | None = None
+        if kwargs and sort is _CALL and kwargs.get("out") is not None:
+            sort = _WRITE
         try:
             target = _target(args, kwargs) if sort is _WRITE else None
             if target is not None and not self.seen_write(target, args):
@@ -138,7 +140,8 @@ class Recorder(OnStack):
                 self.seen_write(next(tensors_of(args)), ())
             entry = self.note("call", func, args, kwargs)
             if target is not None:
-                self.tape.memory.about_to_change(target)
+                for written in tensors_of(kwargs.get("out", target)):
+                    self.tape.memory.about_to_change(written)
             if sort is _RANDOM:
                 entry.rng = take_rng()
         except Exception as error:
@@ -390,7 +393,9 @@ class Recorder(OnStack):
 
 
 def _target(args: Any, kwargs: dict[str, Any]) -> torch.Tensor | None:
-    """Return the tensor an in-place call writes to: its first argument, by position or by name."""
+    """Return the tensor a call writes to: `out`, or its first argument, by position or by name."""
+    if "out" in kwargs:
+        return next(tensors_of(kwargs["out"]), None)
     first = args[0] if args else next(iter(kwargs.values()), None)
     return first if isinstance(first, torch.Tensor) else None
 

@@ -192,7 +192,7 @@ def _origin(scene: Scene, chosen: Rule, finding: Finding, expression: Expression
     site = finding.site or (birth.site if birth is not None else None)
     span = resolve(site) if site is not None else NOWHERE
     if birth is None:
-        places = {"optimizer state": Phase.OPTIMIZER, "scaler": Phase.OPTIMIZER, "parameter": Phase.PARAMETER}
+        places = {"gradient": Phase.BACKWARD, "optimizer state": Phase.OPTIMIZER, "scaler": Phase.OPTIMIZER, "parameter": Phase.PARAMETER}
         phase = finding.phase or places.get(scene.symptom.place, Phase.FORWARD)
         known = span.known or chosen.code in ("WN803", "WN601", "WN603", "WN608")
         return Origin(phase, span, exact=known, note="" if known else scene.trouble)

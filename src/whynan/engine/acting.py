@@ -35,9 +35,9 @@ from whynan.tripwire.checks import gradients, nonfinite
 from whynan.tripwire.values import damage_of, damaged
 
 
-def _only_the_loss(symptom: Symptom, optimizer: Any) -> str:
-    """Say that the gradients of a bad loss are finite, where they are: nothing else in the text would."""
-    grads = gradients(parameters_of(optimizer)) if symptom.place == "loss" and optimizer is not None else []
+def _only_the_loss(session: Session, symptom: Symptom, optimizer: Any) -> str:
+    """Say that the gradients of a bad loss are finite, where all are: nothing else in the text would. One optimizer may have a part of them."""
+    grads = gradients(session.leaves()) if symptom.place == "loss" and optimizer is not None else []
     finite = bool(grads) and not any(damaged(grads))
     return f"only the loss is {symptom.kind}: the gradients of this step are finite" if finite else ""
 
@@ -73,7 +73,7 @@ class Acting:
         if session.window.apart:
             taken = self._leave_alone(gather(session, symptom, optimizer, scaler))
         else:
-            taken = session.window.decided or self._decide(symptom, optimizer, scaler, _only_the_loss(symptom, optimizer))
+            taken = session.window.decided or self._decide(symptom, optimizer, scaler, _only_the_loss(session, symptom, optimizer))
         session.write_metrics(optimizer)
         session.window.taken = taken
         try:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from whynan.capsule.tape.arguments import leaves
-from whynan.capsule.tape.entries import Entry, Outside
+from whynan.capsule.tape.entries import Entry, Outside, target_of
 from whynan.capsule.tape.facts import memory_of
 from whynan.capsule.tape.tape import Tape
 from whynan.engine.markers import ASKS
@@ -63,7 +63,7 @@ class Flow:
                 if entry.needs_grad or entry.kind in ("backward", "derivative"):  # what becomes of it may be decided outside torch
                     return True
                 touched.add(entry.number)
-                target = leaves(entry.args[0]) if entry.kind == "write" and entry.args else ()
+                target = leaves(target_of(entry)) if entry.kind == "write" else ()
                 memories |= {memory_of(leaf.tensor) for leaf in target if isinstance(leaf, Outside)}
         return False
 
@@ -71,7 +71,7 @@ class Flow:
         name = getattr(entry.fn, "__name__", "").removeprefix("_foreach_")
         stem = name if name.endswith("__") else name.rstrip("_")
         writes = entry.kind == "write"
-        target = list(leaves(entry.args[0])) if writes and entry.args else []
+        target = list(leaves(target_of(entry))) if writes else []
         own = any(self._is_it(leaf) for leaf in target)
         self.met = self.met or own or any(self._is_it(leaf) for leaf in entry.reads)
         overwrites = stem in _OVERWRITES or (writes and stem in _OVERWRITES_PART)

@@ -131,7 +131,7 @@ class DroppedStep:
 
     def leaves_out(self, target: torch.Tensor, sources: Any) -> bool:
         """Whether a write is left out: of something of the dropped step, after its update, to something older; what was done to it for that write is undone."""
-        if self._next or self._age or (target.requires_grad and is_leaf(target)) or _is_record(sources, target):
+        if self._next or self._age or (target.requires_grad and is_leaf(target)) or (any(s is target for s in sources[:1]) and _is_record(sources, target)):
             return False
         if not any(self._tape.maker_of(Outside(source, 0)) in self.made for source in tensors_of(sources) if source is not target):
             return False
@@ -150,7 +150,7 @@ class DroppedStep:
         tape = self._tape
         writes = [entry for entry in tape if entry.kind == "write" and entry.number in self.made]
         found = {entry.number: (entry, target) for entry in writes if (target := _target_tensor(entry, tape)) is not None}
-        targets = {number: target for number, (entry, target) in found.items() if not _is_record(entry.args, target)}
+        targets = {number: target for number, (entry, target) in found.items() if entry.kwargs or not _is_record(entry.args, target)}
         places = {memory_of(target) for target in targets.values()}
         state = {memory_of(t) for root in recorder.roots.modules() for t in (*root.parameters(), *root.buffers())}
         for kept in tape.memory.written(self._first):

@@ -77,6 +77,8 @@ class Stasis:
         homes.update((id(b), b) for root in self._roots for b in frozen_state(root))
         homes.update((id(p), p) for p in self._moving)
         self._buffers = [(b, b.detach().clone()) for b in homes.values() if not is_lazy(b) and not b.is_inference()]
+        plain = [p for root in self._roots for p in root.parameters() if type(p) is torch.nn.Parameter]
+        self._weights = [(p, p.detach()) for p in plain]  # a forward pass may set one by its `.data`: an initialisation by the first batch
         tables: list[dict[str, Any]] = [table for m in modules for table in (m._buffers, m._parameters) if isinstance(table, dict)]  # else scripted
         self._homes = [(table, dict(table)) for table in tables]
 
@@ -90,6 +92,9 @@ class Stasis:
         with torch.no_grad():
             for buffer, copy in self._buffers:
                 write_back(copy, buffer)
+            for weight, before in self._weights:
+                if weight.data_ptr() != before.data_ptr():
+                    weight.data = before
         put_around(self._around)
         self._versions.__exit__()
         for home, tensors in self._homes:

@@ -128,7 +128,9 @@ class Within:
 
 
 def target_of(entry: Entry) -> object:
-    """Return what a call writes to: its first argument, by position or by name."""
+    """Return what a call writes to: `out`, or its first argument, by position or by name."""
+    if (out := entry.kwargs.get("out")) is not None:
+        return out[0] if isinstance(out, list | tuple) else out
     return entry.args[0] if entry.args else next(iter(entry.kwargs.values()), None)
 
 
