@@ -8,7 +8,7 @@ import torch
 
 from whynan.capsule.tape.arguments import leaves
 from whynan.capsule.tape.entries import Entry, Outside
-from whynan.capsule.tape.facts import memory_of
+from whynan.capsule.tape.facts import is_released, memory_of
 from whynan.capsule.tape.tape import Tape
 from whynan.engine.markers import ASKS
 
@@ -112,4 +112,5 @@ def _whole(entry: Entry, stem: str) -> bool:
 
 def is_plain(tensor: torch.Tensor) -> bool:
     """Whether a tensor can be a running value: small, of floating point, and no weight."""
-    return type(tensor) is torch.Tensor and tensor.is_floating_point() and not tensor.requires_grad and 0 < tensor.numel() <= SMALL
+    fits = type(tensor) is torch.Tensor and tensor.is_floating_point() and not tensor.requires_grad and 0 < tensor.numel() <= SMALL
+    return fits and not is_released(tensor)
