@@ -22,7 +22,7 @@ from whynan.capsule.recorder import Recorder
 from whynan.capsule.replay import Program
 from whynan.capsule.sites import Site, is_internal
 from whynan.capsule.tape.entries import Entry, Inner, Outside, Slot, dependencies, target_of
-from whynan.capsule.tape.facts import bytes_of, is_leaf, memory_of, version_of
+from whynan.capsule.tape.facts import bytes_of, is_leaf, is_released, memory_of, version_of
 from whynan.capsule.tape.memory import READ_LIMIT, WRITE_LIMIT
 from whynan.capsule.tape.nested import tensors_of
 from whynan.capsule.tape.tape import Tape
@@ -220,7 +220,7 @@ def _kept(tensor: torch.Tensor, key: _Key) -> _Known:
 
 def _is_value(read: Outside) -> bool:
     """Whether what was read is no weight, and still there."""
-    return not read.changed and not (read.tensor.requires_grad and is_leaf(read.tensor))
+    return not read.changed and not is_released(read.value()) and not (read.tensor.requires_grad and is_leaf(read.tensor))
 
 
 def _values_of(recorder: Recorder, slots: set[Slot]) -> dict[Slot, torch.Tensor]:
