@@ -27,6 +27,7 @@ _MISFITS = tuple(f"the replay raised {kind}" for kind in ("ValueError", "TypeErr
 _CHOOSE = ("max", "min", "argmax", "argmin", "topk", "sort", "argsort")  # they say which is best
 _DECIDE = Remedy("say in the program what counts where everything is ruled out, before anything is chosen there")
 _BOUND = re.compile(r"\{x\}\.clamp(?:\(max=(?P<top>[\d.e+-]+)\)|_min\((?P<low>[\d.e+-]+)\))")
+FEW_ELEMENTS = 8  # below, most of them are no matter of the change
 PAIRED = 2  # changes at one of several places that are tried together with those at the others
 
 
@@ -313,6 +314,7 @@ def _judged(scene: Scene, finding: Finding, fix: Fix, trial: Trial) -> Remedy:
         return Remedy(fix.title, trial.diff, fix.safe, "not tried", "there was too little memory for another replay")
     if not lab.hit:
         return Remedy(fix.title, "", fix.safe)
+    now = len(trial.stopped)  # what follows is of healthy steps
     stopped, diff = max(trial.stopped, default=Stopped()), trial.diff
     title = _placed(fix.title, lab.where) if trial.far else fix.title
     if trial.far and not diff:
@@ -328,6 +330,9 @@ def _judged(scene: Scene, finding: Finding, fix: Fix, trial: Trial) -> Remedy:
         good, words = False, wrong
     if good and (silent := stopped.words()):
         good, words = False, silent
+    if good and (starved := _starved(trial.stopped[:now], trial.stopped[now:])):
+        good, words = False, f"{starved} ({outcome.effect()})"
+        finding.proven = True  # of this step it was the cause
     if good and (paid := _rewarded(scene, trial.stopped)):
         good, words = False, f"{paid} ({outcome.effect()})"
     exact = lab.is_true(outcome)  # where that leads is not the change's doing
@@ -344,6 +349,15 @@ def _judged(scene: Scene, finding: Finding, fix: Fix, trial: Trial) -> Remedy:
     if good and not diff:
         words = f"with that: {words}"
     return Remedy(title, diff, fix.safe, "proven" if good else "failed", words, alive=not stopped.dead, only=_beyond(fix, words) if good else "")
+
+
+def _starved(now: list[Stopped], usually: list[Stopped]) -> str:
+    """Say that a change makes the step finite by stopping the gradient of most elements there, which have one in the healthy steps."""
+    dead, among = sum(each.dead for each in now), sum(each.among for each in now)
+    as_ever = usually and 2 * sum(each.dead for each in usually) > sum(each.among for each in usually)
+    if 2 * dead <= among or among < FEW_ELEMENTS or as_ever or not all(each.only for each in now):
+        return ""
+    return f"finite, but no gradient passes through {dead} of {among} elements there: it trains next to nothing"
 
 
 def _beyond(fix: Fix, words: str) -> str:
