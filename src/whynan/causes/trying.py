@@ -330,7 +330,7 @@ def _judged(scene: Scene, finding: Finding, fix: Fix, trial: Trial) -> Remedy:
         good, words = False, wrong
     if good and (silent := stopped.words()):
         good, words = False, silent
-    if good and (starved := _starved(trial.stopped[:now], trial.stopped[now:])):
+    if good and not lab.is_true(outcome) and (starved := _starved(trial.stopped[:now], trial.stopped[now:])):
         good, words = False, f"{starved} ({outcome.effect()})"
         finding.proven = True  # of this step it was the cause
     if good and (paid := _rewarded(scene, trial.stopped)):
