@@ -27,6 +27,7 @@ FAR_FROM_WIDE = 0.1  # by how much a loss may be off that of float64; more is wh
 _MISFITS = tuple(f"the replay raised {kind}" for kind in ("ValueError", "TypeError", "AttributeError", "IndexError"))  # the trial was no change of this program
 _CHOOSE = ("max", "min", "argmax", "argmin", "topk", "sort", "argsort")  # they say which is best
 _DECIDE = Remedy("say in the program what counts where everything is ruled out, before anything is chosen there")
+FEW_ELEMENTS = 8  # below, most of them are no matter of the change
 PAIRED = 2  # changes at one of several places that are tried together with those at the others
 
 
@@ -318,6 +319,7 @@ def _judged(scene: Scene, finding: Finding, fix: Fix, trial: Trial) -> Remedy:
         return Remedy(fix.title, trial.diff, fix.safe, "not tried", "there was too little memory for another replay")
     if not lab.hit:
         return Remedy(fix.title, "", fix.safe)
+    now = len(trial.stopped)  # what follows is of healthy steps
     stopped, diff = max(trial.stopped, default=Stopped()), trial.diff
     title = _placed(fix.title, lab.where) if trial.far else fix.title
     if trial.far and not diff:
@@ -335,6 +337,9 @@ def _judged(scene: Scene, finding: Finding, fix: Fix, trial: Trial) -> Remedy:
         good, words = False, silent
     if good and (stays := _stays(scene, lab, fix, trial)):
         good, words = False, stays
+    if good and not lab.is_true(outcome) and (starved := _starved(trial.stopped[:now], trial.stopped[now:])):
+        good, words = False, f"{starved} ({outcome.effect()})"
+        finding.proven = True  # of this step it was the cause
     if good and (paid := _rewarded(scene, trial.stopped)):
         good, words = False, f"{paid} ({outcome.effect()})"
     exact = lab.is_true(outcome)  # where that leads is not the change's doing
@@ -371,6 +376,15 @@ def _stays(scene: Scene, lab: Lab, fix: Fix, trial: Trial) -> str:
     if view is None or view.op.node >= 0 or trial.put is None or trial.vary is None:
         return ""
     return kept_in_weights(lab, fix, trial.put, trial.vary)
+
+
+def _starved(now: list[Stopped], usually: list[Stopped]) -> str:
+    """Say that a change makes the step finite by stopping the gradient of most elements there, which have one in the healthy steps."""
+    dead, among = sum(each.dead for each in now), sum(each.among for each in now)
+    as_ever = usually and 2 * sum(each.dead for each in usually) > sum(each.among for each in usually)
+    if 2 * dead <= among or among < FEW_ELEMENTS or as_ever or not all(each.only for each in now):
+        return ""
+    return f"finite, but no gradient passes through {dead} of {among} elements there: it trains next to nothing"
 
 
 def _beyond(fix: Fix, words: str) -> str:
