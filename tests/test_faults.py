@@ -258,6 +258,18 @@ def test_what_is_said_without_a_stderr(box: Sandbox, how: str) -> None:
     assert done.report
 
 
+def test_path_that_the_script_clears(box: Sandbox) -> None:
+    """What whynan imports late is found where it was at the start; the script's own path stays as the script has it."""
+    program = textwrap.dedent(BAD).replace("for step", "import sys; sys.path.clear(); sys.path_importer_cache.clear()\nfor step", 1)
+    box.write(program + "print(sys.path)\n")
+    done = box.whynan("train.py")
+    assert done.status == 0, done.err
+    assert done.out.endswith("[]\n")
+    assert "WN101" in done.err
+    assert "internal error" not in done.err
+    assert done.report
+
+
 # -- faults of whynan's own ---------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""The standard streams, where a script has closed one: what is said goes nowhere else, and no file of ours takes its number."""
+"""What a script may have taken away: a standard stream, whose number no file of ours takes; the path our own modules are found on."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 
 _STANDARD = 3  # input, output, errors
+_PATH = list(sys.path)  # before a script has changed it
 
 
 def aloud(text: str) -> None:
@@ -32,3 +33,17 @@ def apart() -> Iterator[None]:
     finally:
         for end in held:
             os.close(end)
+
+
+@contextlib.contextmanager
+def own_path() -> Iterator[None]:
+    """Find modules where they were when whynan started too, whatever the script has done to `sys.path` since."""
+    path = sys.path
+    added = [place for place in _PATH if place not in path]
+    path.extend(added)
+    try:
+        yield
+    finally:
+        for place in added:
+            with contextlib.suppress(ValueError):
+                path.remove(place)

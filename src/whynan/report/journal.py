@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from whynan import __version__
-from whynan.ends import aloud, apart
+from whynan.ends import aloud, apart, own_path
 from whynan.errors import UsageError
 from whynan.records import Action, Incident, Json, Notice, dumps
 from whynan.recovery.place import is_ranked, rank_here
@@ -265,6 +265,7 @@ class Journal:
                 terminal.farewell(self.incidents, self.counts, budget, _short_path(report), steps)
 
     @apart()
+    @own_path()
     def _write_report(self) -> Path | None:
         """Write the report of the whole job; of several ranks the last one to end has the last word."""
         home = self.home()
@@ -301,10 +302,10 @@ class Journal:
     def _voice(self) -> Iterator[None]:
         """Speak without tearing a progress bar, and never let a closed stderr harm the training."""
         if self.quiet or sys.stderr is None:
-            with contextlib.redirect_stderr(io.StringIO()):
+            with own_path(), contextlib.redirect_stderr(io.StringIO()):
                 yield
             return
-        with contextlib.suppress(OSError, ValueError), above_bars():
+        with own_path(), contextlib.suppress(OSError, ValueError), above_bars():
             yield
 
     def internal_error(self, error: BaseException, watching: bool = False) -> None:
