@@ -23,8 +23,8 @@ _WORDS = 3  # of an object: its head, its dictionary, its weak references
 def named(value: Any) -> tuple[str, str] | None:
     """Return the module and the name under which a function made in C is found again.
 
-    >>> named(math.sqrt), named(str.upper), named([].append)
-    (('math', 'sqrt'), ('builtins', 'str.upper'), None)
+    >>> named(len), named(str.upper), named([].append)
+    (('builtins', 'len'), ('builtins', 'str.upper'), None)
     """
     if not (isinstance(value, _NAMED) or type(value).__name__ == "ufunc"):
         return None
