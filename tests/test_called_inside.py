@@ -81,6 +81,7 @@ CALLS: dict[str, Callable[[Any], Call]] = {
     "compiled forward": lambda m: compiled(m.forward),
     "compiled method": lambda m: compiled(Trainer(m).predict),
     "compiled, twice": lambda m: (f := compiled(lambda x: m(x)), lambda x: f(x) + f(2 * x))[1],
+    "compiled, given a holder": lambda m: (f := compiled(lambda trainer, x: trainer.nets["student"](x)), functools.partial(f, Trainer(m)))[1],
     "compiled partial": lambda m: compiled(functools.partial(lambda net, x: net(x), m)),
     "checkpoint": lambda m: lambda x: checkpoint(m, x.requires_grad_(), use_reentrant=True),
     "checkpoint of a part": lambda m: lambda x: m[2](checkpoint(lambda z: m[1](z), m[0](x), use_reentrant=True)),
@@ -156,6 +157,7 @@ def test_what_a_function_reaches_is_found_without_running_anything() -> None:
     assert modules_of(holder.predict, (), {}) == [model]
     assert modules_of(lambda x: holder.run(x), (), {}) == [model]
     assert modules_of(len, ([other], {"a": model}), {"b": other}) == [other, model]
+    assert modules_of(lambda held, x: held.unused(x), (holder,), {}) == [other]
     assert modules_of(Refusing().run, (Refusing(),), {}) == []
     assert modules_of(torch.Tensor.as_subclass, (torch.ones(1), torch.Tensor), {}) == []
 

@@ -26,6 +26,7 @@ _LIBRARIES = ("torch", "numpy", "builtins")
 
 Names = tuple[str, ...]
 Found = tuple[Any, Names]  # a value, and the names that the code around it knows
+_Seen = dict[tuple[int, int], Any]  # by the numbers of both; holds the values: another would get the number of one that is gone
 
 
 def modules_of(fn: Any, args: Any, kwargs: dict[str, Any]) -> list[torch.nn.Module]:
@@ -34,8 +35,17 @@ def modules_of(fn: Any, args: Any, kwargs: dict[str, Any]) -> list[torch.nn.Modu
     Cost: 4 µs for a function of torch that is given tensors, 15 to 30 µs for one of the program's.
     """
     found: dict[int, torch.nn.Module] = {}
-    seen: dict[tuple[int, int], Any] = {}  # holds them: another would get the number of one that is gone
-    todo: deque[tuple[Any, Names, int]] = deque([(fn, (), 0), *((v, (), 0) for v in (*args, *kwargs.values()) if type(v) not in _NOTHING)])
+    seen: _Seen = {}
+    given = [v for v in (*args, *kwargs.values()) if type(v) not in _NOTHING]
+    _follow([fn, *filter(callable, given)], (), found, seen)
+    if data := [v for v in given if not callable(v)]:  # what is run knows names of what it is given
+        names = tuple(dict.fromkeys(name for value in seen.values() if type(value) is FunctionType for name in _names(value)))
+        _follow(data, names, found, seen)
+    return list(found.values())
+
+
+def _follow(values: list[Any], names: Names, found: dict[int, torch.nn.Module], seen: _Seen) -> None:
+    todo: deque[tuple[Any, Names, int]] = deque((v, names, 0) for v in values)
     while todo and len(seen) < _MOST:
         value, names, depth = todo.popleft()
         if (id(value), id(names)) in seen:
@@ -45,7 +55,6 @@ def modules_of(fn: Any, args: Any, kwargs: dict[str, Any]) -> list[torch.nn.Modu
             found[id(value)] = value
         elif depth < _DEEPEST:
             todo.extend((v, known, depth + 1) for v, known in _behind(value, names) if type(v) not in _NOTHING)
-    return list(found.values())
 
 
 def _behind(value: Any, names: Names) -> Iterator[Found]:
