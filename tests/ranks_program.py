@@ -175,12 +175,16 @@ def loss_of(model: nn.Module, number: int) -> torch.Tensor:
         part.takes_branch = number // every % 2 == 0
     call = model.score if asked["model"] == "by method" else model
     out = call(batch(number)).float()  # data goes in here
-    loss = out.pow(2).mean() / every
+    loss = out.pow(2).mean() * asked.get("gain", 1) / every
     if asked.get("contrast") == "gather":
         parts = [torch.empty_like(out) for _ in range(world)]
         dist.all_gather(parts, out.detach().contiguous())
         parts[rank] = out
         loss = loss + torch.cat(parts).mm(torch.cat(parts).T).pow(2).mean()
+    elif asked.get("contrast") == "mean":
+        import torch.distributed.nn as dn
+
+        loss = dn.functional.all_reduce(loss) / world
     elif asked.get("contrast") == "functional":
         loss = loss + 0 * all_reduce(out.detach(), "sum", dist.group.WORLD).sum()
     elif asked.get("contrast"):
@@ -300,7 +304,7 @@ def train(model: nn.Module) -> None:
     parameters = [*model.parameters(), outside] if asked.get("outside") else model.parameters()
     kind = Summed if asked.get("optimizer") == "Summed" else getattr(torch.optim, asked.get("optimizer", "AdamW"))
     optimizer: torch.optim.Optimizer = kind(parameters, lr=rate, **({"fused": True} if asked.get("fused") else {}))
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=3, enabled=bool(asked.get("scaler")))
+    scaler = torch.amp.GradScaler("cpu", init_scale=asked.get("start", 2.0**10), growth_interval=3, enabled=bool(asked.get("scaler")))
     hang_on(model) if "hook" in asked.get("average", "") else None
     updates = [u for u in range(asked.get("updates", 8)) if u not in asked.get("leave", [])]
     for update in updates[: asked.get("rows", {}).get(str(rank))]:

@@ -66,8 +66,14 @@ class Kept:
 
     def came_from_others(self) -> bool:
         """Whether the result is bad although what this rank put in was not."""
-        bad = any(isinstance(v, torch.Tensor) and v.is_floating_point() and not bool(torch.isfinite(v).all()) for v in self.values)
-        return bad and bool(self._mine) and all(bool(flag) for flag in self._mine)
+        return self._is_bad() and bool(self._mine) and all(bool(flag) for flag in self._mine)
+
+    def came_from_here(self) -> bool:
+        """Whether the result is bad, and what this rank put in was, too."""
+        return self._is_bad() and not all(bool(flag) for flag in self._mine)
+
+    def _is_bad(self) -> bool:
+        return any(isinstance(v, torch.Tensor) and v.is_floating_point() and not bool(torch.isfinite(v).all()) for v in self.values)
 
     def sums(self) -> Iterator[torch.Tensor]:
         """Yield what may be a sum over all ranks: a result, what was gathered, added up or one part behind the other."""
@@ -113,19 +119,14 @@ class Received:
         kept.values = [_copy(t, limit) for t in tensors] if tensors else list(receiver) if isinstance(receiver, list) else []
         self.kept.append((entry, kept))
 
-    def give(self, entry: int | None, name: str, receiver: Any) -> None:
-        """Write the kept result into the receiver of the same collective in a replay of an entry, or of the whole step."""
+    def next(self, entry: int | None, name: str) -> Kept:
+        """Return what the same collective gave, in a replay of an entry, or of the whole step."""
         kept = [k for e, k in self.kept if (entry is None or e == entry) and k.caller not in self._averaging]
         number = self._next.get(entry, 0)
         if number >= len(kept) or kept[number].name != name:
             raise Refused(f"torch.distributed.{name}")
         self._next[entry] = number + 1
-        targets = list(tensors_of(receiver))
-        if not targets and isinstance(receiver, list):
-            receiver[:] = kept[number].values
-        with torch.no_grad():
-            for target, value in zip(targets, kept[number].values, strict=False):
-                target.copy_(value)
+        return kept[number]
 
     def from_others(self) -> bool:
         """Whether a bad value came in from other ranks in this step. Reads the device."""
@@ -285,15 +286,26 @@ def _of_all(arguments: tuple[Any, ...]) -> bool:
 def _replayed(recorder: Recorder, name: str, args: Any, kwargs: dict[str, Any], caller: Caller) -> Any:
     if name not in _SILENT:
         receiver = _receiver(name, args, kwargs)
-        if recorder.received.averages(caller):
+        kept = None if recorder.received.averages(caller) else recorder.received.next(recorder.entry_number(), name)
+        if kept is None or (name.startswith("all_reduce") and kept.came_from_here()):
             _give_own(name, receiver, args, kwargs)
         else:
-            recorder.received.give(recorder.entry_number(), name, receiver)
+            _give(kept, receiver)
     return _Done() if kwargs.get("async_op") or name.startswith("i") else None
 
 
+def _give(kept: Kept, receiver: Any) -> None:
+    """Write the kept result into the receiver of a collective."""
+    targets = list(tensors_of(receiver))
+    if not targets and isinstance(receiver, list):
+        receiver[:] = kept.values
+    with torch.no_grad():
+        for target, value in zip(targets, kept.values, strict=False):
+            target.copy_(value)
+
+
 def _give_own(name: str, receiver: Any, args: Any, kwargs: dict[str, Any]) -> None:
-    """Do what a collective does as if all ranks gave the same."""
+    """Do what a collective does as if all ranks gave the same: a sum of gradients stands for this rank's own, and a bad value of its own is followed."""
     own = next((t for t in _given(name, receiver, args, kwargs)), None)
     with torch.no_grad():
         for target in tensors_of(receiver):
