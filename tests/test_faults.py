@@ -295,7 +295,7 @@ def test_internal_error_while_watching(box: Sandbox, where: str) -> None:
 
 
 IN_A_DIAGNOSIS = [
-    "whynan.engine.acting:diagnose",
+    "whynan.engine.diagnosing:diagnose",
     "whynan.engine.acting:Acting.act",
     "whynan.engine.acting:gather",
     "whynan.diagnosis:locate",
@@ -466,7 +466,7 @@ INTERRUPTED = [
     "whynan.capsule.recorder:Recorder._close",
     "whynan.capsule.recorder:Recorder._hooked",
     "whynan.capsule.tape.tape:Tape.add",
-    "whynan.engine.acting:diagnose",
+    "whynan.engine.diagnosing:diagnose",
     "whynan.diagnosis:locate",
     "whynan.capsule.replay:Program._play_entry",
     "whynan.trace.tracer:Tracer._before",

@@ -240,7 +240,7 @@ class Guard:
             self.journal.close(steps, self.session.budget, watched(self.session, self.options, self.foreseeing))
         except Exception as error:
             let_through(error)
-            self.journal.internal_error(error)
+            self.journal.internal_error(error, watching=True)  # which is over by itself
 
     def __enter__(self) -> Guard:
         return self if self._open else self.open()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -73,17 +74,25 @@ class Stasis:
         return self
 
     def __exit__(self, *_: object) -> None:
-        put_rng(self._rng)
-        put(self._generators)
+        with torch.no_grad(), ExitStack() as later:  # the last comes first; what cannot be put back does not keep the others from it
+            for item in self._lists:
+                later.callback(item.restore)
+            later.callback(self._put_tables_back)
+            later.callback(self._versions.__exit__)
+            later.callback(put_around, self._around)
+            for buffer, copy, _version in self._buffers:
+                later.callback(write_back, copy, buffer)
+            later.callback(self._put_gradients_back)
+            later.callback(put, self._generators)
+            later.callback(put_rng, self._rng)
+
+    def _put_gradients_back(self) -> None:
         for live, saved in self._hooks:
             live.update(saved)
         for leaf, grad in self._grads:
             leaf.grad = grad
-        with torch.no_grad():
-            for buffer, copy, _version in self._buffers:
-                write_back(copy, buffer)
-        put_around(self._around)
-        self._versions.__exit__()
+
+    def _put_tables_back(self) -> None:
         for home, tensors in self._homes:
             home.update(tensors)
         for module, attributes in self._attributes:
@@ -91,8 +100,6 @@ class Stasis:
         for tensor, attributes in self._hung:
             tensor.__dict__.clear()
             tensor.__dict__.update(attributes)
-        for item in self._lists:
-            item.restore()
 
 
 def _hook_holdings(hooks: list[Any]) -> list[Any]:
