@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import torch
 
-from whynan.capsule.tape.facts import memory_of
+from whynan.capsule.tape.facts import is_readable, memory_of
 from whynan.tripwire.values import damage_of
 
 EVERY = 64  # steps after which the leaves of a program without optimizers are looked at again
@@ -53,5 +53,5 @@ def are_among(tensor: torch.Tensor, weights: Iterable[torch.Tensor]) -> bool:
 def _value(leaf: torch.Tensor) -> tuple[int, float]:
     """Return something by which to tell that a leaf was updated, also past its version counter."""
     with torch._C.DisableTorchFunction(), torch.no_grad():
-        total = leaf.detach().sum() if leaf.layout is torch.strided and not leaf.is_meta else torch.zeros(())
+        total = leaf.detach().sum() if is_readable(leaf) else torch.zeros(())
         return leaf._version, float(total.real if total.is_complex() else total)

@@ -19,6 +19,7 @@ from whynan.capsule.state.holdings import BASE_KEYS, Mutable, frozen_state, hold
 from whynan.capsule.state.prints import MAY_HOLD, Print, differs, equal, is_small, mark, print_of
 from whynan.capsule.state.randomness import ForeignDraws, Rng
 from whynan.capsule.state.surroundings import Surroundings
+from whynan.capsule.tape.facts import is_memory
 from whynan.tripwire.values import damage_of
 
 _OF_THE_LOOP = ("training", "forward")  # Lightning puts another forward in place for a call
@@ -188,7 +189,7 @@ class ModuleState:
     def further(self) -> None:
         """A further call in a step: keep buffers that the loop has put in place since the first one."""
         for module in self._modules if self.calls < _LEARNED else self._exchanging:
-            others = [b for b in module._buffers.values() if b is not None and id(b) not in self._copies and not is_lazy(b) and not b.is_inference()]
+            others = [b for b in module._buffers.values() if b is not None and id(b) not in self._copies and not is_lazy(b) and is_memory(b)]
             self._copies.update((id(b), (b, b.detach().clone(), b._version)) for b in others)
             self._further += map(id, others)
             if others and all(m is not module for m in self._exchanging):
@@ -242,7 +243,7 @@ class ModuleState:
         self._lazy = [b for m in self._modules for b in m._buffers.values() if b is not None and is_lazy(b)]
         self._homes = [(m, n, b) for m in self._modules for n, b in m._buffers.items() if b is not None and not is_lazy(b)]
         with torch.no_grad():
-            buffers = [b for _, _, b in self._homes if not b.is_inference()] + frozen_state(root) + self.moving
+            buffers = [b for _, _, b in self._homes if is_memory(b)] + frozen_state(root) + self.moving
             self._copies = {id(b): (b, b.detach().clone(), b._version) for b in buffers}
         self._silent = {id(p) for p in self.moving}
         self._find_silent()
@@ -355,7 +356,7 @@ class ModuleState:
         homes = [(m, n, b, m._buffers.get(n)) for m, n, b in self._homes]
         changed = {id(b) for b in self.changed_buffers()}
         bad = {id(now): now for *_, now in homes if now is not None and id(now) in changed and damage_of(now.detach())}
-        self._copies.update((key, (b, b.detach().clone(), b._version)) for key, b in bad.items() if not b.is_inference())
+        self._copies.update((key, (b, b.detach().clone(), b._version)) for key, b in bad.items() if is_memory(b))
         self._homes = [(m, n, now if now is not None and id(now) in bad else b) for m, n, b, now in homes]
         return [(m, n) for m, n, b in self._homes if id(b) in bad]
 

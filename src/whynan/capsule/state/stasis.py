@@ -14,6 +14,7 @@ from whynan.capsule.state.holdings import Mutable, can_change, frozen_state, hol
 from whynan.capsule.state.randomness import put_rng, take_rng
 from whynan.capsule.state.surroundings import Spot, contents, taken, tensors_among
 from whynan.capsule.state.surroundings import put as put_around
+from whynan.capsule.tape.facts import is_memory
 
 
 class Stasis:
@@ -58,7 +59,7 @@ class Stasis:
         homes = {id(b): b for m in modules for b in m._buffers.values() if b is not None}
         homes.update((id(b), b) for root in self._roots for b in frozen_state(root))
         homes.update((id(p), p) for p in self._moving)
-        self._buffers = [(b, b.detach().clone(), b._version) for b in homes.values() if not is_lazy(b) and not b.is_inference()]
+        self._buffers = [(b, b.detach().clone(), b._version) for b in homes.values() if not is_lazy(b) and is_memory(b)]
         tables: list[dict[str, Any]] = [table for m in modules for table in (m._buffers, m._parameters) if isinstance(table, dict)]  # else scripted
         self._homes = [(table, dict(table)) for table in tables]
         # a live autograd graph may have saved these: their version counters must not move

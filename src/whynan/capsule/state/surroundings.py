@@ -20,6 +20,8 @@ import torch
 
 from whynan.capsule.sites import is_installed, is_internal
 from whynan.capsule.sources import is_users
+from whynan.capsule.state.holdings import is_small
+from whynan.capsule.tape.facts import is_readable
 from whynan.tripwire.values import holds_bad
 
 _MISSING = object()
@@ -31,7 +33,7 @@ _MANY = 2_000  # functions that are looked at
 _REFUSALS = (RuntimeError, ValueError, TypeError)  # of an array made read-only, a tensor resized, a queue that another thread fills
 _OURS = 2  # references to what only a spot holds, when it is asked for
 _Cached = type(functools.cache(len))
-_NUMBERS = 1 << 18  # of a tensor or array that is copied
+_NUMBERS = 1 << 18  # of an array that is copied
 
 
 class Spot(Protocol):
@@ -303,20 +305,13 @@ class _Search:
                 self.spots[id(value)] = Inside(value)
             for inner in list(value.values() if kind is dict else value)[:64]:
                 self.meet(inner, depth - 1, direct)
-        elif (direct and _is_tensor(value)) or _is_array(value):
+        elif (direct and is_small(value) and is_readable(value)) or _is_array(value):
             self.spots[id(value)] = Values(value, of_module=not direct)
         elif kind.__dictoffset__ and _is_own(kind):
             self.spots[id(value)] = Inside(vars(value))
             self.classes(kind)
             for inner in list(vars(value).values()):
                 self.meet(inner, depth - 1)
-
-
-def _is_tensor(value: Any) -> bool:
-    """Whether a value is a small plain tensor that can be read and written."""
-    if type(value) is not torch.Tensor or value.requires_grad or value.is_meta or value.is_inference() or value.numel() > _NUMBERS:
-        return False
-    return value.layout is torch.strided and not value.is_quantized and not value.is_nested
 
 
 def _is_array(value: Any) -> bool:
