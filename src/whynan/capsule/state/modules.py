@@ -367,6 +367,10 @@ class ModuleState:
         for module, parameters in self._parameters:
             module._parameters.update(parameters)
 
+    def kept(self) -> list[Any]:
+        """Return the tensors and containers that `replay_from` writes to."""
+        return [*(buffer for buffer, _, _ in self._copies.values()), *(item.value for item in self._held)]
+
     def replay_from(self) -> None:
         """Load the state of the beginning of the step for a replay; the caller puts the present back (`Stasis`)."""
         self._take_older()

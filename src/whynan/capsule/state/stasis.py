@@ -34,10 +34,10 @@ class Stasis:
         hooks: list[Any] | None = None,
         generators: States | None = None,
         around: Iterable[Spot] = (),
-        moving: Iterable[torch.Tensor] = (),
+        kept: Iterable[Any] = (),
     ) -> None:
         self._roots = roots
-        self._moving = moving
+        self._kept = list(kept)  # tensors and containers that are written to, wherever they stand now
         self._spots = around
         self._leaves = leaves
         self._own_hooks = hooks or []  # of the step's own tensors
@@ -52,13 +52,14 @@ class Stasis:
         hooks = [hook for m in modules for hook in (*m._forward_hooks.values(), *m._forward_pre_hooks.values())]
         hooks += [hook for leaf in self._leaves for hook in (getattr(leaf, "_backward_hooks", None) or {}).values()]
         self._lists += [Mutable(v) for v in _hook_holdings([*hooks, *self._own_hooks])]
+        self._lists += [Mutable(v) for v in self._kept if not isinstance(v, torch.Tensor)]
         self._around = taken(self._spots)
         hung = {id(t): t for t in (*self._leaves, *(p for root in self._roots for p in root.parameters())) if t.__dict__}
         self._hung = [(t, t.__dict__.copy()) for t in hung.values()]  # what a program keeps on its weights (per-sample gradients)
         self._lists += [Mutable(v) for _, d in self._hung for v in holdings(d)]
         homes = {id(b): b for m in modules for b in m._buffers.values() if b is not None}
         homes.update((id(b), b) for root in self._roots for b in frozen_state(root))
-        homes.update((id(p), p) for p in self._moving)
+        homes.update((id(t), t) for t in self._kept if isinstance(t, torch.Tensor))
         self._buffers = [(b, b.detach().clone(), b._version) for b in homes.values() if not is_lazy(b) and is_memory(b)]
         tables: list[dict[str, Any]] = [table for m in modules for table in (m._buffers, m._parameters) if isinstance(table, dict)]  # else scripted
         self._homes = [(table, dict(table)) for table in tables]
