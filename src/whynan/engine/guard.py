@@ -47,6 +47,7 @@ from whynan.engine.together import Together
 from whynan.engine.tracing import Tracing
 from whynan.engine.waiting import Waiting
 from whynan.engine.watched import watched
+from whynan.engine.wrapped import with_inner
 from whynan.engine.zeroing import Zeroing
 from whynan.errors import TrainingStopped, let_through
 from whynan.recovery.followers import Followers
@@ -264,8 +265,8 @@ class Guard:
             self._internal_error(internal)
 
     def attach(self, *objects: Any) -> None:
-        """Take models and optimizers that were made before watching began."""
-        for item in objects:
+        """Take models and optimizers that were made before watching began, and the optimizers inside optimizers: it may be theirs that step (SAM)."""
+        for item in dict.fromkeys(inner for given in objects for inner in with_inner(given)):
             if isinstance(item, torch.optim.Optimizer):
                 watch_step_of(self.interception, type(item))
                 watch_step_on(self.interception, item)
