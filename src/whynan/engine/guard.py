@@ -293,6 +293,8 @@ class Guard:
         """Something of the program's broke into what is done about a bad step: that step is over, the next ones are none of its."""
         if self.session.window.told:
             self.session.next_step()
+        elif self.session.stepping and self.session.window.symptom is None:
+            self.recorder.roots.set_aside()  # an update that raised is nothing of the next batch, if there is one
 
     def optimizer_made(self, optimizer: torch.optim.Optimizer) -> None:
         """A new optimizer: everything recorded so far was setup, not a step."""
