@@ -36,8 +36,12 @@ class Trained:
 
         Where none is, nothing is known and all are taken for weights.
         """
-        moved = [leaf for leaf in leaves if (known := self._of(leaf)) is not None and _value(leaf) != known]
-        return not moved or any(leaf is tensor for leaf in moved)
+        if self._has_moved(tensor):
+            return True
+        return not any(map(self._has_moved, leaves))  # the first that has answers it
+
+    def _has_moved(self, leaf: torch.Tensor) -> bool:
+        return (known := self._of(leaf)) is not None and _value(leaf) != known
 
     def _of(self, leaf: torch.Tensor) -> tuple[int, float] | None:
         ref, value = self._known.get(id(leaf), (None, None))
