@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
 import torch._dynamo  # optimizers import it at their first step: once here instead of in every child
@@ -36,6 +37,8 @@ from whynan.capsule.doors import compiled
 from whynan.causes import catalogue
 
 catalogue.forgiving = False
+hypothesis.settings.register_profile("whynan", deadline=None)  # a busy machine is no failure
+hypothesis.settings.load_profile("whynan")
 PYTHON = sys.executable
 ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith(("COV_", "PYTEST_"))} | {"NO_COLOR": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 

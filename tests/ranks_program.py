@@ -7,20 +7,24 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed._composable.replicate import replicate
+from torch.distributed._functional_collectives import all_reduce
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.checkpoint import checkpoint
@@ -58,6 +62,9 @@ class Net(nn.Module):
             return self.head(checkpoint(self.inner, hidden, use_reentrant=asked["checkpoint"] == "reentrant"))
         return self.head(self.inner(hidden))
 
+    def score(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.inner(torch.relu(self.first(x))))
+
     def inner(self, hidden: torch.Tensor) -> torch.Tensor:
         return torch.relu(self.second(self.norm(hidden)))
 
@@ -91,6 +98,46 @@ def sharded(**options: Any) -> nn.Module:
     return fully_shard(net, mesh=mesh, **options)
 
 
+class Listed(nn.Module):
+    """Holds its sharded layers where no walk over modules finds them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        mesh = init_device_mesh("cpu", (world,))
+        self.layers = [fully_shard(nn.Linear(8, 8), mesh=mesh) for _ in range(2)]
+        self.head = fully_shard(nn.Linear(8, 4), mesh=mesh)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return self.head(x)
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        yield from itertools.chain(super().parameters(recurse), *(layer.parameters() for layer in self.layers))
+
+
+def rechecked() -> nn.Module:
+    """Activation checkpointing as large models have it: wrapped, then sharded."""
+    net, mesh = Net(), init_device_mesh("cpu", (world,))
+    net.first, net.second = checkpoint_wrapper(net.first), checkpoint_wrapper(net.second)
+    for part in (net.first, net.second):
+        fully_shard(part, mesh=mesh)
+    return fully_shard(net, mesh=mesh)
+
+
+def by_method() -> nn.Module:
+    """A method beside `forward`: what gathers the weights runs in the loop, and frees their memory after each use."""
+    net = sharded()
+    register_fsdp_forward_method(net, "score")
+    return net
+
+
+def grouped() -> nn.Module:
+    net, mesh = Net(), init_device_mesh("cpu", (world,))
+    fully_shard([net.first, net.second], mesh=mesh)
+    return fully_shard(net, mesh=mesh)
+
+
 def halves() -> nn.Module:
     middle = world // 2
     groups = [dist.new_group(list(range(middle))), dist.new_group(list(range(middle, world)))]
@@ -105,6 +152,7 @@ def tensor_parallel() -> nn.Module:
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "ddp": lambda: DDP(Net(), **asked.get("options", {})), "fsdp": lambda: sharded(**asked.get("options", {})), "around": Around, "own": Net, "pair": Pair,
     "mixed": lambda: sharded(mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)),
+    "rechecked": rechecked, "grouped": grouped, "by method": by_method, "listed": Listed, "replicated": lambda: replicate(Net()),
     "compiled": lambda: torch.compile(DDP(Net()), backend="eager"), "tp": tensor_parallel, "halves": halves,
 }  # fmt: skip
 
@@ -125,13 +173,16 @@ def batch(number: int) -> torch.Tensor:
 def loss_of(model: nn.Module, number: int) -> torch.Tensor:
     for part in model.modules() if asked.get("branch") else ():
         part.takes_branch = number // every % 2 == 0
-    out = model(batch(number)).float()  # data goes in here
+    call = model.score if asked["model"] == "by method" else model
+    out = call(batch(number)).float()  # data goes in here
     loss = out.pow(2).mean() / every
     if asked.get("contrast") == "gather":
         parts = [torch.empty_like(out) for _ in range(world)]
         dist.all_gather(parts, out.detach().contiguous())
         parts[rank] = out
         loss = loss + torch.cat(parts).mm(torch.cat(parts).T).pow(2).mean()
+    elif asked.get("contrast") == "functional":
+        loss = loss + 0 * all_reduce(out.detach(), "sum", dist.group.WORLD).sum()
     elif asked.get("contrast"):
         import torch.distributed.nn as dn
 

@@ -217,6 +217,25 @@ print(bool(model[1].running_mean.isfinite().all()), int(model[1].num_batches_tra
     assert done.out.strip() == "True 8"
 
 
+@pytest.mark.parametrize("bad", [(0,), (1,), (0, 1)])
+@pytest.mark.parametrize("graded", [False, True])
+def test_a_bad_first_batch_after_a_dry_run_that_gave_lazy_layers_their_shape(graded: bool, bad: tuple[int, ...]) -> None:
+    """The dry run is watched and came to nothing: statistics go back to what it left."""
+
+    def end(without: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.LazyLinear(1))
+        with whynan.watch(model, files=False) as guard:
+            with torch.set_grad_enabled(graded):
+                model(torch.arange(12.0).view(3, 4).sin())
+            optimizer = torch.optim.Adam(model.parameters(), 0.01)
+            plain(model, optimizer, batches(bad, without))
+        assert [(i.step, i.action.taken) for i in guard.incidents] == [(step, "skipped") for step in bad if not without]
+        return list(model.state_dict().values())
+
+    assert all(map(torch.equal, end(without=False), end(without=True)))
+
+
 # -- work between the last step and the bad batch -----------------------------------------------------------------
 
 
@@ -359,6 +378,43 @@ print(bool(model[1].running_mean.isfinite().all()))
     assert (incident["cause"]["code"], incident["action"]["taken"]) == ("WN701", "skipped")
     assert incident["origin"]["code"].strip().endswith("# here") or incident["origin"]["line"] == 10
     assert done.out.strip() == "True"
+
+
+LOOKS = {
+    "detached": "if torch.isnan(loss.detach()): continue",
+    "by numpy": "if np.isnan(loss.detach().numpy()): continue",
+    "by numpy, nothing kept": "if np.isnan(loss.detach().numpy()):\n        del loss\n        continue",
+    "by data": "if bool((loss.data != loss.data).item()): continue",
+    "as it is": "if torch.isnan(loss): continue",
+}
+
+
+@pytest.mark.parametrize("bad", [[4, 5], [0]])
+@pytest.mark.parametrize("look", LOOKS)
+def test_the_step_after_one_that_the_program_left_is_made(look: str, bad: list[int], box: Sandbox) -> None:
+    """Its statistics were damaged by the pass before it: however the program looked at that one's loss, it is told, and this update is not left out."""
+    done = box.watched(f"""
+import numpy as np, torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+opt = torch.optim.Adam(model.parameters())
+made = []
+opt.register_step_post_hook(lambda *_: made.append(step))
+for step in range(9):
+    x = torch.randn(8, 4)
+    if step in {bad}:
+        x[0] = float("nan")
+    loss = model(x).square().mean()
+    {LOOKS[look]}
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+print(*made)
+""")
+    assert done.out.split() == [str(step) for step in range(9) if step not in bad], done.err
+    assert {i["action"]["taken"] for i in done.incidents} == {"observed"}
+    assert {i["cause"]["code"] for i in done.incidents} == {"WN701"}
 
 
 # -- two passes of a step, and the last update ----------------------------------------------------------------------

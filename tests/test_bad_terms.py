@@ -205,7 +205,7 @@ def test_momentum_of_a_head_that_failed_stays() -> None:
     held_against_good_terms_only("sum", (2,), fresh=lambda weights: torch.optim.SGD(weights, 0.01, momentum=0.9, weight_decay=0.1))
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.sampled_from(sorted(FORMS)), st.sets(st.sampled_from(EVERY), min_size=1, max_size=3), st.integers(1, 2), st.booleans())
 def test_the_state_is_always_that_of_the_good_terms(form: str, bad: set[int], micro: int, clip: bool) -> None:
     """Any form, any heads, with and without accumulation and clipping."""

@@ -110,7 +110,7 @@ def test_numpy_torch_and_the_standard_library_count_the_same(kernel: Kernel, nam
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @given(data=st.binary(min_size=8, max_size=400))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_bits_are_counted_as_torch_counts_them(dtype: torch.dtype, data: bytes) -> None:
     whole = bytearray(data[: len(data) // 8 * 8])
     expected = by_torch("t", torch.frombuffer(whole, dtype=dtype))

@@ -304,7 +304,7 @@ def test_the_same_fault_in_many_columns_is_said_once(tmp_path: Path) -> None:
     assert found.rows == (4,)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.booleans(), min_size=1, max_size=80), st.integers(1, 9), st.integers(1, 20))
 def test_marks_count_batches_as_a_plain_loop_does(flags: list[bool], batch: int, step: int) -> None:
     marks = Marks(batch)

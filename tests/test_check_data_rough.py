@@ -46,7 +46,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in FORMS}
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(FORMS), st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255), st.sampled_from(["set", "cut", "grow"])), min_size=1, max_size=6))
 def test_a_file_with_any_bytes_changed_is_checked_or_refused_in_one_line(
     whole: dict[str, bytes], tmp_path: Path, name: str, changes: list[tuple[float, int, str]]

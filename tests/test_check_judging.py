@@ -428,7 +428,7 @@ def test_names_tell_what_a_tensor_is_for(name: str) -> None:
     assert role_of(name) is ROLES[name]
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no failure
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(
         st.builds(

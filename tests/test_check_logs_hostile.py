@@ -39,7 +39,7 @@ def survives(path: Path) -> None:
 MUTANTS = ("", "NaN", "-Infinity", "1e999", "9" * 400, "\0", "\r", "\n", '"', "{", "]", ",", "/", "\xff", "step 5", "-1", "é" * 50, " " * 3000, "[" * 3000)
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_mutated_logs_are_survived(data: st.DataObject, tmp_path: Path) -> None:
     """Healthy logs, cut and with things put into them, in any place."""
@@ -53,7 +53,7 @@ def test_mutated_logs_are_survived(data: st.DataObject, tmp_path: Path) -> None:
     survives(path)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     head=st.sampled_from([b"", b":W&B\x1c\xbe\x00", b"\x18\0\0\0\0\0\0\0\xa3\x7f\x4b\x22\x09", b"\xff\xfe", b'{"log_history": [', b"[{"]),
     rest=st.binary(max_size=600),
@@ -64,7 +64,7 @@ def test_any_bytes_are_survived(head: bytes, rest: bytes, tmp_path: Path) -> Non
     survives(path)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cuts=st.lists(st.tuples(st.integers(0, 10**6), st.binary(max_size=6)), max_size=6), end=st.integers(0, 10**6))
 def test_mutated_event_files_are_survived(cuts: list[tuple[int, bytes]], end: int, tmp_path: Path) -> None:
     tensorboard = pytest.importorskip("torch.utils.tensorboard", reason="torch or tensorboard is not installed")

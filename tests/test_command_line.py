@@ -163,6 +163,23 @@ def test_own_exception_reads_as_without_whynan(box: Sandbox) -> None:
     assert without_diagnosis(watched.err) == plain.err
 
 
+def test_excepthook_of_the_script_sees_its_own_frames(box: Sandbox) -> None:
+    """A hook that the script set is given the traceback it would have without whynan."""
+    done = box.watched("""
+        import sys, traceback
+
+        def hook(kind, error, trace):
+            print(kind.__name__, [f.name for f in traceback.extract_tb(trace)], error.__traceback__ is trace)
+
+        def fail():
+            raise ValueError
+
+        sys.excepthook = hook
+        fail()
+    """)
+    assert (done.out, done.status) == ("ValueError ['<module>', 'fail'] True\n", 1)
+
+
 def without_diagnosis(text: str) -> str:
     """Return what the program itself wrote on stderr: the traceback without what whynan says beside it."""
     return text[text.index("Traceback") :].split("\nwhynan:")[0]

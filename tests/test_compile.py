@@ -294,12 +294,19 @@ def test_compiled_modules_are_heard_as_a_whole_and_their_inside_is_named(tmp_pat
     assert tracked(tmp_path, net, net, optimizer) == ["out:Net", "out:a", "out:n", "out:b", text]
 
 
-def test_a_model_inside_a_compiled_function_is_said_to_be_unknown(tmp_path: Path) -> None:
-    """The function runs as one call: no name is known at the end."""
+def test_a_model_inside_a_compiled_function_is_said_to_be_unheard(tmp_path: Path) -> None:
+    """The function runs as one call: its model is known, what that returns is not."""
     net, optimizer = parts()
     assert tracked(tmp_path, compiled(lambda x: net(x)), net, optimizer) == [
-        "track: no value",
+        "track: 'out:*' has seen no output: Net, a, n and 1 more not called so far, or only inside compiled code or a transform",
     ]
+
+
+def test_a_model_inside_a_checkpoint_is_heard(tmp_path: Path) -> None:
+    """What it returns in the forward pass is looked at as always."""
+    net, optimizer = parts()
+    held = [f"out:{name}" for name in ("Net", "a", "n", "b")]
+    assert tracked(tmp_path, lambda x: checkpoint(net, x.clone().requires_grad_(), use_reentrant=True), net, optimizer) == held
 
 
 @pytest.mark.parametrize("build", [model_and_loss, forward_and_loss], ids=lambda f: f.__name__)

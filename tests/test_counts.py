@@ -359,3 +359,29 @@ for step in range(5):
     incident = first(box, body)
     remedy = incident["remedies"][0]
     assert (incident["cause"]["code"], remedy["result"]) == ("WN402", "proven") and new in remedy["diff"], remedy
+
+
+def test_a_moving_average_of_counts_is_not_bounded_by_one() -> None:
+    """Counts below 1 that are there are left as they are; what is said of the divisor is true of an average."""
+    kept = torch.full((6,), 0.5)
+
+    def loss_of(out: Tensor, bad: bool) -> Tensor:
+        hot = F.one_hot(torch.arange(6) % (5 if bad else 6), 6).float()
+        share = 0.9 * (kept * 0 if bad else kept) + 0.1 * hot.sum(0)
+        return ((hot.T @ out) / share[:, None]).square().mean()
+
+    incident = first_incident(loss_of)
+    assert "made of sums over a mask" in str(incident.cause.evidence)
+    assert "1.0)" in incident.remedies[0].diff and "clamp" not in incident.remedies[0].diff
+    assert incident.remedies[0].result == "proven"
+
+
+def test_a_bound_that_moves_sound_quotients_is_refused() -> None:
+    """A floor under a denominator must not reach what stands below it for good."""
+
+    def loss_of(out: Tensor, bad: bool) -> Tensor:
+        widths = torch.tensor([-2.0, -1.0, 0.0 if bad else 1.0, 3.0])
+        return ((out.abs() * widths) / widths.mul(1)).square().mean()
+
+    incident = first_incident(loss_of)
+    assert [r.title for r in incident.remedies if r.result == "proven"] == ["let elements whose denominator is 0 count as 0"]

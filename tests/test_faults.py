@@ -7,6 +7,7 @@ import importlib
 import os
 import re
 import signal
+import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -244,6 +245,31 @@ def test_stderr_that_is_closed(box: Sandbox) -> None:
     assert done.report
 
 
+@pytest.mark.parametrize("how", ["the shell closes it", "the script closes it"])
+def test_what_is_said_without_a_stderr(box: Sandbox, how: str) -> None:
+    """Where there is no stderr, stdout stays the script's own, and no file of whynan's takes the number of stderr."""
+    plain = unwatched(box, BAD)
+    box.write(BAD if how == "the shell closes it" else "    import os; os.close(2)" + BAD)
+    command = f"{sys.executable} -m whynan run --policy observe --save-every 3 --run-dir run train.py"
+    done = box._process(["sh", "-c", f"{command} 2>&-" if how == "the shell closes it" else command])
+    assert (done.out, done.status) == (plain, 0)
+    assert [row["step"] for row in done.metrics] == list(range(8))
+    assert [i["step"] for i in done.incidents] == [4]
+    assert done.report
+
+
+def test_path_that_the_script_clears(box: Sandbox) -> None:
+    """What whynan imports late is found where it was at the start; the script's own path stays as the script has it."""
+    program = textwrap.dedent(BAD).replace("for step", "import sys; sys.path.clear(); sys.path_importer_cache.clear()\nfor step", 1)
+    box.write(program + "print(sys.path)\n")
+    done = box.whynan("train.py")
+    assert done.status == 0, done.err
+    assert done.out.endswith("[]\n")
+    assert "WN101" in done.err
+    assert "internal error" not in done.err
+    assert done.report
+
+
 # -- faults of whynan's own ---------------------------------------------------------------------------------------
 
 
@@ -317,6 +343,32 @@ def test_internal_error_in_a_diagnosis(box: Sandbox, where: str) -> None:
     assert done.status == 0, done.err
     assert len(done.out.splitlines()) == 9
     assert_told_once(box, done.err)
+
+
+@pytest.mark.parametrize("where", ["whynan.engine.diagnosing:diagnose", "whynan.engine.acting:Acting.act", "whynan.engine.recovering:Recovering.hold_averages"])
+def test_a_step_known_to_be_bad_is_left_out_whatever_fails(box: Sandbox, where: str) -> None:
+    """Its update is not made, and what could not be put back is not said to be as before."""
+    program = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+opt = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(6):
+    x = torch.randn(8, 4)
+    if step == 5:
+        x[0] = float("nan")
+    opt.zero_grad()
+    model(x).square().mean().backward()
+    opt.step()
+print(all(bool(t.isfinite().all()) for t in model.state_dict().values()))
+"""
+    done = box.watched(program, before=breaking(where))
+    assert done.out.split() == ["True"], done.err
+    assert_told_once(box, done.err)
+    assert "as before it" not in done.err
+    if "hold_averages" in where:
+        assert "batch skipped (1 of 10 allowed); putting back what it had changed has failed" in done.err
+        assert "as before it" not in (box.run_dir / "report.md").read_text(encoding="utf-8")
 
 
 def assert_told_once(box: Sandbox, err: str) -> None:

@@ -739,3 +739,37 @@ def test_a_bound_that_healthy_steps_never_came_to_says_where_alone_it_changes_re
     assert (first.result, first.only) == ("proven", "above 80") and "same loss on the kept healthy steps" in first.effect, first
     told = [terminal._kind(replace(first, only=only)) for only in ("above 80", "")]
     assert told == [" (changes results only above 80)", " (changes results)"]
+
+
+@pytest.mark.parametrize("policy", ["observe", "skip"])
+def test_a_bound_that_stays_in_a_weight_is_not_proven_by_one_batch(policy: str, box: Sandbox) -> None:
+    """An initialisation by the first batch keeps its numbers; trials of it leave the weight as the step set it."""
+    source = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.log_scale = nn.Parameter(torch.zeros(3))
+        self.register_buffer("done", torch.tensor(False))
+    def forward(self, x):
+        if not self.done:
+            with torch.no_grad():
+                self.log_scale.data = -torch.log(x.std(0))
+                self.done.data = torch.tensor(True)
+        return x * self.log_scale.exp(), self.log_scale.sum()
+
+scaled, net = Scaled(), nn.Linear(3, 3)
+opt = torch.optim.SGD([*scaled.parameters(), *net.parameters()], 1e-2)
+out, size = scaled(torch.randn(16, 3) * torch.tensor([1.0, 0.0, 1.0]))
+loss = net(out).square().mean() - size
+loss.backward()
+print(scaled.log_scale.tolist())
+opt.step()
+"""
+    done = box.watched(source, "--policy", policy)
+    assert done.out == box.plain(box.write(source)).out
+    first = done.incidents[0]["remedies"][0]
+    assert first["result"] == "proven" and "count as 1" in first["title"], done.incidents[0]["remedies"]

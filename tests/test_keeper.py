@@ -20,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from conftest import Sandbox
@@ -215,6 +216,41 @@ def test_unpicklable_state_raises_as_torch_save_does(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("linked", [False, True])
+def test_what_is_no_regular_file_is_left_alone(linked: bool, sharded: bool, tmp_path: Path) -> None:
+    """A pipe or a device (`/dev/null`) is neither renamed nor replaced, also behind a link: one line says so."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    path = tmp_path / "link.pt" if linked else pipe
+    if linked:
+        path.symlink_to(pipe)
+    before = (pipe.lstat(), path.lstat())
+    keeper = Keeper(keep_bad=True)
+    for step, value in enumerate((1.0, NAN)):
+        with pytest.raises(UsageError, match="is no regular file") as caught:
+            (keeper.save_sharded if sharded else keeper.save)(path, w=torch.tensor(value), step=step)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(UsageError, match="is no regular file"):
+        save({"w": torch.ones(1)}, path)
+    assert names(tmp_path) == sorted({"pipe", path.name})
+    assert [(s.st_ino, s.st_mode) for s in before] == [(s.st_ino, s.st_mode) for s in (pipe.lstat(), path.lstat())]
+
+
+@pytest.mark.parametrize("wrap", [lambda inner: [inner], lambda inner: {"a": inner}])
+def test_a_state_that_is_nested_too_deeply_is_not_saved(wrap: Callable[[Any], Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """That is said in a line and the training goes on; the last good one stays."""
+    path = tmp_path / "a.pt"
+    assert Keeper().save(path, w=torch.ones(1), step=1)
+    state: Any = torch.ones(1)
+    for _ in range(20_000):
+        state = wrap(state)
+    saved = Keeper().save(path, w=state, step=2)
+    assert not saved and "nested too deeply" in saved.reason
+    assert "nested too deeply to be written; the last good one is a.pt; training goes on" in capsys.readouterr().err
+    assert names(tmp_path) == ["a.pt"] and Keeper().load(path).step == 1
+
+
 # -- bad states -------------------------------------------------------------------------------------------------
 
 
@@ -260,6 +296,26 @@ def test_meant_values_can_be_allowed(tmp_path: Path) -> None:
     assert keeper.save(tmp_path / "a.pt", {"m": {"placeholder": torch.tensor(NAN)}})
     assert keeper.load(tmp_path / "a.pt").state["m"]["placeholder"].isnan()
     assert not keeper.save(tmp_path / "a.pt", {"m": {"other": torch.tensor(NAN)}})
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.array([1.0, np.nan]),
+        np.array([[1.0, np.inf]], np.float16),
+        np.array([1.0, np.nan], np.longdouble),
+        np.array([1.0, np.nan], ">f8")[::-1],
+        np.array([complex(0, np.nan)]),
+    ],
+    ids=str,
+)
+def test_arrays_are_looked_at_like_tensors(array: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A numpy array that is not finite is damage too, whatever its kind and whether it can be written; others are none."""
+    array.flags.writeable = False
+    saved = Keeper().save(tmp_path / "a.pt", {"ema": [array], "ids": np.arange(3), "names": np.array(["a"], object), "fine": np.ones(2)[::-1]})
+    assert [(h.name, h.nan + h.inf) for h in saved.bad] == [("ema.0", 1)]
+    assert not names(tmp_path) and "ema.0" in capsys.readouterr().err
+    assert Keeper(allow=["ema.*"]).save(tmp_path / "a.pt", {"ema": [array]})
 
 
 # -- rotation ---------------------------------------------------------------------------------------------------
@@ -324,7 +380,7 @@ def test_only_own_files_are_removed(tmp_path: Path) -> None:
     assert names(tmp_path) == ["best.pt", "ema-1.pt", "notes-1.txt", "step-0.pt", "step-01.pt", "step-4.pt"]
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=1, max_size=8), st.integers(1, 3))
 def test_any_order_of_good_and_bad_saves(tmp_path_factory: pytest.TempPathFactory, saves: list[tuple[int, bool]], keep: int) -> None:
     """After any sequence of good and bad saves under any names, the last good one is what is loaded."""
@@ -365,7 +421,7 @@ def test_flipped_byte_is_passed_over(share: float, tmp_path: Path, capsys: pytes
     assert "passed over step-3.pt: checksum differs" in capsys.readouterr().err
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.floats(0, 1, exclude_max=True))
 def test_truncated_file_is_passed_over(tmp_path_factory: pytest.TempPathFactory, share: float) -> None:
     """A file cut off anywhere in its archive, also to nothing, is passed over."""
@@ -389,7 +445,7 @@ def marked(folder: Path) -> tuple[Keeper, Path, int]:
     return keeper, path, mark.size
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.floats(0, 1, exclude_max=True), st.integers(0, 7))
 def test_a_flipped_bit_in_the_mark_is_passed_over(tmp_path_factory: pytest.TempPathFactory, share: float, bit: int) -> None:
     """The checksum has one of its own: a mark that is not as it was written is told, and is not that of a foreign file."""

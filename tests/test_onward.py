@@ -92,7 +92,7 @@ def first(done: Any) -> dict[str, Any]:
 )
 def test_a_bound_that_leads_astray_is_no_remedy(box: Sandbox, program: str, words: str) -> None:
     """Each of these clamps makes its step finite, with a gradient that is alive; the cause is proven by that, the remedy is not."""
-    incident = first(box.whynan(str(box.write(program))))
+    incident = first(box.watched(program))
     tried = [r for r in incident["remedies"] if r["result"] == "failed"]
     assert any(r["effect"].startswith(words) for r in tried), [r["effect"] for r in tried]
     assert not any(r["result"] == "proven" for r in incident["remedies"])
@@ -101,15 +101,15 @@ def test_a_bound_that_leads_astray_is_no_remedy(box: Sandbox, program: str, word
 
 def test_updates_are_clipped_as_the_program_clips_them(box: Sandbox) -> None:
     """A rate that only clipping makes bearable: the walk clips as well, also the one from the capsule."""
-    done = box.whynan(str(box.write(STEEP.replace("LIMIT", "torch.nn.utils.clip_grad_norm_(net.parameters(), 1e-3)"))))
+    done = box.watched(STEEP.replace("LIMIT", "torch.nn.utils.clip_grad_norm_(net.parameters(), 1e-3)"))
     assert FURTHER in first(done)["remedies"][0]["effect"]
-    again = box.python("-m", "whynan", "replay", str(box.run_dir))
+    again = box.forked("replay", str(box.run_dir))
     assert FURTHER in " ".join(again.out.split()), again.err
 
 
 def test_updates_that_nobody_clips_are_not_clipped(box: Sandbox) -> None:
     """The same, but what kept the updates small before is not known to be for all of them."""
-    done = box.whynan(str(box.write(STEEP.replace("LIMIT", "opt.param_groups[0]['lr'] = 1e-6 if step < 8 else 10.0"))))
+    done = box.watched(STEEP.replace("LIMIT", "opt.param_groups[0]['lr'] = 1e-6 if step < 8 else 10.0"))
     assert not any(FURTHER in r["effect"] for r in first(done)["remedies"])
 
 
@@ -150,26 +150,22 @@ def test_nothing_of_it_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> 
 
 def test_an_optimizer_that_needs_a_closure_is_not_walked_with(box: Sandbox) -> None:
     """It says nothing of further updates then, and the remedy is judged as before."""
-    done = box.whynan(
-        str(
-            box.write("""
-                import torch
-                torch.manual_seed(0)
-                net = torch.nn.Linear(2, 1)
-                opt = torch.optim.LBFGS(net.parameters(), lr=0.1, max_iter=2)
-                for step in range(6):
-                    x = torch.randn(8, 2) * (step != 4)
+    done = box.watched("""
+        import torch
+        torch.manual_seed(0)
+        net = torch.nn.Linear(2, 1)
+        opt = torch.optim.LBFGS(net.parameters(), lr=0.1, max_iter=2)
+        for step in range(6):
+            x = torch.randn(8, 2) * (step != 4)
 
-                    def closure():
-                        opt.zero_grad()
-                        loss = net(x).square().mean() + (net(x) - net.bias).square().sum(1).sqrt().mean()
-                        loss.backward()
-                        return loss
+            def closure():
+                opt.zero_grad()
+                loss = net(x).square().mean() + (net(x) - net.bias).square().sum(1).sqrt().mean()
+                loss.backward()
+                return loss
 
-                    opt.step(closure)
-                """)
-        )
-    )
+            opt.step(closure)
+        """)
     assert first(done)["remedies"][0]["result"] == "proven"
     assert "further on" not in first(done)["remedies"][0]["effect"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from probe_models import HAZARDS, HEALTHY, marked_line
 from torch import nn
@@ -59,7 +59,6 @@ def test_powers_hold_their_values(x: Interval, share: float, exponent: float) ->
         assert _holds(iv.power(x, exponent), value**exponent)
 
 
-@settings(deadline=None)
 @given(spans, shares)
 @pytest.mark.parametrize(
     ("name", "function"),
@@ -83,7 +82,6 @@ def test_functions_of_one_value_hold_their_values(name: str, function: Any, x: I
     assert _holds(OPERATIONS[name](OneArgument()), value)  # type: ignore[arg-type]
 
 
-@settings(deadline=None)
 @given(st.integers(1, 6), st.integers(1, 6), spans, st.integers(0, 1000))
 def test_an_affine_map_holds_its_values(columns: int, rows: int, x: Interval, seed: int) -> None:
     gen = torch.Generator().manual_seed(seed)
@@ -95,7 +93,6 @@ def test_an_affine_map_holds_its_values(columns: int, rows: int, x: Interval, se
     assert _holds(found, float(made.max()))
 
 
-@settings(deadline=None)
 @given(st.integers(1, 8), spans, st.integers(0, 1000))
 def test_softmax_and_normalisation_hold_their_values(size: int, x: Interval, seed: int) -> None:
     gen = torch.Generator().manual_seed(seed)

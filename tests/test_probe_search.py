@@ -325,7 +325,7 @@ def test_other_weights_are_put_back_also_after_an_error() -> None:
     assert torch.equal(weight.grad, torch.ones_like(weight))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(1, 6), st.integers(1, 5), st.integers(0, 100))
 def test_a_step_gives_the_same_loss_each_time(rows: int, columns: int, seed: int) -> None:
     torch.manual_seed(seed)

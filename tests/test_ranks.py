@@ -109,6 +109,10 @@ def test_two_agents_make_one_job(box: Sandbox) -> None:
         {"model": "fsdp", "tied": True},
         {"model": "fsdp", "scaler": True},
         {"model": "mixed"},
+        {"model": "rechecked"},
+        {"model": "grouped"},
+        {"model": "listed"},
+        {"model": "replicated"},
     ],
     ids=lambda asked: " ".join(f"{key}={value}" for key, value in asked.items()),
 )
@@ -171,6 +175,27 @@ def test_tensor_parallel_models_are_skipped_but_not_replayed(box: Sandbox) -> No
     assert [i["cause"]["code"] for i in done.incidents] == ["WN901", "WN901"]
     assert all("tensor parallel" in i["origin"]["note"] for i in done.incidents)
     assert done.said("END") == plain(box, 2, asked, [2, 4]).said("END")
+
+
+def test_weights_that_are_gathered_outside_of_module_calls(box: Sandbox) -> None:
+    """A method that fully_shard was told of runs in the loop: its freed weights are not read, its hooks not called again, and all ranks skip."""
+    asked = {"model": "by method", "faults": THREE}
+    done = job(box, 2, asked)
+    assert done.status == [0, 0], done.text
+    assert [(i["step"], i["cause"]["code"], i["action"]["taken"]) for i in done.incidents] == [(n, "WN901", "skipped") for n in (2, 4, 6)]
+    assert all("outside of module calls" in i["origin"]["note"] for i in done.incidents)
+    assert done.said("END") == plain(box, 2, asked, [2, 4, 6]).said("END")
+
+
+def test_a_collective_that_nobody_knew_of_ends_a_replay(box: Sandbox) -> None:
+    """One rank alone never waits in a collective: the replay ends there, all ranks skip, and the incident says why it has no place."""
+    asked = {"model": "ddp", "contrast": "functional", "faults": {"2": (1, "data")}}
+    done = job(box, 2, asked)
+    assert done.status == [0, 0], done.text
+    assert [(i["cause"]["code"], i["action"]["taken"]) for i in done.incidents] == [("WN901", "skipped")]
+    assert "cannot be made by one rank alone" in str(done.incidents[0]["cause"]["evidence"])
+    assert "born on" not in str(done.incidents[0]["cause"]["evidence"])
+    assert done.said("END") == plain(box, 2, asked, [2]).said("END")
 
 
 def test_a_parameter_that_no_wrapper_knows_of(box: Sandbox) -> None:

@@ -220,7 +220,7 @@ for step in range(5):
     remedy = incident["remedies"][0]
     assert (incident["step"], incident["cause"]["code"], remedy["result"]) == (3, "WN501", "proven")
     assert "vector_norm" in remedy["diff"]
-    assert "nan" not in box.python(str(box.write(patched(head + body + TAIL, remedy["diff"]), "healed.py"))).out
+    assert "nan" not in box.plain(box.write(patched(head + body + TAIL, remedy["diff"]), "healed.py")).out
 
 
 CHOLESKY = """

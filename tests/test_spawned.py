@@ -129,3 +129,40 @@ def test_the_exit_status_of_a_worker_is_its_own_affair(box: Sandbox) -> None:
         )
     )
     assert (done.out, done.status) == ("3\n", 0), done.err
+
+
+WITHOUT_TORCH = """
+    import multiprocessing, sys
+
+    def read(queue):
+        queue.put(sorted({"torch", "numpy", "rich"} & {*sys.modules}))
+
+    def train(queue):
+        import torch
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for step in range(4):
+            loss = model(torch.ones(2, 2)).square().mean() if step != 2 else torch.log(model(torch.ones(2, 2)) * 0).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        queue.put(bool(model.weight.isfinite().all()))
+
+    if __name__ == "__main__":
+        context = multiprocessing.get_context("spawn")
+        queue = context.Queue()
+        for work in (read, train):
+            process = context.Process(target=work, args=(queue,))
+            process.start()
+            print(queue.get())
+            process.join()
+"""
+
+
+def test_a_process_without_torch_does_not_pay_for_it(box: Sandbox) -> None:
+    """A spawned process that needs no torch imports none; one that imports it in its function is watched from there on."""
+    box.write(WITHOUT_TORCH)
+    done = box.whynan("train.py")
+    assert done.out.split("\n") == ["[]", "True", ""], done.err
+    assert "WN101" in done.err
+    assert "internal error" not in done.err

@@ -256,7 +256,7 @@ def real_information(first: Tensor, second: Tensor, prior: Tensor, temperature: 
         return float(mpmath.log(sum(terms))), [float(beta * (s - a) / mpmath.mpf(temperature)) for s, a in zip(share, p, strict=True)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=2, max_size=6), st.data())
 def test_masked_mean_is_the_mean_of_what_is_kept_whatever_lies_under_the_mask(numbers: list[float], data: st.DataObject) -> None:
     mask = data.draw(st.lists(st.booleans(), min_size=len(numbers), max_size=len(numbers)))
@@ -268,7 +268,7 @@ def test_masked_mean_is_the_mean_of_what_is_kept_whatever_lies_under_the_mask(nu
     assert slope.tolist() == [1 / len(kept) if m else 0.0 for m in mask]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=4, max_size=4), min_size=1, max_size=4), st.integers(0, 15))
 def test_masked_softmax_is_the_softmax_of_what_is_kept(rows: list[list[float]], bits: int) -> None:
     scores = torch.tensor(rows)

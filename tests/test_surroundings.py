@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
+import dataclasses
+import types
+
 import numpy as np
 import pytest
 import torch
 from conftest import Sandbox
+from torch import nn
 
 import whynan
 
@@ -133,6 +139,67 @@ print(float({shown}), net.linear.weight.tolist())
     done = box.watched("DROPS = False" + source)
     assert [i["step"] for i in done.incidents] == [5], done.err
     assert done.out == box.plain(box.write("DROPS = True" + source)).out
+
+
+@dataclasses.dataclass
+class Seen:
+    """What a module counts."""
+
+    n: int = 0
+    mean: torch.Tensor | None = None
+    inner: Seen | None = None
+
+
+class Counting(nn.Module):
+    """Keeps the same numbers in every kind of attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 1)
+        self.space = types.SimpleNamespace(n=0, mean=torch.zeros(()), table={"n": 0})
+        self.record = Seen(mean=torch.zeros(()), inner=Seen())
+        self.counter = collections.Counter[str]()
+        self.fresh = collections.defaultdict[str, int](int)
+        self.ordered = collections.OrderedDict(first=1, n=0)
+        self.listed = [types.SimpleNamespace(n=0)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for held in (self.space, self.record, self.record.inner, self.listed[0]):
+            held.n += 1  # type: ignore[union-attr]
+        self.record.mean = self.record.mean + x.detach().mean()  # type: ignore[operator]
+        self.space.mean.add_(x.detach().mean())
+        for table in (self.space.table, self.counter, self.fresh, self.ordered):
+            table["n"] += 1
+        self.ordered.move_to_end("first")
+        self.counter.update(str(len(self.counter)))
+        return self.linear(x)  # type: ignore[no-any-return]
+
+    def held(self) -> str:
+        return repr([self.space, self.record, sorted(self.counter.items()), self.fresh, self.ordered, self.listed])
+
+
+@pytest.mark.parametrize("fault", ["input", "loss"])
+@pytest.mark.parametrize("policy", ["skip", "observe"])
+def test_records_and_tables_of_a_module_are_state_of_it(policy: str, fault: str) -> None:
+    """As plain attributes are: put back with a dropped step, and left alone by replays where nothing is dropped."""
+
+    def end(watched: bool) -> str:
+        torch.manual_seed(0)
+        model = Counting()
+        optimizer = torch.optim.SGD(model.parameters(), 0.0)
+        with whynan.watch(model, optimizer, files=False, policy=policy) if watched else contextlib.nullcontext():
+            for step in range(9):
+                x = torch.randn(8, 4)
+                if step == 6 and policy == "skip" and not watched:
+                    continue
+                if step == 6 and fault == "input":
+                    x[0] = float("nan")
+                optimizer.zero_grad()
+                (model(x).square().mean() * (float("nan") if step == 6 and fault == "loss" else 1.0)).backward()
+                optimizer.step()
+        return model.held()
+
+    assert end(watched=True) == end(watched=False)
 
 
 def test_an_array_of_a_module_is_as_before_after_a_dropped_step() -> None:

@@ -95,7 +95,7 @@ def test_of_two_trainings_at_once_none_is_harmed(bad: str, box: Sandbox) -> None
 def test_a_program_that_trained_in_a_thread_ends_as_without_it(daemon: bool, box: Sandbox) -> None:
     """The mode is taken off a thread that ends, while there is an interpreter to do it; a daemon, that may outlive it, is not watched."""
     box.write(HEAD.replace("(step != 7)", "1") + f"t = threading.Thread(target=train, daemon={daemon})\nt.start()\nt.join()")
-    for _ in range(6):
+    for _ in range(3):
         done = box.whynan("train.py")
         assert (done.status, "terminate" in done.err) == (0, False)
     assert ("in another thread: watching goes on" in done.err) is not daemon

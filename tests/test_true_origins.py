@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from conftest import Sandbox
 from torch import nn
 
+from whynan.capsule.sites import is_installed
 from whynan.engine.trainings import Trainings
 
 HEAD = """
@@ -719,3 +723,109 @@ def test_a_sequence_without_tokens_in_a_jagged_tensor(box: Sandbox) -> None:
     assert (incident["step"], incident["cause"]["code"]) == (5, "WN402")
     assert "# here" in incident["origin"]["code"]
     assert "internal error" not in done.err
+
+
+@pytest.mark.parametrize("line", ["-torch.special.entr(p)", "-p.pow(0.5)", "torch.special.gammaincc(torch.tensor(0.5), p)"])
+def test_a_gradient_of_minus_infinity_is_no_mask(line: str, box: Sandbox) -> None:
+    """A softmax accepts masked scores; that its gradient comes in as -inf is not its own fault."""
+    done = box.watched(f"""{HEAD}
+net = nn.Linear(4, 5)
+opt = torch.optim.SGD(net.parameters(), 0.1)
+legal = torch.tensor([True, True, False, True, True])
+p = torch.softmax(net(torch.randn(6, 4)).masked_fill(~legal, float("-inf")), -1)
+cost = {line}
+loss = cost.sum(-1).mean()
+loss.backward()
+opt.step()
+""")
+    born = [(i["cause"]["code"], i["origin"]["code"], i["origin"]["exact"]) for i in done.incidents]
+    assert born == [("WN501", f"cost = {line}", True)] or born == [("WN501", line.lstrip("-"), True)]
+
+
+@pytest.mark.parametrize("write", ["torch.cumsum(sizes, 0, out=start.narrow(0, 1, 3))", "torch.topk(sizes.cumsum(0), 3, sorted=True, out=(start[1:], where))"])
+def test_what_a_call_writes_to_out_is_made_again(write: str, box: Sandbox) -> None:
+    """Indices that are summed up into a part of an empty tensor, as libraries of graphs do; the kept healthy steps are whole, too."""
+    done = box.watched(f"""{HEAD}
+net = nn.Embedding(7, 2)
+opt = torch.optim.SGD(net.parameters(), 0.01)
+for s in range(8):
+    sizes = torch.tensor([3, 2, 1] if "topk" not in {write!r} else [3, -1, -1])
+    start, where = sizes.new_empty(4), sizes.new_empty(3)
+    start.narrow(0, 0, 1).zero_()
+    {write}
+    ends = start.unbind(0)
+    a = net(torch.stack([ends[0], ends[1]]))
+    b = net(torch.stack([ends[2], ends[3] if s < 4 else ends[1]]))
+    loss = ((a - b) ** 2).sum(-1).sqrt().sum()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""")
+    assert [(i["step"], i["cause"]["code"], i["origin"]["code"]) for i in done.incidents][:1] == [(4, "WN501", "loss = ((a - b) ** 2).sum(-1).sqrt().sum()")]
+    assert "further on" in done.incidents[0]["remedies"][0]["effect"]
+
+
+def test_a_running_value_that_is_written_by_out_is_put_back(box: Sandbox) -> None:
+    """A moving average and a plain copy, as if the bad batch had never come."""
+    done = box.watched(f"""{HEAD}
+net = nn.Linear(4, 3)
+opt = torch.optim.SGD(net.parameters(), 0.1)
+average, kept = torch.zeros(3), torch.zeros(3)
+for s in range(6):
+    x = torch.full((8, 4), float("inf")) if s == 3 else torch.ones(8, 4) * s
+    h = net(x)
+    torch.lerp(average, h.detach().mean(0), 0.1, out=average)
+    torch.mul(h.detach().mean(0), 2, out=kept)
+    loss = h.square().mean() + 0 * kept.sum()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+    print(s, average.isfinite().all().item(), kept.isfinite().all().item())
+""")
+    assert [i["step"] for i in done.incidents] == [3]
+    assert "False" not in done.out, done.out
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "F.conv_transpose1d(100 * h, w, stride=2).float().sum()",  # the weight's gradient, not the first result
+        "(F.embedding(ids, w.flatten(1)) * push).sum().float()",  # what is summed up in float16 on the way to 0
+    ],
+)
+def test_what_is_linear_has_no_infinite_slope(line: str, box: Sandbox) -> None:
+    """Where its gradient is not finite in float16 and is in float64, the range was left."""
+    done = box.watched(f"""{HEAD}
+w = nn.Parameter(torch.full((4, 1, 4), 1e-3).half())
+opt = torch.optim.SGD([w], 1e-6)
+h, ids = torch.ones(8, 4, 32).half(), torch.zeros(4, dtype=torch.long)
+push = torch.tensor([[6e4], [6e4], [-6e4], [-6e4]]).half()
+loss = {line}
+(loss * 4).backward() if "conv" in {line!r} else loss.backward()
+opt.step()
+""")
+    assert [(i["cause"]["code"], i["cause"]["confidence"], i["origin"]["line"]) for i in done.incidents] == [("WN503", "proven", 11)]
+    assert "float16 ends at" in str(done.incidents[0]["cause"]["evidence"])
+
+
+def test_gradients_are_called_finite_only_where_those_of_every_optimizer_are(box: Sandbox) -> None:
+    """Some programs give each weight an optimizer of its own."""
+    done = box.watched(f"""{HEAD}
+a, b = nn.Parameter(torch.ones(3)), nn.Parameter(torch.zeros(3))
+first, second = torch.optim.SGD([a], 0.1), torch.optim.SGD([b], 0.1)
+loss = a.square().sum() - b.log().sum()
+loss.backward()
+first.step()
+second.step()
+""")
+    assert "the gradients of this step are finite" not in str(done.incidents)
+    assert done.incidents[0]["cause"]["code"] == "WN101"
+
+
+def test_a_folder_filled_by_pip_holds_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line of the program that calls one is told also where it is not in site-packages."""
+    (tmp_path / "some-1.0.dist-info").mkdir()
+    code = compile("1", str(tmp_path / "some" / "module.py"), "eval")
+    monkeypatch.setattr(sys, "path", [sys.path[0], str(tmp_path)])
+    assert is_installed(code)
+    assert not is_installed(compile("1", str(tmp_path.parent / "program.py"), "eval"))

@@ -144,7 +144,7 @@ def test_any_program(part: int) -> None:
     """The same for 200 programs drawn at random; in parts, so that several processes share them."""
 
     @seed(part)
-    @settings(max_examples=50, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=50, database=None, suppress_health_check=list(HealthCheck))
     @given(everything.filter(lambda case: not case.impossible()))
     def each(case: Case) -> None:
         check(case)

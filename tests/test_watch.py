@@ -342,6 +342,9 @@ def test_default_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         ([], {"in_a_row": -1}, "-1"),
         ([], {"in_total": -5}, "-5"),
         ([], {"in_total": "many"}, "many"),
+        ([], {"averages": [object()]}, "averages takes modules.*object"),
+        ([], {"averages": {"w": torch.ones(1)}}, "averages takes modules.*str"),
+        ([], {"averages": 3}, "averages takes modules.*int"),
     ],
 )
 def test_wrong_use(objects: list[Any], options: dict[str, Any], said: str) -> None:
@@ -530,7 +533,18 @@ def test_objects_of_every_step_have_fast_attributes() -> None:
     model = torch.nn.Linear(2, 2)
     with whynan.watch(model, torch.optim.SGD(model.parameters(), 0.1), files=False) as watch:
         guard = watch._guard
-        hot = [guard, guard.recorder, guard.recorder.tape, guard.recorder.roots, guard.session, guard.steps, guard.acting, guard.foreseeing, guard.journal]
+        hot = [
+            guard,
+            guard.recorder,
+            guard.recorder.tape,
+            guard.recorder.roots,
+            guard.session,
+            guard.going_back,
+            guard.steps,
+            guard.acting,
+            guard.foreseeing,
+            guard.journal,
+        ]
         assert {type(o).__name__: len(vars(o)) for o in hot if len(vars(o)) > 30} == {}
 
 

@@ -80,7 +80,7 @@ def test_weights_that_stay_good_are_left_alone(box: Sandbox) -> None:
         source = PROGRAM.format(optimizer="Adam", after=after.replace("step == 6", "step == 60").replace("step != 6", "step != 60"))
         done = box.watched(source)
         assert not done.incidents
-        assert done.out == box.python("train.py").out
+        assert done.out == box.plain(box.folder / "train.py").out
 
 
 FEDERATED = """

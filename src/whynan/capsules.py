@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from whynan.capsule import pack, unpack
 from whynan.capsule.names import CapsuleError
 from whynan.capsule.read import Capsule
+from whynan.capsule.rebuild import NeedsTrust
 from whynan.capsule.sites import show_as
 from whynan.capsule.trusted import TrustedCode
 from whynan.diagnosis import Case, diagnose
@@ -19,6 +20,7 @@ from whynan.records import Incident, Symptom
 from whynan.trace.lines import Line
 
 if TYPE_CHECKING:
+    from whynan.capsule.recorder import Recorder
     from whynan.report.journal import Journal
 
 LIMIT = pack.LIMIT
@@ -104,12 +106,21 @@ def replay(capsule: Capsule, trust: bool = False) -> Replayed:
     with contextlib.ExitStack() as stack:
         stack.enter_context(unpack.settings(capsule.program["settings"]))
         code = stack.enter_context(TrustedCode(capsule.sources, capsule.program["globals"], lambda v: v)) if trust else None
-        loaded = unpack.load(capsule, guard.recorder, code)
+        loaded = _loaded(capsule, guard.recorder, code)
         stack.enter_context(guard)
         guard.attach(*loaded.optimizers)  # a step function's own optimizer step is left out on replay
         guard.recorder.suspended(_rehearse, loaded.program, capsule)
         incident = guard.recorder.suspended(diagnose, _case(capsule, loaded))
     return Replayed(incident, [*loaded.notes, *(code.notes if code is not None else [])])
+
+
+def _loaded(capsule: Capsule, recorder: Recorder, code: TrustedCode | None) -> unpack.Loaded:
+    try:
+        return unpack.load(capsule, recorder, code)
+    except NeedsTrust:
+        raise
+    except CapsuleError as error:
+        raise CapsuleError(f"{error}{capsule.lacks()}") from None
 
 
 def _rehearse(program: unpack.LoadedProgram, capsule: Capsule) -> None:
@@ -118,10 +129,8 @@ def _rehearse(program: unpack.LoadedProgram, capsule: Capsule) -> None:
         run = program.play()
     if run.error is None or capsule.head["incident"].get("symptom", {}).get("place") == "exception":
         return
-    lost = capsule.head.get("lost")
-    more = "; not carried: " + ", ".join(str(w)[:120] for w in lost[:3]) if isinstance(lost, list) and lost else ""
     words = str(run.error).splitlines() or [""]
-    raise CapsuleError(f"call {run.failed_at.number if run.failed_at else '?'} failed on replay: {type(run.error).__name__}: {words[0][:200]}{more}")
+    raise CapsuleError(f"call {run.failed_at.number if run.failed_at else '?'} failed on replay: {type(run.error).__name__}: {words[0][:200]}{capsule.lacks()}")
 
 
 def _case(capsule: Capsule, loaded: unpack.Loaded) -> Case:

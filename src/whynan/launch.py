@@ -10,7 +10,7 @@ import os
 import runpy
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import thread as pools
 from importlib.machinery import SourceFileLoader
 from types import CodeType, ModuleType, TracebackType
@@ -96,8 +96,7 @@ def _guarded(guard: Guard, program: object) -> int:
             return STOPPED
         if children.stopped and isinstance(error, ProcessExitedException):
             return STOPPED  # of a process that was stopped torch says only that it ended
-        if sys.excepthook is sys.__excepthook__:
-            sys.excepthook = _quiet_hook
+        sys.excepthook = _without_us(sys.excepthook)
         raise
     return STOPPED if guard.stopped or children.stopped else 0
 
@@ -141,10 +140,15 @@ def _flush() -> None:
         sys.stdout.flush()
 
 
-def _quiet_hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    error.__traceback__ = trace
-    _cut(error)
-    sys.__excepthook__(kind, error, error.__traceback__)
+def _without_us(hook: Callable[..., object]) -> Callable[..., None]:
+    """Give a hook, Python's or one of the script's own, the traceback that the script would have had."""
+
+    def quiet(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        error.__traceback__ = trace
+        _cut(error)
+        hook(kind, error, error.__traceback__)
+
+    return quiet
 
 
 def _cut(error: BaseException) -> None:

@@ -5,16 +5,23 @@ Does not import torch: a process that simulates or reads files must not pay for 
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import pickle
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+from whynan.errors import TrainingStopped
 
 if TYPE_CHECKING:
     from whynan.engine.guard import Guard
@@ -25,32 +32,78 @@ _SPAWN = "torch.multiprocessing.spawn"
 _LEFT_ALONE = ("torch.", "multiprocessing.", "concurrent.", "whynan.")  # workers of loaders and pools
 
 
+class Sealed:
+    """Options of a watched run, that come out of a pickle as bytes until somebody asks for them: their class takes torch to import."""
+
+    def __init__(self, options: Options) -> None:
+        self._options: Options | bytes = options
+
+    def __getstate__(self) -> dict[str, bytes]:
+        return {"_options": self._options if isinstance(self._options, bytes) else pickle.dumps(self._options)}
+
+    def opened(self) -> Options:
+        """Return the options."""
+        return pickle.loads(self._options) if isinstance(self._options, bytes) else self._options  # noqa: S301 (of the parent process)
+
+
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """A function to run in another process, with a guard of its own around it."""
+    """A function to run in another process, with a guard of its own around it from when torch is there."""
 
     function: Callable[..., Any]
-    options: Options
+    options: Sealed
     directory: Path | None
     name: str  # of the files it writes, where no process group says which rank it is
     notes: Path  # a folder for a word to the parent: an exit status alone could be the program's own
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if "torch" not in sys.modules:
-            return self.function(*args, **kwargs)
-        from whynan.engine.guard import Guard, leave_all
-        from whynan.errors import TrainingStopped
-        from whynan.integrations.meeting import introduce
-        from whynan.report.journal import Journal
-
-        leave_all()
         try:
-            with introduce(Guard(self.options, Journal(self.directory, files=True, beside=self.name))):
+            with ExitStack() as stack:
+                _once_torch_is_there(lambda: stack.enter_context(self._guard()))
                 return self.function(*args, **kwargs)
         except TrainingStopped:
             with suppress(OSError):
                 (self.notes / str(os.getpid())).touch()
             sys.exit(STOPPED)
+
+    def _guard(self) -> Guard:
+        from whynan.engine.guard import Guard, leave_all
+        from whynan.integrations.meeting import introduce
+        from whynan.report.journal import Journal
+
+        leave_all()
+        return introduce(Guard(self.options.opened(), Journal(self.directory, files=True, beside=self.name)))
+
+
+def _once_torch_is_there(then: Callable[[], object]) -> None:
+    """Do something now, or right after the process imports torch: one that never does is left as it is."""
+    if "torch" in sys.modules:
+        then()
+    else:
+        sys.meta_path.insert(0, _Awaiting(then))
+
+
+class _Awaiting(MetaPathFinder):
+    """Finds torch as the others do, and sees when it is imported."""
+
+    def __init__(self, then: Callable[[], object]) -> None:
+        self._then = then
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        loader: Any = spec.loader if spec is not None else None
+        if loader is not None:
+            run, then = loader.exec_module, self._then
+
+            def exec_module(module: ModuleType) -> None:
+                run(module)
+                then()
+
+            loader.exec_module = exec_module
+        return spec
 
 
 class Children:
@@ -93,7 +146,7 @@ class Children:
         self._started += 1
         if self._notes is None:
             self._notes = Path(tempfile.mkdtemp(prefix="whynan-"))
-        return Watched(function, self._guard.options, self._guard.journal.directory, f"process-{self._started}", self._notes)
+        return Watched(function, Sealed(self._guard.options), self._guard.journal.directory, f"process-{self._started}", self._notes)
 
 
 def _is_installed(module: str) -> bool:

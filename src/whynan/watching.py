@@ -153,13 +153,22 @@ def watch(
     for item in objects:
         if not isinstance(item, torch.nn.Module | torch.optim.Optimizer):
             raise UsageError(f"watch() takes models and optimizers, not {type(item).__name__}")
+    copies = _modules_of(averages)
     known = [f.name for f in fields(Options)]
     for name in options:
         if name not in known:
             raise UsageError(f"watch() has no option {name!r}; its options are {', '.join(known)}")
     journal = Journal(Path(run_dir) if run_dir is not None else None, files=files)
     guard = introduce(Guard(Options(**options), journal))
-    guard.recovering.averages = list(averages)
+    guard.recovering.averages = copies
     guard.open()
     guard.attach(*objects)
     return Watch(guard, keep, allow)
+
+
+def _modules_of(averages: Any) -> list[torch.nn.Module]:
+    copies = list(averages) if isinstance(averages, Iterable) and not isinstance(averages, torch.nn.Module) else [averages]
+    for item in copies:
+        if not isinstance(item, torch.nn.Module):
+            raise UsageError(f"averages takes modules (a copy of the model), not {type(item).__name__}: keep the averages in a module, or leave them out")
+    return copies

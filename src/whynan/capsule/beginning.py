@@ -45,7 +45,7 @@ class Beginning:
 
     def anew(self) -> None:
         """The step begins with the next call, and what was computed for it since the last one."""
-        last = next((entry.number for entry in self._entries() if _is_of_model(entry) or entry.kind == "zero" or entry.kind in _GONE_BACK), 0)
+        last = next((entry.number for entry in self._entries() if entry.runs_model or entry.kind == "zero" or entry.kind in _GONE_BACK), 0)
         self._since, self._witness = max(last, self.start), None
         self._behind.clear()
 
@@ -55,7 +55,7 @@ class Beginning:
             return False
         entries = self._tape.entries
         newest = entries[next(reversed(entries))] if entries else None
-        if newest is not None and newest.kind == "module" and newest.number > self.start and newest.refs and newest.refs[0]() is not None:
+        if newest is not None and newest.runs_model and newest.number > self.start and newest.refs and newest.refs[0]() is not None:
             return False  # as mostly: the loss is called with what the model has just returned
         roots = self._roots_of(given)
         return roots is not None and not self._are_of_use(roots)
@@ -80,7 +80,7 @@ class Beginning:
                 if made() is not None and not (spent and entry.needs_grad) and self._is_computed(entry, zeroed, known):
                     self._witness = made
                     return True
-            if _is_of_model(entry) and any(isinstance(leaf, Outside) and id(leaf.tensor) in roots for leaf in entry.reads):
+            if entry.runs_model and any(isinstance(leaf, Outside) and id(leaf.tensor) in roots for leaf in entry.reads):
                 return True
         return False
 
@@ -104,7 +104,7 @@ class Beginning:
         since, todo = self.start, [entry]
         while todo:
             one = todo.pop()
-            if known.get(one.number) or _is_of_model(one) or (gradients and one.kind == "grad"):
+            if known.get(one.number) or one.runs_model or (gradients and one.kind == "grad"):
                 known.update((number, True) for number in (entry.number, one.number))
                 return True
             if one.number not in known:
@@ -132,12 +132,7 @@ class Beginning:
         """Return the calls of a model in this step, and the calls behind what they were given."""
         fresh = list(takewhile(lambda entry: entry.number != self._known, self._entries()))
         for entry in fresh:
-            if _is_of_model(entry):
+            if entry.runs_model:
                 self._behind.update((entry.number, *(leaf.entry for leaf in entry.reads if not isinstance(leaf, Outside))))
         self._known = fresh[0].number if fresh else self._known
         return self._behind
-
-
-def _is_of_model(entry: Entry) -> bool:
-    """Whether an entry is the call of a model."""
-    return entry.kind == "module"

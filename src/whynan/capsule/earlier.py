@@ -37,7 +37,7 @@ class Earlier:
     def keep(self, step: int, tape: Tape, function: Entry | None) -> None:
         """Keep the step that just ended, where it is small and stands on its own."""
         self.due = step + 1 if step < FIRST else step + EVERY
-        entries = _of_step(dict(tape.entries), function)
+        entries = _of_step(dict(tape.entries), function, tape.rolled)
         if any(e.kind == "backward" or e is function for e in entries) and _light(entries):
             self._kept.append(Kept(step, entries))
 
@@ -50,10 +50,10 @@ class Earlier:
         self._kept.clear()
 
 
-def _of_step(entries: dict[int, Entry], function: Entry | None) -> list[Entry]:
+def _of_step(entries: dict[int, Entry], function: Entry | None, since: int) -> list[Entry]:
     if function is not None:
-        return [*needed_for(entries, set(dependencies(function))), function]
-    return needed_for(entries, {n for n, e in entries.items() if e.kind in ("backward", "zero")})
+        return [*needed_for(entries, set(dependencies(function)), since), function]
+    return needed_for(entries, {n for n, e in entries.items() if e.kind in ("backward", "zero")}, since)
 
 
 def _light(entries: list[Entry]) -> bool:

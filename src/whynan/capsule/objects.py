@@ -10,7 +10,6 @@ import base64
 import collections
 import enum
 import functools
-import inspect
 import logging
 import math
 import operator
@@ -25,9 +24,11 @@ from typing import Any
 
 import torch
 
-from whynan.capsule import names
+from whynan.capsule import compact, names
+from whynan.capsule.made import cells
 from whynan.capsule.sources import Sources
 from whynan.capsule.tensors import Tensors
+from whynan.errors import let_through
 from whynan.records import Json
 
 NODES = 300_000  # more than any step needs: a data set or a trainer hangs on one of its objects
@@ -74,6 +75,9 @@ class Encoder:
             return self.lose(str(reason))
         except RecursionError:
             return self.lose("nested too deeply")
+        except (LookupError, AttributeError, TypeError, ValueError) as error:  # a `__getattr__`, `items` or `__reduce__` of the user's
+            let_through(error)
+            return self.lose(f"{type(value).__name__}: {type(error).__name__}: {error}"[:200])
         finally:
             self._depth -= 1
             if path:
@@ -155,7 +159,7 @@ class Encoder:
             return {"is": kind.__name__, "items": self.pairs(value), "default": default}
         if isinstance(value, functools.partial):
             return {"is": "partial", "fn": _there(self.callable(value.func)), "args": self._items(value.args), "kwargs": self.pairs(value.keywords)}
-        if isinstance(value, types.MethodType):
+        if isinstance(value, types.MethodType | types.BuiltinMethodType) and not isinstance(value.__self__, types.ModuleType | None):
             return self._method(value)
         if isinstance(value, types.FunctionType):
             return self._function(value)
@@ -163,11 +167,24 @@ class Encoder:
             return {"is": "weakref", "value": self.encode(value())}
         if kind in _SPECIAL:
             return _SPECIAL[kind](value)
-        if kind.__module__ == "numpy":
-            return self._numpy(value)
-        return self._object(value)
+        short = self._short(value)
+        if short is not None:
+            return short
+        return self._numpy(value) if kind.__module__ == "numpy" else self._object(value)
 
-    def _method(self, value: types.MethodType) -> Json:
+    def _short(self, value: Any) -> Json:
+        """Objects made in C that a few words say."""
+        if place := compact.named(value):
+            self.sources.module(sys.modules[place[0]])
+            return {"is": "function", "package": place[0], "name": place[1], "line": 0}
+        if cache := compact.cached(value):
+            return {"is": "cached", "fn": _there(self.callable(cache[0])), "parameters": self.pairs(cache[1])}
+        kind = type(value)
+        if compact.base_of(kind) is None and kind.__module__.partition(".")[0] not in ("torch", "numpy", "whynan") and (made := compact.reduced(value)):
+            return {"is": "made", "fn": _there(self.encode(made[0])), "args": self._items(made[1])}
+        return None
+
+    def _method(self, value: types.MethodType | types.BuiltinMethodType) -> Json:
         owner, name = value.__self__, value.__name__
         found = getattr(owner if isinstance(owner, type) else type(owner), name, None)
         if found is None:
@@ -207,11 +224,11 @@ class Encoder:
         """What a local class sees of the function around it."""
         if "<locals>" not in cls.__qualname__ or "source" not in reference:
             return
-        cells: dict[str, Any] = {}
+        seen: dict[str, Any] = {}
         for method in vars(cls).values():
-            cells.update(_cells(getattr(method, "__func__", method)))
-        cells.pop("__class__", None)
-        reference["cells"] = [[k, self.encode(v, k)] for k, v in cells.items()]
+            seen.update(cells(getattr(method, "__func__", method)))
+        seen.pop("__class__", None)
+        reference["cells"] = [[k, self.encode(v, k)] for k, v in seen.items()]
         plain = {k: v for k, v in vars(cls).items() if not k.startswith("__") and _plain(v) is not NotImplemented}
         reference["attributes"] = [[k, _plain(v)] for k, v in plain.items()]
 
@@ -222,7 +239,8 @@ class Encoder:
         body: dict[str, Json] = {"is": "function", **reference}
         body["defaults"] = self.encode(value.__defaults__)
         body["kwdefaults"] = self.encode(value.__kwdefaults__)
-        body["cells"] = [[k, self.encode(v, k)] for k, v in _cells(value).items()]
+        body["cells"] = [[k, self.encode(v, k)] for k, v in cells(value).items()]
+        body["attributes"] = self.pairs({k: v for k, v in vars(value).items() if k != "__wrapped__"})
         return body
 
     def _numpy(self, value: Any) -> Json:
@@ -248,7 +266,7 @@ class Encoder:
             return {"is": "same", "value": self.encode(value._orig_mod)}
         if isinstance(value, torch.nn.parallel.DistributedDataParallel):
             return {"is": "same", "value": self.encode(value.module)}
-        base = _base_of(kind)
+        base = compact.base_of(kind)
         if base is None:
             name = getattr(value, "__name__", "")
             raise Unable(f"a {kind.__name__} of {kind.__module__}{f' named {name}' if isinstance(name, str) and name else ''}")
@@ -258,7 +276,7 @@ class Encoder:
         body["parametrized"] = parametrized
         if base is not object:
             body["base"] = base.__name__
-            body["items"] = self.pairs(value) if base is dict else self._items(value)
+            body["items"] = self.pairs(value) if base is dict else [] if base is types.SimpleNamespace else self._items(value)
         body["state"] = self._state(value)
         return body
 
@@ -351,27 +369,6 @@ _SPECIAL: dict[type, Callable[[Any], Json]] = {
     pathlib.WindowsPath: lambda v: {"is": "path", "text": str(v)},
     torch.Generator: lambda v: {"is": "generator", "state": base64.b64encode(bytes(v.get_state().tolist())).decode(), "device": str(v.device)},
 }
-
-
-def _cells(function: Any) -> dict[str, Any]:
-    code = getattr(function, "__code__", None)
-    found: dict[str, Any] = {}
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False) if code is not None else ():
-        try:
-            found[name] = cell.cell_contents
-        except ValueError:
-            continue
-    return found
-
-
-def _base_of(kind: type) -> type | None:
-    """Return what `__new__` makes for a class: a plain object or a built-in container; None for anything made in C."""
-    for base in (dict, list, tuple, set):
-        if issubclass(kind, base):
-            return base
-    heap = bool(kind.__flags__ & (1 << 9))  # Py_TPFLAGS_HEAPTYPE: made by a class statement
-    made_in_c = any(not b.__flags__ & (1 << 9) and b is not object for b in kind.__mro__)
-    return object if heap and not made_in_c and inspect.isclass(kind) else None
 
 
 def _slots(kind: type) -> list[str]:

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import safetensors.torch
 import torch
@@ -26,6 +26,7 @@ from whynan.capsule.tape.arguments import Rebuild
 from whynan.capsule.tape.entries import Entry, Inner, Outside, Slot
 from whynan.capsule.tape.facts import is_leaf
 from whynan.capsule.tensors import Need, Tensors
+from whynan.ends import apart
 from whynan.records import Json, jsonable
 from whynan.tripwire.values import stats
 
@@ -49,6 +50,7 @@ class Contents:
     values_in_data: list[str] = field(default_factory=list)  # what the data set's line had to compute with
 
 
+@apart()
 def write(contents: Contents, directory: Path, limit: int = LIMIT) -> Path | str:
     """Write a capsule into a new directory, whole or not at all; return it, or the reason why there is none.
 
@@ -112,7 +114,7 @@ class Packer:
         self.tensors.made_at = lambda tensor: self.sources.site(recorder.blanks.made_at(tensor))
         self.objects = Encoder(self.tensors, self.sources)
         self.trouble: list[str] = []
-        self._done: dict[tuple[str, str], Json] = {}  # file and name of a global variable
+        self._done: dict[tuple[str, str], Json] = {}  # file in the capsule and name of a global variable
         self._states: dict[str, Json] = {}  # digest of a generator's state
         self._outsides: dict[int, Json] = {}
 
@@ -142,10 +144,14 @@ class Packer:
     def _globals(self) -> list[Json]:
         """Encode the global variables the carried functions read; encoding may bring more files and more names."""
         done = self._done
-        while todo := [(s, n) for s in self.sources.listed() for n in s.globals if (s.file, n) not in done]:
+        self.sources.settle()
+        while todo := [(s, n) for s in self.sources.listed() for n in s.globals if (s.stored, n) not in done]:
             for source, name in todo:
-                done[source.file, name] = self.objects.encode(source.globals[name], f"global {name}")
-        return [[[n, v] for (f, n), v in done.items() if f == s.file and not (isinstance(v, dict) and "lost" in v)] for s in self.sources.listed()]
+                kept = done[source.stored, name] = self.objects.encode(source.globals[name], f"global {name}")
+                if _is_lost(kept) and self.sources.is_brought(source, name):
+                    self.objects.lost = [what for what in self.objects.lost if what != kept["lost"]]
+            self.sources.settle()
+        return [[[n, v] for (f, n), v in done.items() if f == s.stored and not _is_lost(v)] for s in self.sources.listed()]
 
     def _entry(self, entry: Entry) -> Json:
         label = f"call {entry.number}"
@@ -153,7 +159,7 @@ class Packer:
         fn = self._callable(entry)
         args: list[Json] = [self._kept(a, f"{label} argument {i}") for i, a in enumerate(entry.args)]
         kwargs: dict[str, Json] = {k: self._kept(v, f"{label} argument {k}") for k, v in entry.kwargs.items()}
-        lost = [part["lost"] for part in (fn, *args, *kwargs.values()) if isinstance(part, dict) and "lost" in part]
+        lost = [part["lost"] for part in (fn, *args, *kwargs.values()) if _is_lost(part)]
         self.trouble += [f"not carried: {str(what).removeprefix('a value: ')}" for what in (*lost, *self.objects.parts)]
         self.objects.parts.clear()
         if any(not self._is_held(entry, table) for table, *_ in entry.given):
@@ -240,11 +246,18 @@ class Packer:
         return {
             "schema": SCHEMA, "whynan": __version__, "torch": str(torch.__version__), "python": platform.python_version(), "device": _device(self.tensors),
             "step": self.contents.step, "incident": self.contents.incident, "replayable": not why_not, "why_not": list(why_not),
-            "exact": not notes and not why_not, "notes": list(notes), "lost": list(dict.fromkeys(self.objects.lost)), "dropped": list(dropped),
+            "exact": not notes and not why_not, "notes": list(notes), "lost": self._lost(), "dropped": list(dropped),
             "sources": [s.to_json() for s in self.sources.listed()], "packages": dict(self.sources.packages), "imports": [*sorted(self.sources.imports)],
             "calls": len(self.contents.program.entries), "files": _files(folder),
             "tensors": [] if stored else _statistics(self.tensors),
         }  # fmt: skip
+
+    def _lost(self) -> list[Json]:
+        return list(dict.fromkeys([*self.objects.lost, *self.sources.lost]))
+
+
+def _is_lost(value: Json) -> TypeGuard[dict[str, Json]]:
+    return isinstance(value, dict) and "lost" in value
 
 
 def _files(folder: Path) -> dict[str, Json]:

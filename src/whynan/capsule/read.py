@@ -43,6 +43,11 @@ class Capsule:
     program: dict[str, Any]
     sources: list[Text]
 
+    def lacks(self) -> str:
+        """Say what the capsule is known not to carry, to end a sentence with."""
+        lost = self.head.get("lost")
+        return "; not carried: " + ", ".join(str(what)[:120] for what in lost[:3]) if isinstance(lost, list) and lost else ""
+
     def tensors(self) -> dict[str, torch.Tensor]:
         """Read the tensors."""
         path = _file(self.folder, "tensors.safetensors")

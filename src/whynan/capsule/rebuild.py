@@ -23,6 +23,7 @@ _BUILTINS = {t.__name__: t for t in (int, float, bool, str, bytes, list, tuple, 
 _LISTS: dict[str, Callable[[list[Any]], Any]] = {
     "list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "deque": collections.deque, "size": torch.Size,
 }  # fmt: skip
+_BASES = ("dict", "list", "set", "SimpleNamespace")
 _DTYPES = {str(v).removeprefix("torch."): v for v in vars(torch).values() if isinstance(v, torch.dtype)}
 
 
@@ -220,14 +221,14 @@ class Decoder:
         base = node.get("base")
         if base == "tuple":
             made: Any = tuple.__new__(cls, self.items(node["items"]))
-        elif base in ("dict", "list", "set"):
-            made = {"dict": dict, "list": list, "set": set}[base].__new__(cls)  # type: ignore[attr-defined, call-arg]
+        elif base in _BASES:
+            made = _maker(cls).__new__(cls)
         else:
             made = object.__new__(cls)
         self._made[index] = made
         if base == "dict":
             for key, value in self.pairs(node["items"]):
-                dict.__setitem__(made, key, value)
+                _maker(cls).__setitem__(made, key, value)
         elif base in ("list", "set"):
             (list.extend if base == "list" else set.update)(made, self.items(node["items"]))  # type: ignore[operator]
         self._fill(made, node["state"])
@@ -247,7 +248,11 @@ class Decoder:
             made.__dict__.setdefault("_compiled_call_impl", None)
 
     def _function(self, node: dict[str, Any], index: int) -> Any:
-        return self.code.function(node)
+        made = self.code.function(node)
+        self._made[index] = made
+        for key, value in self.pairs(node.get("attributes", [])):
+            setattr(made, str(key), value)
+        return made
 
     def _numpy(self, node: dict[str, Any], index: int) -> Any:
         array = self.decode(node["data"]).numpy()
@@ -260,6 +265,21 @@ def _parametrize(module: Any) -> None:
     parametrize._inject_new_class(module)
     for name in module._modules["parametrizations"]:
         parametrize._inject_property(module, name)
+
+
+def _maker(cls: type) -> Any:
+    """Return the class made in C that stands behind one made by a statement: OrderedDict is no mere dict."""
+    return next(base for base in cls.__mro__ if not base.__flags__ & 1 << 9)  # Py_TPFLAGS_HEAPTYPE
+
+
+def _cached(decoder: Decoder, node: dict[str, Any], index: int) -> Any:
+    return functools.lru_cache(**dict(decoder.pairs(node["parameters"])))(decoder.decode(node["fn"]))
+
+
+def _from_parts(decoder: Decoder, node: dict[str, Any], index: int) -> Any:
+    if isinstance(decoder.code, Refusing):
+        raise NeedsTrust("code")
+    return decoder.decode(node["fn"])(*decoder.items(node["args"]))
 
 
 def _generator(decoder: Decoder, node: dict[str, Any], index: int) -> torch.Generator:
@@ -287,7 +307,7 @@ def _method(decoder: Decoder, node: dict[str, Any], index: int) -> Any:
     # without trust: only the forward pass of a module may be had this way
     if not (isinstance(owner, torch.nn.Module) and name in ("forward", "__call__")) and isinstance(decoder.code, Refusing):
         raise NeedsTrust("code")
-    return MethodType(found, owner) if found is not None else getattr(owner, name)
+    return MethodType(found, owner) if found is not None and not isinstance(owner, type) else getattr(owner, name)
 
 
 Maker = Callable[[Decoder, dict[str, Any], int], Any]
@@ -295,7 +315,8 @@ _KINDS: dict[str, Maker] = {
     **dict.fromkeys(_LISTS, Decoder._list), **dict.fromkeys(("dict", "OrderedDict", "defaultdict"), Decoder._dict),
     "tensor": Decoder._tensor, "object": Decoder._object, "function": Decoder._function, "numpy": Decoder._numpy,
     "numpy dtype": lambda d, n, i: __import__("numpy").dtype(str(n["name"])[:8]), "generator": _generator, "pattern": _pattern,
-    "slice": _ends, "range": _ends, "partial": _partial, "method": _method, "path": lambda d, n, i: PurePath(str(n["text"])),
+    "slice": _ends, "range": _ends, "partial": _partial, "method": _method, "cached": _cached, "made": _from_parts,
+    "path": lambda d, n, i: PurePath(str(n["text"])),
     "weakref": lambda d, n, i: weakref.ref(d.decode(n["value"])), "same": lambda d, n, i: d.decode(n["value"]),
 }  # fmt: skip
 

@@ -6,7 +6,8 @@ model runs at full speed and compiled code never sees it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -16,7 +17,8 @@ from whynan.capsule.doors.collectives import Received
 from whynan.capsule.drawn import Draws
 from whynan.capsule.infinities import Infinities
 from whynan.capsule.loads import Loads
-from whynan.capsule.roots import Roots
+from whynan.capsule.reached import modules_of
+from whynan.capsule.roots import Begun, Roots
 from whynan.capsule.setup import Setup
 from whynan.capsule.sites import passer_at, passers, take_site, take_sites
 from whynan.capsule.sorts import Sort, sort_of
@@ -53,6 +55,7 @@ class Hearing(Protocol):
     listens: bool  # in the present step
 
     def hear(self, module: torch.nn.Module, result: Any) -> None: ...
+    def listening(self, roots: Iterable[torch.nn.Module]) -> AbstractContextManager[None]: ...
     def around(self, module: Any, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any: ...
 
 
@@ -127,6 +130,8 @@ class Recorder(OnStack):
 
     def _loose_call(self, func: Callable[..., Any], sort: Sort, args: Any, kwargs: dict[str, Any]) -> Any:
         entry: Entry | None = None
+        if kwargs and sort is _CALL and kwargs.get("out") is not None:
+            sort = _WRITE
         try:
             target = _target(args, kwargs) if sort is _WRITE else None
             if target is not None and not self.seen_write(target, args):
@@ -135,7 +140,8 @@ class Recorder(OnStack):
                 self.seen_write(next(tensors_of(args)), ())
             entry = self.note("call", func, args, kwargs)
             if target is not None:
-                self.tape.memory.about_to_change(target)
+                for written in tensors_of(kwargs.get("out", target)):
+                    self.tape.memory.about_to_change(written)
             if sort is _RANDOM:
                 entry.rng = take_rng()
         except Exception as error:
@@ -235,16 +241,47 @@ class Recorder(OnStack):
     def recorded(self, kind: str, fn: Callable[..., Any], call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         """Record `fn(*args)`, run as `call(*args)`; called with the mode off the stack."""
         try:
+            uses = modules_of(fn, args, kwargs)
+            begun = self._begin(uses, args, kwargs) if uses and not _only_shapes(args, kwargs) else []
             entry = self.note(kind, fn, args, kwargs)
-            entry.rng = take_rng()
+            if begun:
+                entry.uses = tuple(uses)
+            self._note_state(entry, begun)
         except Exception as error:
             self.faulty(error)
             return call(*args, **kwargs)
         self.failed = entry
-        result = call(*args, **kwargs)
+        with nullcontext() if self.outputs is None or not (begun and self.outputs.listens) else self.outputs.listening(uses):
+            result = call(*args, **kwargs)
         self.failed = None
         self._add(entry, result)
+        self._ended(entry, begun)
         return result
+
+    def _begin(self, modules: Sequence[torch.nn.Module], args: Any, kwargs: dict[str, Any]) -> list[Begun]:
+        """A model is about to run outside every other one: a step may begin with it."""
+        if self.before_call is not None:
+            self.before_call()
+        if self.before_draw and _is_grad_enabled():  # not for a validation between update and scheduler
+            self.draw()
+        return self.roots.begin(modules, args, kwargs)
+
+    def _note_state(self, entry: Entry, begun: list[Begun]) -> None:
+        looking = next((state for state, looks in begun if looks), None)
+        entry.rng = looking.draws.take() if looking is not None else take_rng()
+        for state, _ in begun:
+            if state.tables:
+                self.roots.give(entry, state)
+        if begun and self.beside.generators.known:
+            entry.generators = self.beside.generators.take()
+
+    def _ended(self, entry: Entry, begun: list[Begun]) -> None:
+        for state, looks in begun:
+            if looks or state.tables:
+                try:
+                    self.roots.ended(entry, state, looks)
+                except Exception as error:
+                    self.faulty(error)
 
     def module_called(self, module: torch.nn.Module, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         """Record an outermost module call, run as `call(*args)`, with the module's state from before it; called with the mode off the stack."""
@@ -252,19 +289,11 @@ class Recorder(OnStack):
         if first.is_meta if type(first) is torch.Tensor else _only_shapes(args, kwargs):
             return call(*args, **kwargs)
         try:
-            if self.before_call is not None:
-                self.before_call()
-            if self.before_draw and _is_grad_enabled():  # not for a validation between update and scheduler
-                self.draw()
-            state, looks = self.roots.begin(module, args, kwargs)
+            begun = self._begin((module,), args, kwargs)
             entry = None
-            if not state.open:
+            if not begun[0][0].open:
                 entry = self.note("module", module, args, kwargs, ours=4)
-                entry.rng = state.draws.take() if looks else take_rng()
-                if state.tables:
-                    self.roots.give(entry, state)
-                if self.beside.generators.known:
-                    entry.generators = self.beside.generators.take()
+                self._note_state(entry, begun)
         except Exception as error:
             self.faulty(error)
             return call(*args, **kwargs)
@@ -274,11 +303,7 @@ class Recorder(OnStack):
         result = call(*args, **kwargs) if self.outputs is None or not self.outputs.listens else self.outputs.around(module, call, args, kwargs)
         self.failed = None
         self._add(entry, result)
-        if looks or state.tables:
-            try:
-                self.roots.ended(entry, state, looks)
-            except Exception as error:
-                self.faulty(error)
+        self._ended(entry, begun)
         return result
 
     def _add(self, entry: Entry, result: Any) -> None:
@@ -368,7 +393,9 @@ class Recorder(OnStack):
 
 
 def _target(args: Any, kwargs: dict[str, Any]) -> torch.Tensor | None:
-    """Return the tensor an in-place call writes to: its first argument, by position or by name."""
+    """Return the tensor a call writes to: `out`, or its first argument, by position or by name."""
+    if "out" in kwargs:
+        return next(tensors_of(kwargs["out"]), None)
     first = args[0] if args else next(iter(kwargs.values()), None)
     return first if isinstance(first, torch.Tensor) else None
 

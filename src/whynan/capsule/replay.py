@@ -15,18 +15,19 @@ from typing import Any, Protocol
 
 import torch
 
-from whynan.capsule.alone import unreplicated
-from whynan.capsule.doors.collectives import no_functional_collectives
+from whynan.capsule.alone import unmanaged, unreplicated
+from whynan.capsule.doors.collectives import Refused, several
 from whynan.capsule.doors.compiled import eagerly
 from whynan.capsule.doubles import doubled
 from whynan.capsule.recorder import Recorder
+from whynan.capsule.refusing import refused_collectives
 from whynan.capsule.state.generators import put
 from whynan.capsule.state.holdings import write_back
 from whynan.capsule.state.randomness import moved, put_rng, take_rng
 from whynan.capsule.state.stasis import Stasis
 from whynan.capsule.tape.arguments import Rebuild
 from whynan.capsule.tape.entries import Entry, Inner, Outside, Slot, target_of
-from whynan.capsule.tape.facts import is_leaf, node_of
+from whynan.capsule.tape.facts import is_leaf, is_released, node_of
 from whynan.capsule.tape.needs import first_backward, held_by, overwrites, read_weights
 from whynan.capsule.tape.nested import tensors_of
 from whynan.errors import let_through
@@ -58,6 +59,8 @@ class Run:
     def outside(self, kept: Outside) -> torch.Tensor:
         """Return an outside tensor's value from when the step read it; one that the step writes to as a copy."""
         value = kept.value()
+        if is_released(value):
+            raise RuntimeError(f"a tensor of shape {list(value.shape)} that the step read has no memory any more")
         if not kept.written or (value.requires_grad and kept.saved is None):
             return value
         if id(kept) not in self.copies:
@@ -154,8 +157,8 @@ class Program:
                         return f"a tensor of shape {list(leaf.tensor.shape)} that the step read was changed in place since"
                     if leaf.tensor.requires_grad and node_of(leaf.tensor) is not None:
                         return f"a tensor made by {type(node_of(leaf.tensor)).__name__} came from code the tape does not see"
-        if self.guessed:
-            return self.guessed
+        if self.guessed or self.recorder.received.refused:
+            return self.guessed or self.recorder.received.refused
         return "the step computes with gradients of the step before, which a replay does not have" if _computes_with_left_over(self.entries) else ""
 
     @contextmanager
@@ -165,11 +168,12 @@ class Program:
         held = [] if self.undo is not None else self.leaves
         undo = self.undo() if self.undo is not None else nullcontext()
         with (
-            Stasis(self.roots, held, self._hooks(), recorder.beside.generators.take(), recorder.roots.around(), self._written_to()),
+            Stasis(self.roots, held, self.hooks(), recorder.beside.generators.take(), recorder.roots.around(), self._written_to()),
             undo,
             doubled(self.leaves),
             unreplicated(self.roots),
-            no_functional_collectives(),
+            unmanaged(self.roots) if several() else nullcontext(),
+            refused_collectives(),
             torch.autograd.set_multithreading_enabled(False),
             eagerly(),
         ):
@@ -189,7 +193,7 @@ class Program:
         """Return all that is written to when the beginning of the step is loaded, be it no part of a module any more: the program may hold it."""
         return [held for state in self._rewound for held in state.kept()]
 
-    def _hooks(self) -> list[Any]:
+    def hooks(self) -> list[Any]:
         """Return what the step hangs on its own tensors."""
         return [a for e in self.entries if getattr(e.fn, "__name__", "") == "register_hook" for a in (*e.args, *e.kwargs.values()) if callable(a)]
 
@@ -242,6 +246,8 @@ class Program:
                     traceback.clear_frames(error.__traceback__)  # they hold the values that filled the memory
                     raise MemoryError("replay") from None
                 run.error, run.failed_at = error, entry
+                if isinstance(error, Refused):
+                    self.recorder.received.refused = str(error)
                 return run
             finally:
                 if listener is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from whynan.records import Json
 
-_COPIED = ("names", "read", "rebuild", "stepped", "trusted")
+_COPIED = ("names", "read", "rebuild", "statements", "stepped", "trusted")
 _SEVERAL = frozenset(  # functions whose one tensor may come in a tuple
     {"split", "split_with_sizes", "chunk", "tensor_split", "hsplit", "vsplit", "dsplit", "unbind", "meshgrid", "max", "min", "unique", "where",
      "nonzero", "broadcast_tensors", "atleast_1d", "atleast_2d", "atleast_3d", "grad"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from whynan.capsule.unseen import unseen
 FORGET = 64  # steps after which a module that is not called any more is let go
 _CLOSED = ("torch.nn.parallel", "torch.distributed", "torch._dynamo", "torch.jit")  # classes whose calls do more than compute
 
+Begun = tuple[ModuleState, bool]
 _is_grad_enabled = torch.is_grad_enabled
 
 
@@ -56,14 +57,20 @@ class Roots:
             if known := self.states.get(key):
                 known[1].aside = True
 
-    def begin(self, root: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[ModuleState, bool]:
-        """Take a module's state before its first call in a step; return it, and whether this call is to be watched for what it does outside torch."""
-        if self._begun and self._begins_anew(root, args, kwargs):
+    def begin(self, roots: Sequence[torch.nn.Module], args: Any, kwargs: dict[str, Any]) -> list[Begun]:
+        """Take the state of the modules that a call runs before their first call in a step.
+
+        Return each, and whether this call is to be watched for what it does outside torch.
+        """
+        if self._begun and any(self._begins_anew(root, args, kwargs) for root in roots):
             self.set_aside()
-        key = id(root)
         if self.between:
             self.between = False
             self._end_states()
+        return [self._take(root) for root in roots]
+
+    def _take(self, root: torch.nn.Module) -> Begun:
+        key = id(root)
         known = self.states.get(key)
         if known is None or known[0] is not root:
             self.seen(root)
@@ -71,7 +78,7 @@ class Roots:
             self._arguments.generators.find_around(root)
             self._begun.pop(key, None)
             self.has_buffers = self.has_buffers or any(m._buffers for m in root.modules())
-        elif known[1].is_old and key not in self._begun and key not in self._again and key not in self.beginning.aside:
+        elif known[1].is_old and key not in self._begun and key not in self._again:
             self.states[key] = known = (root, known[1].renewed())
             self.has_buffers = self.has_buffers or any(m._buffers for m in root.modules())
         state = known[1]
@@ -104,7 +111,7 @@ class Roots:
         """The call of a root is over: learn from it."""
         if looks:
             state.ended(entry.rng)
-        if state.draws.calls < 4:
+        if state.draws.calls < 4 and not entry.uses:
             entry.apart = None
             self._tape.inside.stands_apart(entry, [made for ref in entry.refs if (made := ref()) is not None])
         if state.tables:

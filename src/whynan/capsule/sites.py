@@ -6,6 +6,7 @@ looked up when there is something to report.
 
 from __future__ import annotations
 
+import functools
 import linecache
 import os
 import sys
@@ -26,6 +27,7 @@ _KERAS: Final = os.sep + os.path.join("keras", "src", "")  # what stands between
 _PLUMBING: Final = ("backend" + os.sep, "ops" + os.sep, "utils" + os.sep, "trainers" + os.sep, "models" + os.sep, os.path.join("layers", "layer.py"))
 _shown: dict[str, str] = {}  # path inside an installed package: its full path where a capsule was written
 _internal: dict[str, bool] = {}  # by file name: hashing a code object hashes all its constants
+_installed: dict[str, bool] = {}
 _MANY: Final = 10_000  # code objects whose sites are kept
 
 
@@ -54,8 +56,20 @@ def is_internal(code: CodeType) -> bool:
 
 
 def is_installed(code: CodeType) -> bool:
-    """Whether a code object belongs to an installed library."""
-    return "-packages" in code.co_filename
+    """Whether a code object belongs to an installed library: in site-packages, or in a folder that `pip install --target` filled."""
+    name = code.co_filename
+    known = _installed.get(name)
+    if known is None:
+        known = _installed[name] = "-packages" in name or any(name.startswith(folder + os.sep) and _is_filled(folder) for folder in sys.path[1:] if folder)
+    return known
+
+
+@functools.cache
+def _is_filled(folder: str) -> bool:
+    try:
+        return any(name.endswith(".dist-info") for name in os.listdir(folder))
+    except OSError:  # a zip file, or nothing
+        return False
 
 
 def is_torch(code: CodeType) -> bool:

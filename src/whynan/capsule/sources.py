@@ -6,30 +6,27 @@ Text only. Nothing of it runs unless whoever replays the capsule says `--trust`.
 from __future__ import annotations
 
 import ast
-import dis
-import functools
 import hashlib
 import importlib.metadata
-import inspect
 import linecache
 import os
 import sys
-import sysconfig
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
-from types import CodeType, FunctionType, ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
-from whynan.capsule.sites import Site, is_internal, positions, shorten
-from whynan.capsule.trusted import find_class
+from whynan.capsule.imports import defined, imported, is_elsewhere_too, is_users, parsed
+from whynan.capsule.made import functions_of, parts, reads, settings_of
+from whynan.capsule.sites import Site, positions, shorten
+from whynan.capsule.statements import find_class, number_of
 from whynan.records import Json
 
 LIMIT = 4 << 20  # bytes of one source file
-_INSTALLED = tuple({os.path.realpath(p) + os.sep for p in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), sysconfig.get_path("stdlib"))})
+FILES = 1500  # more are not read back
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Source:
     """One file."""
 
@@ -58,6 +55,9 @@ class Sources:
         self.files: dict[str, Source | None] = {}
         self.packages: dict[str, str] = {}
         self.imports: set[str] = set()
+        self.lost: list[str] = []
+        self._modules: dict[str, Source | None] = {}
+        self._waiting: list[str] = []  # modules that the files taken in so far import
         self._seen: set[int] = set()
         self._stored: set[str] = set()
         self.alive: list[object] = []
@@ -75,7 +75,7 @@ class Sources:
         if file not in self.files:
             lines = linecache.getlines(file)
             text = "".join(lines)
-            fit = bool(lines) and len(text) <= LIMIT
+            fit = len(text) <= LIMIT and (bool(lines) or _is_empty(file))
             self.files[file] = Source(file, shorten(file), text, self._name_for(shorten(file))) if fit else None
         return self.files[file]
 
@@ -123,9 +123,13 @@ class Sources:
         if id(cls) not in self._seen:
             self._seen.add(id(cls))
             self.alive.append(cls)
-            for method in _functions_of(cls):
+            for method in functions_of(cls):
                 self._names_in(method)
-            self._names_of_body(source, cls)
+            for base in cls.__mro__[1:]:
+                self._follow(base)
+            if "<locals>" not in cls.__qualname__:
+                source.globals.update({f"{cls.__qualname__}.{name}": value for name, value in settings_of(cls).items()})
+            self._names_of_body(source, find_class(parsed(source.text), cls.__qualname__, _first_line(cls)), cls.__module__)
         return {"source": self.number(source), "name": cls.__qualname__, "line": _first_line(cls)}
 
     def function(self, function: FunctionType) -> dict[str, Json] | None:
@@ -140,79 +144,98 @@ class Sources:
         if source is None or os.path.abspath(code.co_filename) != os.path.abspath(source.file):
             return None
         self._names_in(function)
-        return {"source": self.number(source), **place}
+        nth = number_of(source.text, code) if code.co_name == "<lambda>" else 0
+        return {"source": self.number(source), **place, "nth": nth}
+
+    def settle(self) -> None:
+        """Take in the modules that the files import, and those that these import."""
+        while self._waiting:
+            name = self._waiting.pop()
+            module = sys.modules.get(name)
+            if module is None or name in self._modules or is_elsewhere_too(module):
+                continue
+            if not is_users(module) or len(self.files) >= FILES or self._take_module(name) is None:
+                self._modules[name] = None
+                self.lost.append(f"module {name}: its Python source was not found" if len(self.files) < FILES else f"module {name}: too many files")
 
     def _take_module(self, name: str) -> Source | None:
-        module = sys.modules.get(name)
-        file = getattr(module, "__file__", None)
-        if module is None or file is None:
-            return None
-        source = self.of_file(_code_file(module, file))
-        if source is not None and not source.runs:
-            source.runs, source.main = True, name == "__main__"
-            spec = getattr(module, "__spec__", None)
-            source.module = (spec.name if spec is not None else "") if source.main else name
-            source.package = getattr(module, "__package__", "") or ""
-            source.globals = {}
-            for parent in _parents(source.package if source.main else name):
-                self._take_module(parent)
-            self._imports_of(module)
-        return source
+        if name not in self._modules:
+            module = sys.modules.get(name)
+            file = getattr(module, "__file__", None)
+            source = self.of_file(_code_file(module, file)) if module is not None and file is not None else None
+            if module is None or source is None:
+                return None
+            if source.runs:  # one file under two names, such as a script that its own modules import
+                source = self.files[f"{name}:{source.file}"] = replace(source, stored=self._name_for(source.shown), globals={})
+            self._modules[name] = source
+            self._run_as(source, name, module)
+        return self._modules[name]
 
-    def _imports_of(self, module: ModuleType) -> None:
-        """Take in the user's own modules that this one imports."""
-        for value in list(vars(module).values()):
-            home = value if isinstance(value, ModuleType) else sys.modules.get(getattr(value, "__module__", None) or "")
-            if home is not None and home is not module and is_users(home) and (isinstance(value, ModuleType | type) or callable(value)):
-                self._take_module(home.__name__)
+    def _run_as(self, source: Source, name: str, module: ModuleType) -> None:
+        spec = getattr(module, "__spec__", None)
+        source.runs, source.main = True, name == "__main__"
+        source.module = (spec.name if spec is not None else "") if source.main else name
+        source.package = getattr(module, "__package__", "") or ""
+        self._waiting += _parents(source.package if source.main else name)
+        for wanted in imported(source.text, source.package):
+            self._waiting += _parents(wanted)
 
     def _names_in(self, function: FunctionType) -> None:
-        """Note the global variables a function reads, and those of the user's functions and classes it names."""
+        """Note the global variables a function reads, and those of the user's functions and classes it names or is made of."""
         if id(function) in self._seen:
             return
         self._seen.add(id(function))
         self.alive.append(function)
+        for part in parts(function):
+            self._follow(part)
         space = function.__globals__
         module = sys.modules.get(space.get("__name__", ""))
         if module is None or not is_users(module):
             return
         source = self._take_module(module.__name__)
-        for name in _global_names(function.__code__):
+        for name, *attributes in reads(function.__code__):
             if name in space:
-                self._note(source, name, space[name], function.__code__)
+                self._note(source, name, space[name], attributes)
 
-    def _names_of_body(self, source: Source, cls: type) -> None:
-        """Note the global variables that the class statement itself reads: bases, decorators, defaults, class attributes."""
-        tree = find_class(_parsed(source.text), cls.__qualname__, _first_line(cls))
-        space = vars(sys.modules[cls.__module__])
+    def _names_of_body(self, source: Source, tree: ast.AST | None, module: str) -> None:
+        """Note the global variables that a statement itself reads: bases, decorators, defaults, class attributes."""
+        space = vars(sys.modules[module])
         for node in ast.walk(tree) if tree is not None else ():
             if isinstance(node, ast.Name) and node.id in space:
-                self._note(source, node.id, space[node.id], _NO_CODE)
+                self._note(source, node.id, space[node.id], [])
 
-    def _note(self, source: Source | None, name: str, value: Any, code: CodeType) -> None:
+    def _note(self, source: Source | None, name: str, value: Any, attributes: list[str]) -> None:
         if isinstance(value, ModuleType):
             if is_users(value):
-                self._take_module(value.__name__)
-                for attribute in set(_all_names(code)):
-                    self._follow(vars(value).get(attribute))
+                home, read = self._take_module(value.__name__), [a for a in attributes[:1] if a in vars(value)]
+                for attribute in read:
+                    self._note(home, attribute, vars(value)[attribute], attributes[1:])
             return
         if isinstance(value, FunctionType | type) and self._follow(value):
             return
         if source is not None and name not in source.globals and not (name.startswith("__") and name.endswith("__")):
             source.globals[name] = value
 
+    def is_brought(self, source: Source, name: str) -> bool:
+        """Whether a replay gets a global variable that cannot be written down from the statement that made it: a decorated `def`, an import."""
+        statement = defined(source.text, name, whole=not source.main)
+        if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+            self._names_of_body(source, statement, "__main__" if source.main else source.module)
+        return statement is not None
+
     def _follow(self, value: Any) -> bool:
-        """Look into a function or class; return whether its own definition brings it."""
+        """Look into a function or class; return whether a definition or an import of its own brings it."""
         module = sys.modules.get(getattr(value, "__module__", None) or "")
         if not isinstance(value, FunctionType | type) or module is None:
             return False
-        if not is_users(module):
-            return True
-        if isinstance(value, type):
-            self.class_(value)
-        else:
+        if isinstance(value, FunctionType):
             self._names_in(value)
-        return vars(module).get(value.__name__) is value
+        elif is_users(module):
+            self.class_(value)
+        made_by_a_call = isinstance(value, FunctionType) and "<locals>" in value.__code__.co_qualname
+        if isinstance(value, FunctionType) and is_users(module) and not made_by_a_call and vars(value).keys() - {"__wrapped__"}:
+            return False  # it has attributes, which a program may set anywhere
+        return vars(module).get(value.__name__) is value or not (is_users(module) or made_by_a_call)
 
     def _package(self, module: str) -> None:
         top = module.partition(".")[0]
@@ -225,29 +248,11 @@ class Sources:
             self.packages[top] = ""
 
 
-_NO_CODE = compile("", "", "exec")
-
-
-@functools.lru_cache(maxsize=64)
-def _parsed(text: str) -> ast.Module:
+def _is_empty(file: str) -> bool:
     try:
-        return ast.parse(text)
-    except (SyntaxError, ValueError):
-        return ast.Module([], [])
-
-
-def is_users(module: ModuleType) -> bool:
-    """Whether a module is the user's own: Python source outside torch, the standard library and installed packages."""
-    if module.__name__ == "__main__":
-        return True
-    file = getattr(module, "__file__", None)
-    return file is not None and _users_file(file)
-
-
-@functools.cache
-def _users_file(file: str) -> bool:
-    installed = os.path.realpath(file).startswith(_INSTALLED) or f"-packages{os.sep}" in file
-    return file.endswith(".py") and not installed and not is_internal(compile("", file, "exec"))
+        return os.path.getsize(file) == 0
+    except OSError:
+        return False
 
 
 def _code_file(module: ModuleType, file: str) -> str:
@@ -265,40 +270,11 @@ def _parents(name: str) -> list[str]:
     return [p for i in range(1, len(parts) + 1) if (p := ".".join(parts[:i])) in sys.modules and p != "__main__"]
 
 
-def _functions_of(cls: type) -> Iterator[FunctionType]:
-    for base in cls.__mro__:
-        module = sys.modules.get(base.__module__)
-        if module is None or not is_users(module):
-            continue
-        for value in vars(base).values():
-            for candidate in (value, getattr(value, "__func__", None), getattr(value, "fget", None), getattr(value, "func", None)):
-                plain = inspect.unwrap(candidate) if callable(candidate) else candidate
-                if isinstance(plain, FunctionType):
-                    yield plain
-
-
 def _first_line(cls: type) -> int:
     known = vars(cls).get("__firstlineno__")  # Python 3.13
     if known is not None:
         return int(known)
-    return min((f.__code__.co_firstlineno for f in _functions_of(cls) if f.__qualname__.startswith(cls.__qualname__ + ".")), default=0)
-
-
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _codes(constant)
-
-
-def _global_names(code: CodeType) -> list[str]:
-    found = [i.argval for c in _codes(code) for i in dis.get_instructions(c) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
-    return list(dict.fromkeys(found))
-
-
-def _all_names(code: CodeType) -> Iterator[str]:
-    for part in _codes(code):
-        yield from part.co_names
+    return min((f.__code__.co_firstlineno for f in functions_of(cls) if f.__qualname__.startswith(cls.__qualname__ + ".")), default=0)
 
 
 def _clean(part: str) -> str:

@@ -26,6 +26,9 @@ class Step:
     def __init__(self, file: str) -> None:
         try:
             self.capsule = read(Path(file).resolve().parent)
+        except CapsuleError as error:
+            raise SystemExit(f"repro.py: {error}") from None
+        try:
             program = self.capsule.program
             self.code = TrustedCode(self.capsule.sources, program["globals"], lambda value: value).__enter__()
             self.decoder = Decoder(program["objects"], self.capsule.tensors(), self.code)
@@ -36,7 +39,7 @@ class Step:
             self.roots = [self.decoder.decode(r) for r in program["roots"]]
             self.state = [getattr(self.decoder.decode(program.get("optimizer")), "state", None)]
         except CapsuleError as error:
-            raise SystemExit(f"repro.py: {error}") from None
+            raise SystemExit(f"repro.py: {error}{self.capsule.lacks()}") from None
         self.calls = {call["number"]: call for call in program["entries"]}
         self.caught: dict[tuple[int, int, int], torch.Tensor] = {}
         torch.set_default_dtype(getattr(torch, program["settings"]["default_dtype"]))

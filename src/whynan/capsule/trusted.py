@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
+import functools
 import importlib
 import importlib.abc
 import importlib.machinery
 import linecache
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 from whynan.capsule.names import CapsuleError
 from whynan.capsule.read import Text
+from whynan.capsule.statements import definitions, find_class, find_code
 
 MAIN = "capsule_main"
-_FACTORIES = ("namedtuple", "TypeVar", "NewType", "Enum", "IntEnum", "getLogger", "partial", "make_dataclass", "ParamSpec", "NamedTuple", "TypedDict", "device")
-_SIMPLE = (ast.Constant, ast.Name, ast.Attribute, ast.UnaryOp, ast.BinOp, ast.BoolOp, ast.Compare, ast.Tuple, ast.List, ast.Dict, ast.Set,
-           ast.Subscript, ast.Slice, ast.JoinedStr, ast.FormattedValue, ast.IfExp, ast.Lambda, ast.arguments, ast.arg, ast.keyword, ast.Starred,
-           ast.operator, ast.unaryop, ast.boolop, ast.cmpop, ast.expr_context)  # fmt: skip
 
 
 class TrustedCode:
@@ -39,17 +38,22 @@ class TrustedCode:
         self._hidden: dict[str, ModuleType] = {}
 
     def __enter__(self) -> TrustedCode:
-        for source in self.sources:
-            if source.runs and not source.main:
-                top = source.module.partition(".")[0]
-                for name in [m for m in sys.modules if m == top or m.startswith(top + ".")]:
-                    self._hidden[name] = sys.modules.pop(name)
+        self._hidden = {name: sys.modules.pop(name) for name in self._own_modules()}
         sys.meta_path.insert(0, self._finder)
         return self
 
+    def _own_modules(self) -> list[str]:
+        """Return the names of loaded modules that the capsule's own stand or may stand behind."""
+        tops = {self._top(s) for s in self.sources if s.runs} - {""}
+        here = [(name, str(getattr(module, "__file__", None))) for name, module in sys.modules.items()]
+        return [name for name, file in here if name.partition(".")[0] in tops and "-packages" not in file]
+
+    def _top(self, source: Text) -> str:
+        return (source.package if source.main else source.module).partition(".")[0]
+
     def __exit__(self, *_: object) -> None:
         sys.meta_path.remove(self._finder)
-        for name in [MAIN, *(s.module for s in self.sources if s.runs)]:
+        for name in [MAIN, *self._own_modules()]:
             sys.modules.pop(name, None)
         sys.modules.update(self._hidden)
 
@@ -59,7 +63,18 @@ class TrustedCode:
             if source.runs:
                 space = vars(self._module(number))
                 for name in self.carried[number] if number < len(self.carried) else ():
-                    space[name] = self.decode(self.carried[number][name])
+                    self._put(space, name, self.decode(self.carried[number][name]))
+
+    def _put(self, space: dict[str, Any], name: str, value: Any) -> None:
+        """Set a global variable, or as `Class.name` an attribute of a class, unless that is not defined here or refuses."""
+        owner, _, attribute = name.rpartition(".")
+        if not owner:
+            space[name] = value
+            return
+        first, *rest = owner.split(".")
+        if first in space:
+            with contextlib.suppress(AttributeError, TypeError, ValueError):
+                setattr(functools.reduce(getattr, rest, space[first]), attribute, value)
 
     def class_(self, node: dict[str, Any]) -> type:
         """Return a class by its place in a source, or import it from an installed package."""
@@ -78,7 +93,7 @@ class TrustedCode:
         home = self.module(str(node["package"])) if "package" in node else self._module(self._number(node["source"]))
         if "package" in node and "<" not in name:
             return self._walk(home, name)
-        code = find_code(_compiled_module(home) if "package" in node else self._compiled(node["source"]), name, int(node["line"]))
+        code = find_code(_compiled_module(home) if "package" in node else self._compiled(node["source"]), name, int(node["line"]), int(node.get("nth", 0)))
         if code is None:
             raise CapsuleError(
                 f"{getattr(home, '__file__', home)} has no function {name} at line {node['line']}; the capsule was made with another version of it"
@@ -92,13 +107,25 @@ class TrustedCode:
     def module(self, name: str) -> Any:
         """Import a module: one of the capsule's, or one that is installed here."""
         for number, source in enumerate(self.sources):
-            if source.runs and source.module == name:
+            if source.runs and not source.main and source.module == name:
                 return self._module(number)
+        return self._import(name, "the capsule")
+
+    def _import(self, name: str, who: str) -> ModuleType:
         try:
             return importlib.import_module(name)
         except ImportError as error:
-            missing = getattr(error, "name", None) or name
-            raise CapsuleError(f"the capsule needs the package {missing.partition('.')[0]!r}, which is not installed here; pip install it") from None
+            raise self._missing(error, who) from None
+
+    def _missing(self, error: ImportError, who: str) -> CapsuleError:
+        """Say what an import did not find: a file that should have come along, or a package."""
+        name = error.name or ""
+        top = name.partition(".")[0]
+        if not isinstance(error, ModuleNotFoundError):
+            return CapsuleError(f"{who} cannot be imported here: {error}")
+        if top in {self._top(s) for s in self.sources if s.runs}:
+            return CapsuleError(f"{who} needs the module {name!r}, which the capsule does not carry")
+        return CapsuleError(f"{who} needs the package {top!r}, which is not installed here; pip install it")
 
     def _number(self, value: Any) -> int:
         if not isinstance(value, int) or not 0 <= value < len(self.sources):
@@ -119,7 +146,7 @@ class TrustedCode:
         if number not in self.modules:
             source = self.sources[number]
             if not source.main and source.module:
-                self.modules[number] = importlib.import_module(source.module)
+                self.modules[number] = self._import(source.module, source.shown)
                 return self.modules[number]
             made = ModuleType(MAIN)
             made.__dict__.update(__file__=source.shown, __builtins__=builtins, __package__=source.package or None)
@@ -131,7 +158,7 @@ class TrustedCode:
         """Run statements one by one; one that fails is left out, and noted."""
         source = self.sources[number]
         for name, value in (self.carried[number] if number < len(self.carried) else {}).items():
-            if value is None or isinstance(value, bool | int | float | str):
+            if "." not in name and (value is None or isinstance(value, bool | int | float | str)):
                 space[name] = value
         for statement in body:
             failure = self._one(number, space, statement)
@@ -139,8 +166,7 @@ class TrustedCode:
                 statement.decorator_list = []  # a decorator may be an object of the run, such as the guard itself
                 failure = self._one(number, space, statement)
             if isinstance(failure, ImportError):
-                missing = (failure.name or "").partition(".")[0]
-                raise CapsuleError(f"{source.shown}:{statement.lineno} needs the package {missing!r}, which is not installed here; pip install it")
+                raise self._missing(failure, f"{source.shown}:{statement.lineno}")
             if failure is not None and not isinstance(statement, ast.Assign | ast.AnnAssign):
                 self.notes.append(f"{source.shown}:{statement.lineno} was left out: {type(failure).__name__}: {failure}")
 
@@ -190,27 +216,38 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         numbers = [n for n, s in enumerate(self.code.sources) if s.runs and not s.main and s.module == fullname]
-        if not numbers:
+        inside = any(f"{s.package}.".startswith(fullname + ".") or s.module.startswith(fullname + ".") for s in self.code.sources if s.runs)
+        if not numbers and not inside:
             return None
-        source = self.code.sources[numbers[0]]
-        package = any(s.module.startswith(fullname + ".") or s.package == fullname for s in self.code.sources if s is not source)
-        spec = importlib.machinery.ModuleSpec(fullname, self, origin=source.shown, is_package=package)
-        spec.loader_state = numbers[0]
+        source = self.code.sources[numbers[0]] if numbers else None
+        spec = importlib.machinery.ModuleSpec(fullname, self, origin=source.shown if source is not None else None, is_package=inside)
+        spec.loader_state = numbers[0] if numbers else None
+        if inside and spec.submodule_search_locations is not None:
+            spec.submodule_search_locations += _installed_parts(fullname, path)
         return spec
 
     def exec_module(self, module: ModuleType) -> None:
         """Run a module as import does; if that fails here, only its definitions."""
         assert module.__spec__ is not None
         number = module.__spec__.loader_state
+        if number is None:
+            return  # a folder without `__init__.py`
         self.code.modules[number] = module
         module.__file__ = self.code.sources[number].shown
         try:
             exec(self.code._compiled(number), vars(module))
         except ImportError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # one that reads the command line ends itself here
             self.code.notes.append(f"{module.__file__} did not run as a whole ({type(error).__name__}: {error}); its definitions did")
             self.code.run(number, vars(module), definitions(ast.parse(self.code.sources[number].text).body))
+
+
+def _installed_parts(name: str, path: Any) -> list[str]:
+    """Return the folders of installed packages that share a package without `__init__.py` with the user."""
+    found = importlib.machinery.PathFinder.find_spec(name, path)
+    folders = found.submodule_search_locations if found is not None and found.loader is None else None
+    return [folder for folder in folders or () if "-packages" in folder]
 
 
 def compile_source(source: Text) -> CodeType:
@@ -227,58 +264,3 @@ def _compiled_module(module: ModuleType) -> CodeType:
     """Compile the source of an installed module, to find functions in it that have no name outside."""
     file = getattr(module, "__file__", None) or ""
     return compile("".join(linecache.getlines(file)), file, "exec", dont_inherit=True)
-
-
-def definitions(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Keep of a script what defines things, leave out what does things."""
-    for statement in body:
-        if isinstance(statement, ast.Import | ast.ImportFrom | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            yield statement
-        elif isinstance(statement, ast.Assign | ast.AnnAssign):
-            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-            if all(isinstance(t, ast.Name | ast.Tuple) for t in targets) and (statement.value is None or _is_simple(statement.value)):
-                yield statement
-        elif isinstance(statement, ast.Try):
-            yield from _trimmed(statement, ("body", "orelse", "finalbody"))
-        elif isinstance(statement, ast.If) and _is_simple(statement.test) and "__main__" not in ast.unparse(statement.test):
-            yield from _trimmed(statement, ("body", "orelse"))
-
-
-def _trimmed(statement: Any, fields: tuple[str, ...]) -> Iterator[ast.stmt]:
-    for name in fields:
-        setattr(statement, name, list(definitions(getattr(statement, name))))
-    for handler in getattr(statement, "handlers", []):
-        handler.body = list(definitions(handler.body)) or [ast.copy_location(ast.Pass(), handler)]
-    if statement.body:
-        yield statement
-
-
-def _is_simple(value: ast.expr) -> bool:
-    for node in ast.walk(value):
-        if isinstance(node, ast.Call):
-            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            if name not in _FACTORIES:
-                return False
-        elif not isinstance(node, _SIMPLE):
-            return False
-    return True
-
-
-def find_code(code: CodeType, name: str, line: int) -> CodeType | None:
-    """Find a function's code inside that of its file by qualified name and first line."""
-    if code.co_qualname == name and (code.co_firstlineno == line or name == "<module>"):
-        return code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            found = find_code(constant, name, line)
-            if found is not None:
-                return found
-    return None
-
-
-def find_class(tree: ast.Module, name: str, line: int) -> ast.ClassDef | None:
-    """Find a class statement by its own name, the one around a line where several have it."""
-    last = name.rpartition(".")[2]
-    found = [n for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and n.name == last]
-    around = [n for n in found if n.lineno <= line <= (n.end_lineno or n.lineno) or line in (n.lineno, *(d.lineno for d in n.decorator_list))]
-    return (around or found or [None])[-1]  # type: ignore[list-item]

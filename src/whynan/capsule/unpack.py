@@ -20,10 +20,11 @@ from whynan.capsule.replay import Program
 from whynan.capsule.sites import Site
 from whynan.capsule.snapshot import Snapshot
 from whynan.capsule.state.modules import ModuleState
+from whynan.capsule.statements import find_code
 from whynan.capsule.tape.arguments import Rebuild, leaves
 from whynan.capsule.tape.entries import Entry, Inner, Outside, Slot
 from whynan.capsule.tape.facts import version_of
-from whynan.capsule.trusted import TrustedCode, compile_source, find_code
+from whynan.capsule.trusted import TrustedCode, compile_source
 
 _KINDS = ("module", "call", "write", "grad", "backward", "derivative", "clip", "zero", "optimizer", "function")
 

@@ -324,6 +324,9 @@ _SOFTEN = "keep the denominator further from 0: a floor under it, or a softening
 _CALM = "clip or normalise on the way: shorter unrolls, a lower gain, a smaller loss weight"
 
 
+# backward operations that only multiply and add up: what they make of finite values is not finite by its size alone
+_LINEAR = frozenset({"convolution_backward", "mm", "bmm", "addmm", "baddbmm", "mv", "dot", "sum", "cumsum", "index_add", "scatter_add",
+                     "embedding_dense_backward", "index_put", "_index_put_impl", "avg_pool2d_backward", "upsample_nearest2d_backward"})  # fmt: skip
 _SCALE = 16  # a factor of a loss that is smaller weighs it
 
 
@@ -380,7 +383,7 @@ def gradient_overflow(scene: Scene) -> Finding | None:
     if view is None or not view.op.backward or any(s.damage for s in view.op.sources):
         return None
     wide = overflowed(view)
-    if wide is None or biggest(wide) < 6e4:
+    if wide is None or (biggest(wide) < 6e4 and view.name not in _LINEAR):
         return None
     size, dtype = biggest(wide), view.op.dtype
     ends = LIMITS.get(dtype, 0.0)
@@ -388,7 +391,8 @@ def gradient_overflow(scene: Scene) -> Finding | None:
     name = called(forward.op)
     goes_on = _goes_on(birth)
     what = f"a value on the way to the gradient of {name}" if goes_on else f"the gradient of {name}"
-    evidence = [f"{what} would be {number(size)}, {dtype} ends at {limit}", "in a wider dtype the same operation is finite"]
+    largest = f"{what} would be" if size >= ends else f"the result of {view.name} would be at most"
+    evidence = [f"{largest} {number(size)}, {dtype} ends at {limit}", "in a wider dtype the same operation is finite"]
     fixes = [Fix("scale the loss down, or keep this part in float32")] if dtype == "float16" else [Fix(_SOFTEN if _divides_by(forward) else _CALM)]
     if dtype == "float16":
         widened = [] if forward.name == "_to_copy" else [Fix("compute this in float32", "{x}.float()", 0)]  # a cast is computed nowhere

@@ -39,7 +39,7 @@ def feeds_a_model(program: Program, size: int) -> bool:
     from whynan.capsule.tape.entries import dependencies
 
     calls = {entry.number: entry for entry in program.entries}
-    todo = [entry for entry in program.entries if entry.kind == "module"]
+    todo = [entry for entry in program.entries if entry.runs_model]
     seen, sizes = {entry.number for entry in todo}, set[int]()
     for entry in todo:  # grows by what they were given
         sizes.update(_rows_given(program, entry))

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from whynan.causes.arguments import forward_view, written_spans
 from whynan.causes.catalogue import Finding, Scene, rule
-from whynan.causes.facts import counted, skip_views
-from whynan.causes.fixes import Fix, guarded
-from whynan.causes.logarithms import log_fixes
+from whynan.causes.facts import counted
+from whynan.causes.fixes import Fix
+from whynan.causes.products import masked_on_the_same_line, next_on_line
 from whynan.records import Phase
 
 if TYPE_CHECKING:
@@ -147,13 +147,14 @@ def zero_times_inf(scene: Scene) -> Finding | None:
     suspected.
 
     Not this when
-    Only the gradient is NaN (WN502), the log of 0 or the overflow is on a line of its own
-    (WN101, WN201), or the infinity meets another (WN301, WN303).
+    Only the gradient is NaN (WN502), the log of 0 or the overflow is on a line of its own, or
+    the infinity also stands where the factor is not 0: selecting heals nothing then (WN101,
+    WN201). Or the infinity meets another (WN301, WN303).
     """
     view = forward_view(scene)
     birth = scene.birth
     if view is not None and birth is not None and not birth.derivative and view.name in ("log", "log2", "log10", "exp"):
-        return _masked_on_the_same_line(scene)
+        return masked_on_the_same_line(scene)
     if view is not None and birth is not None and birth.phase is Phase.OPTIMIZER and "mul" in view.name and birth.op and birth.op.damage.nan:
         return Finding(
             "clipping multiplies an infinite gradient by 0",
@@ -260,24 +261,9 @@ def inf_over_inf(scene: Scene) -> Finding | None:
     )
 
 
-def _next_on_line(scene: Scene, name: str) -> View | None:
-    """Return the first operation of that name on the way to the symptom, if it stands on the lines of the birth."""
-    from whynan.capsule.sites import positions
-
-    birth = scene.birth
-    assert birth is not None
-    path = birth.path()
-    here = path[0].site if path else None
-    for view in path[1:6]:
-        if view.name == name and here is not None and view.site is not None:
-            (first, last, *_), (start, end, *_) = positions(view.site), positions(here)
-            return view if view.site.code is here.code and first <= end and start <= last else None
-    return None
-
-
 def _exponentials_meet(scene: Scene) -> Finding | None:
     """exp(x) / exp(x).sum() in one expression: the overflow and the quotient are one mistake."""
-    division = _next_on_line(scene, "div")
+    division = next_on_line(scene, "div")
     birth = scene.birth
     view = birth.view if birth is not None else None
     if division is None or view is None or not division.op.damage.nan:
@@ -294,32 +280,5 @@ def _exponentials_meet(scene: Scene) -> Finding | None:
     return Finding(
         "this exponential overflows, and so do both sides of the quotient: inf / inf is nan",
         [f"the largest exponent is {number(top)}; exp overflows {view.op.dtype} past {88.72 if view.op.dtype != 'float16' else 11.09}"],
-        fixes,
-    )
-
-
-def _masked_on_the_same_line(scene: Scene) -> Finding | None:
-    """A product target * log(p) in one expression, with a target of 0 wherever p is 0."""
-    product = _next_on_line(scene, "mul")
-    birth = scene.birth
-    view = birth.view if birth is not None else None
-    if product is None or view is None or not product.op.damage.nan or product.op.damage.posinf or product.op.damage.neginf:
-        return None
-    factors = [(i, t) for i, t in enumerate((product.input(0), product.input(1))) if t is not None and not bool(t.isinf().any())]
-    if len(factors) != 1 or not bool((factors[0][1] == 0).any()):
-        return None
-    made = skip_views(product.maker(factors[0][0]))
-    inside = skip_views(view.maker(0))
-    both = getattr(made, "op", None), getattr(inside, "op", None)
-    leaf = getattr(made, "tensor", None)
-    if leaf is not None and leaf.requires_grad:
-        return None
-    if (None not in both and both[0] is both[1]) or (both[0] is not None and both[0].node >= 0):
-        return None  # the zero was computed with gradients: p * log(p) is the logarithm's own fault
-    count = int((factors[0][1] == 0).sum())
-    fixes = log_fixes(view) if view.name != "exp" else guarded(view.name, view.op.dtype)
-    return Finding(
-        f"0 * inf is nan: {view.name} is infinite where the factor is 0",
-        [counted(count, "factors are 0"), "multiplying by 0 does not remove an infinity"],
         fixes,
     )

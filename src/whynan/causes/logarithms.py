@@ -10,6 +10,7 @@ from whynan.causes.arguments import argument_of, computed_forward, from_spans, r
 from whynan.causes.catalogue import Finding, Scene, rule
 from whynan.causes.facts import ELEMENTWISE, as_view, is_same, lies_below, lineage, rows, share, skip_views, without_zeros
 from whynan.causes.fixes import BY_HAND, LOG1MEXP, LOG_OF_EXP, LOGSUMEXP, Fix, guarded
+from whynan.causes.spreads import spread_of
 from whynan.records import number
 
 if TYPE_CHECKING:
@@ -115,7 +116,11 @@ def log_fixes(view: View) -> list[Fix]:
         if made.name in ("rsub", "sub") and any(getattr(skip_views(m), "name", "") == "sigmoid" for m in _makers(made)):
             fixes.append(Fix("compute the logarithm of 1 - sigmoid directly", "torch.nn.functional.logsigmoid(-{inner})", safe=True, inner=patterns.REST))
     fixes.append(Fix("take the logarithm from the logits: log_softmax or logsigmoid instead of log", "{inner}", safe=True, inner="log directly"))
-    return fixes + guarded(view.name.removeprefix("special_") if "entr" not in view.name else view.name, view.op.dtype)
+    bounds = guarded(view.name.removeprefix("special_") if "entr" not in view.name else view.name, view.op.dtype)
+    return [*fixes, *bounds, *([_ONE] if view.name in _BASES and spread_of(view, 0) is not None else [])]
+
+
+_ONE = Fix("let the spread of identical values count as 1, whose logarithm is 0", "{x}.where({x} != 0, 1.0)", 0)
 
 
 def of_exponentials(view: View) -> list[Fix]:

@@ -156,7 +156,8 @@ def _empty_count(scene: Scene, view: View) -> Finding | None:
             return Finding(
                 f"{what}: the count is 0", [what, f"nanmean leaves NaN out of a tensor of shape {list(counted.shape)}"], [_OF_THOSE_THERE], empty=True
             )
-        evidence = [f"{what}", f"the divisor is a sum over a mask of shape {list(counted.shape)}"]
+        words = "is a sum" if count is None or _holds(below, count) else "is made of sums"
+        evidence = [f"{what}", f"the divisor {words} over a mask of shape {list(counted.shape)}"]
         return Finding(f"{what}: the count is 0", evidence, _at_least_one(view), empty=True)
     if counted is not None and step.name == "sum" and fixed(step, 0) and not _learned_beside(view, step) and weighs(view, step):
         what = "the weights of the mean" if below.numel() == 1 else f"the weights of {zeros(below)} of {below.numel()} means"
@@ -174,8 +175,17 @@ def _learned_beside(view: View, count: View) -> bool:
 def _at_least_one(view: View) -> list[Fix]:
     """Return the changes for a count of 0. An argument of its function may be a number of Python's in other calls: one is written that takes both."""
     below, name = view.input("other"), "count at least 1"
+    if below is not None and bool((below != below.round()).any()):  # an average of counts: 1 is no bound for it
+        return [Fix("divide by 1 where nothing is counted", "{x}.where({x} != 0, 1.0)", 1)]
     both = [Fix(name, "max({x}, 1)", 1)] if below is not None and below.numel() == 1 and _is_handed_in(view) else []
     return [*both, Fix(name, "{x}.clamp_min(1)", 1)]
+
+
+def _holds(below: Any, count: Any) -> bool:
+    """Whether a divisor holds nothing but the values of a count."""
+    import torch
+
+    return bool(torch.isin(below, count.to(below.dtype)).all())
 
 
 def _is_handed_in(view: View) -> bool:

@@ -234,10 +234,10 @@ def _wide(view: View) -> tuple[Any, str]:
 
 
 def overflowed(view: View) -> Any:
-    """Return the result in float64 where it is finite and the dtype's own result is not; else None."""
+    """Return the result in float64 where it is finite and the dtype's own result is not, the largest of several; else None."""
     result, _ = _wide(view)
     tensors = [t for t in (result if isinstance(result, tuple | list) else [result]) if hasattr(t, "isfinite")]
-    return tensors[0] if tensors and all(bool(t.isfinite().all()) for t in tensors) else None
+    return max(tensors, key=biggest) if tensors and all(bool(t.isfinite().all()) for t in tensors) else None
 
 
 @rule("WN201", "exp-overflow", "exponential past the range", rank=51)

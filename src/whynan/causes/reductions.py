@@ -393,7 +393,7 @@ def _identical(spread: Spread, scene: Scene, places: tuple[int, int]) -> list[st
 
 
 # x / inf is 0 with the gradient 0: the graph stays whole, and every other element stays as it is
-_USUAL_ZERO = Fix("keep the graph and let what has no spread count as 0", "{0} / {1}.where({1} != 0, float('inf'))")
+_USUAL_ZERO = Fix("let what is divided by a spread of 0 count as 0", "{0} / {1}.where({1} != 0, float('inf'))")
 _EPS = Fix("an eps in the denominator", "{x} + 1e-8", 1)
 _CUT = Fix("a fresh zeros_like in its place", "torch.zeros_like({0})")
 

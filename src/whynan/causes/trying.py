@@ -13,9 +13,10 @@ from whynan.capsule.replay import Program
 from whynan.capsule.sites import Site, resolve
 from whynan.causes import apart, patterns
 from whynan.causes.catalogue import Finding, Scene, forgiven
-from whynan.causes.facts import VIEWS, counted, leads_to
+from whynan.causes.facts import VIEWS, counted, divides, leads_to
 from whynan.causes.fixes import Fix, Stopped, guarded, source_name
 from whynan.causes.lab import FAR_OFF, NO_MEMORY, TOLERANCE, Lab, Outcome, Put
+from whynan.causes.lasting import BOUND, kept_in_weights
 from whynan.causes.onward import onward
 from whynan.causes.source import Change, Expression, expression_at, joined, sites_of_node
 from whynan.records import Phase, Remedy, number
@@ -26,7 +27,7 @@ FAR_FROM_WIDE = 0.1  # by how much a loss may be off that of float64; more is wh
 _MISFITS = tuple(f"the replay raised {kind}" for kind in ("ValueError", "TypeError", "AttributeError", "IndexError"))  # the trial was no change of this program
 _CHOOSE = ("max", "min", "argmax", "argmin", "topk", "sort", "argsort")  # they say which is best
 _DECIDE = Remedy("say in the program what counts where everything is ruled out, before anything is chosen there")
-_BOUND = re.compile(r"\{x\}\.clamp(?:\(max=(?P<top>[\d.e+-]+)\)|_min\((?P<low>[\d.e+-]+)\))")
+FEW_ELEMENTS = 8  # below, most of them are no matter of the change
 PAIRED = 2  # changes at one of several places that are tried together with those at the others
 
 
@@ -40,6 +41,7 @@ class Trial:
     tolerance: float = TOLERANCE  # by how much the loss of a healthy step may move
     far: bool = False  # the change is not at the line of the birth: its place is named
     stopped: list[Stopped] = field(default_factory=list)  # filled by playing
+    vary: Callable[[Fix], Put] | None = None  # the same with another number
 
     @property
     def diff(self) -> str:
@@ -292,8 +294,10 @@ def _in_place(scene: Scene, fix: Fix, expression: Expression, site: Site | None)
         return None
     change = fix.text(expression) if _handed_through(scene, fix, expression, runtime) else None
     stopped: list[Stopped] = []
-    put = Put(fix.swap(expression, runtime, stopped), frozenset([site]) if site is not None else frozenset(), runtime)
-    return _putting(scene.lab, put, expression, change, stopped=stopped)
+    sites = frozenset([site]) if site is not None else frozenset()
+    made = _putting(scene.lab, Put(fix.swap(expression, runtime, stopped), sites, runtime), expression, change, stopped=stopped)
+    made.vary = lambda other: Put(other.swap(expression, runtime), sites, runtime)
+    return made
 
 
 # -- what a trial gave ------------------------------------------------------------------------------------------------
@@ -305,6 +309,8 @@ def _judged(scene: Scene, finding: Finding, fix: Fix, trial: Trial) -> Remedy:
     assert lab is not None
     _widen(scene)
     apart.begin()
+    if moved := _moved(scene, fix):
+        return Remedy(fix.title, trial.diff, fix.safe, "failed", moved)
     try:
         outcome = trial.play(None)
     except Exception as error:
@@ -313,6 +319,7 @@ def _judged(scene: Scene, finding: Finding, fix: Fix, trial: Trial) -> Remedy:
         return Remedy(fix.title, trial.diff, fix.safe, "not tried", "there was too little memory for another replay")
     if not lab.hit:
         return Remedy(fix.title, "", fix.safe)
+    now = len(trial.stopped)  # what follows is of healthy steps
     stopped, diff = max(trial.stopped, default=Stopped()), trial.diff
     title = _placed(fix.title, lab.where) if trial.far else fix.title
     if trial.far and not diff:
@@ -328,6 +335,11 @@ def _judged(scene: Scene, finding: Finding, fix: Fix, trial: Trial) -> Remedy:
         good, words = False, wrong
     if good and (silent := stopped.words()):
         good, words = False, silent
+    if good and (stays := _stays(scene, lab, fix, trial)):
+        good, words = False, stays
+    if good and not lab.is_true(outcome) and (starved := _starved(trial.stopped[:now], trial.stopped[now:])):
+        good, words = False, f"{starved} ({outcome.effect()})"
+        finding.proven = True  # of this step it was the cause
     if good and (paid := _rewarded(scene, trial.stopped)):
         good, words = False, f"{paid} ({outcome.effect()})"
     exact = lab.is_true(outcome)  # where that leads is not the change's doing
@@ -346,9 +358,38 @@ def _judged(scene: Scene, finding: Finding, fix: Fix, trial: Trial) -> Remedy:
     return Remedy(title, diff, fix.safe, "proven" if good else "failed", words, alive=not stopped.dead, only=_beyond(fix, words) if good else "")
 
 
+def _moved(scene: Scene, fix: Fix) -> str:
+    """Say how many quotients that are fine a bound under their denominators would change."""
+    view, found = scene.birth.forward if scene.birth is not None else None, BOUND.fullmatch(fix.template)
+    if view is None or found is None or not found["low"] or fix.operand != 1 or fix.limit or fix.site is not None or not divides(view):
+        return ""
+    below, quotients = view.input(fix.operand), view.output()
+    if below is None or quotients is None or below.is_complex():
+        return ""
+    fine = ((below < float(found["low"])) & (below != 0) & quotients.isfinite()).sum()
+    return f"it changes {int(fine)} of {quotients.numel()} quotients that are fine: their denominators are below {found['low']}" if fine else ""
+
+
+def _stays(scene: Scene, lab: Lab, fix: Fix, trial: Trial) -> str:
+    """Say what is wrong with a bound under an operation without a gradient, whose result may be set into a weight."""
+    view = scene.birth.forward if scene.birth is not None else None
+    if view is None or view.op.node >= 0 or trial.put is None or trial.vary is None:
+        return ""
+    return kept_in_weights(lab, fix, trial.put, trial.vary)
+
+
+def _starved(now: list[Stopped], usually: list[Stopped]) -> str:
+    """Say that a change makes the step finite by stopping the gradient of most elements there, which have one in the healthy steps."""
+    dead, among = sum(each.dead for each in now), sum(each.among for each in now)
+    as_ever = usually and 2 * sum(each.dead for each in usually) > sum(each.among for each in usually)
+    if 2 * dead <= among or among < FEW_ELEMENTS or as_ever or not all(each.only for each in now):
+        return ""
+    return f"finite, but no gradient passes through {dead} of {among} elements there: it trains next to nothing"
+
+
 def _beyond(fix: Fix, words: str) -> str:
     """Say past which number alone a bound acts, where the healthy steps kept their loss with it."""
-    found = _BOUND.fullmatch(fix.template) if fix.operand is not None and "same loss on the kept" in words else None
+    found = BOUND.fullmatch(fix.template) if fix.operand is not None and "same loss on the kept" in words else None
     return "" if found is None else f"above {found['top']}" if found["top"] else f"below {found['low']}"
 
 

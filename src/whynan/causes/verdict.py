@@ -12,6 +12,7 @@ from whynan.causes.arguments import factorised
 from whynan.causes.arrays import as_warned, in_arrays
 from whynan.causes.beforehand import beforehand
 from whynan.causes.catalogue import Finding, Rule, Scene, first_match, forgiven
+from whynan.causes.extremes import Extreme, extreme_input, left_out
 from whynan.causes.handed import batch_size, feeds_a_model, held_by_data, hook_words, line_in_data, sample_words
 from whynan.causes.lab import Lab, Outcome, without_rows
 from whynan.causes.naming import names_of
@@ -132,6 +133,10 @@ def _explain(scene: Scene) -> Verdict:
     site = finding.site or (birth.site if birth is not None else None)
     expression = expression_at(site, resolve(site).file) if site is not None else None
     samples, without = _samples(scene, finding)
+    if (extreme := extreme_input(scene, chosen.code)) is not None:
+        samples, without = (samples, without) if samples else _without_extreme(scene, extreme)
+        gone = without is not None and without.finite and set(samples) == set(extreme.places)
+        finding.evidence.append(f"{extreme.words}; without {'it' if len(samples) == 1 else 'them'}: {without.effect()}" if gone and without else extreme.words)
     remedies = finding.remedies + remedies_of(scene, finding, expression, site)
     with forgiven(scene, "changes that are often made"):
         finding.evidence += tempting(scene, finding, expression, site)
@@ -192,7 +197,7 @@ def _origin(scene: Scene, chosen: Rule, finding: Finding, expression: Expression
     site = finding.site or (birth.site if birth is not None else None)
     span = resolve(site) if site is not None else NOWHERE
     if birth is None:
-        places = {"optimizer state": Phase.OPTIMIZER, "scaler": Phase.OPTIMIZER, "parameter": Phase.PARAMETER}
+        places = {"gradient": Phase.BACKWARD, "optimizer state": Phase.OPTIMIZER, "scaler": Phase.OPTIMIZER, "parameter": Phase.PARAMETER}
         phase = finding.phase or places.get(scene.symptom.place, Phase.FORWARD)
         known = span.known or chosen.code in ("WN803", "WN601", "WN603", "WN608")
         return Origin(phase, span, exact=known, note="" if known else scene.trouble)
@@ -279,6 +284,20 @@ def _samples(scene: Scene, finding: Finding) -> tuple[list[int], Outcome | None]
     good = lab.judge(outcome)[0] if scene.jump is not None else outcome.finite
     scene.tried(f"the step without samples {rows[:8]}{' …' if len(rows) > 8 else ''}", outcome.effect() if good else f"still {wrong(scene)}")
     return (rows if outcome.finite or finding.rows else []), outcome
+
+
+def _without_extreme(scene: Scene, extreme: Extreme) -> tuple[list[int], Outcome | None]:
+    """Play the step without the rows that lie far outside the others; return them where that heals it, and what it gave."""
+    lab, size = scene.lab, batch_size(scene.program)
+    rows, put = left_out(scene, extreme)
+    if lab is None or not rows or (size and are_coupled(scene.birth, size)):  # type: ignore[arg-type]
+        return [], None
+    outcome = _without(scene, lab, rows, size) if put is None else lab.run(put)
+    if outcome is None or outcome.error or not outcome.finite:
+        return [], None
+    lab.left = outcome.loss
+    scene.tried(f"the step without samples {rows[:8]}{' …' if len(rows) > 8 else ''}", outcome.effect())
+    return rows, outcome
 
 
 def _that_go_on(birth: Birth, size: int, rows: list[int]) -> list[int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import sys
 
@@ -17,6 +19,7 @@ from whynan.commands.probe import probe
 from whynan.commands.replay import replay
 from whynan.commands.report import report
 from whynan.commands.run import run
+from whynan.ends import aloud
 from whynan.errors import UsageError
 
 
@@ -41,12 +44,12 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line; usage errors are one line and exit status 2."""
     try:
         # not cli.main: it would turn the script's own exceptions into its own; the script runs outside click
-        with cli.make_context("whynan", list(sys.argv[1:] if argv is None else argv)) as context:
+        with _stderr(), cli.make_context("whynan", list(sys.argv[1:] if argv is None else argv)) as context:
             program = cli.invoke(context)
     except click.exceptions.Exit as stop:
         return stop.exit_code
     except click.exceptions.ClickException as error:
-        print(f"whynan: {error.format_message()}", file=sys.stderr)
+        aloud(f"whynan: {error.format_message()}")
         return 2
     except UsageError as error:
         return _misuse(error)
@@ -65,11 +68,16 @@ def main(argv: list[str] | None = None) -> int:
         return _misuse(error)
 
 
+def _stderr() -> contextlib.AbstractContextManager[object]:
+    """Stand in for a stderr that is closed, while a command of ours runs."""
+    return contextlib.nullcontext() if sys.stderr is not None else contextlib.redirect_stderr(io.StringIO())
+
+
 def _stopped(why: str, status: int) -> int:
-    print(f"whynan: {why}", file=sys.stderr)
+    aloud(f"whynan: {why}")
     return status
 
 
 def _misuse(error: Exception) -> int:
-    print(f"whynan: {error}", file=sys.stderr)
+    aloud(f"whynan: {error}")
     return 2

@@ -34,9 +34,9 @@ from whynan.tripwire.checks import gradients, nonfinite
 from whynan.tripwire.values import damage_of, damaged
 
 
-def _only_the_loss(symptom: Symptom, optimizer: Any) -> str:
-    """Say that the gradients of a bad loss are finite, where they are: nothing else in the text would."""
-    grads = gradients(parameters_of(optimizer)) if symptom.place == "loss" and optimizer is not None else []
+def _only_the_loss(session: Session, symptom: Symptom, optimizer: Any) -> str:
+    """Say that the gradients of a bad loss are finite, where all are: nothing else in the text would. One optimizer may have a part of them."""
+    grads = gradients(session.leaves()) if symptom.place == "loss" and optimizer is not None else []
     finite = bool(grads) and not any(damaged(grads))
     return f"only the loss is {symptom.kind}: the gradients of this step are finite" if finite else ""
 
@@ -63,7 +63,7 @@ class Acting:
         session.safely(lambda: session.write_metrics(optimizer), None)
         session.window.taken = taken
         if taken == "rolled back" and not session.safely(self._roll_back, False):
-            taken = "skipped"
+            taken, session.budget.unsure = "skipped", True
         if taken == "skipped":
             self.dropping.drop()
         return taken
@@ -81,9 +81,12 @@ class Acting:
             session.budget.decide()
             session.journal.again()
             return "observed"  # the state is damaged and nobody is to touch it: the next steps are bad for the same reason
+        if symptom.place == "buffer" and not session.window.several and self.leaving.has_left():
+            session.write_metrics(optimizer)
+            return "observed"
         if session.window.apart:
             return self._leave_alone(gather(session, symptom, optimizer, scaler))
-        return session.window.decided or self._decide(symptom, optimizer, scaler, _only_the_loss(symptom, optimizer))
+        return session.window.decided or self._decide(symptom, optimizer, scaler, _only_the_loss(session, symptom, optimizer))
 
     def _decide(self, symptom: Symptom, optimizer: Any, scaler: Any, note: str = "") -> str:
         session = self.session
@@ -92,7 +95,7 @@ class Acting:
             incident = found or self.diagnosing.unexplained(session.step_count, symptom)
             if self.together.left:
                 return self._settle(self.together.left)
-            return self.close(with_note(incident, note) if note else incident, self.drops_terms)
+            return self.close(with_note(incident, note), self.drops_terms)
         except TrainingStopped:
             session.window.told = True
             self.dropping.drop()  # what the program saves on its way out is the state before the bad step

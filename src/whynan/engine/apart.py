@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from whynan.capsule.tape.entries import Entry, Slot
+from whynan.capsule.tape.entries import Entry, Slot, target_of
 from whynan.capsule.tape.tape import Tape
 from whynan.engine.session import Session, parameters_of
 from whynan.records import Incident
@@ -52,7 +52,7 @@ def is_put(entry: Entry) -> bool:
 
 def on_gradient(tape: Tape, entry: Entry) -> bool:
     """Whether an entry writes to a gradient, or to a part of one."""
-    target = entry.args[0] if entry.args else None
+    target = target_of(entry)
     if isinstance(target, list) and target:
         target = target[0]  # `torch._foreach_…`, as `clip_grad_value_` writes
     if not isinstance(target, Slot):

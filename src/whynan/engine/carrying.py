@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from whynan.capsule.tape.arguments import leaves
-from whynan.capsule.tape.entries import Entry, Outside
-from whynan.capsule.tape.facts import is_readable, memory_of
+from whynan.capsule.tape.entries import Entry, Outside, target_of
+from whynan.capsule.tape.facts import is_readable, is_released, memory_of
 from whynan.capsule.tape.tape import Tape
 from whynan.engine.markers import ASKS
 
@@ -63,7 +63,7 @@ class Flow:
                 if entry.needs_grad or entry.kind in ("backward", "derivative"):  # what becomes of it may be decided outside torch
                     return True
                 touched.add(entry.number)
-                target = leaves(entry.args[0]) if entry.kind == "write" and entry.args else ()
+                target = leaves(target_of(entry)) if entry.kind == "write" else ()
                 memories |= {memory_of(leaf.tensor) for leaf in target if isinstance(leaf, Outside)}
         return False
 
@@ -71,7 +71,7 @@ class Flow:
         name = getattr(entry.fn, "__name__", "").removeprefix("_foreach_")
         stem = name if name.endswith("__") else name.rstrip("_")
         writes = entry.kind == "write"
-        target = list(leaves(entry.args[0])) if writes and entry.args else []
+        target = list(leaves(target_of(entry))) if writes else []
         own = any(self._is_it(leaf) for leaf in target)
         self.met = self.met or own or any(self._is_it(leaf) for leaf in entry.reads)
         overwrites = stem in _OVERWRITES or (writes and stem in _OVERWRITES_PART)
@@ -112,4 +112,5 @@ def _whole(entry: Entry, stem: str) -> bool:
 
 def is_plain(tensor: torch.Tensor) -> bool:
     """Whether a tensor can be a running value: small, dense, of floating point, and no weight."""
-    return type(tensor) is torch.Tensor and is_readable(tensor) and tensor.is_floating_point() and not tensor.requires_grad and 0 < tensor.numel() <= SMALL
+    dense = type(tensor) is torch.Tensor and is_readable(tensor)
+    return dense and tensor.is_floating_point() and not tensor.requires_grad and 0 < tensor.numel() <= SMALL and not is_released(tensor)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -29,7 +30,8 @@ class Dropping:
         self.session.window.taken = "skipped"
         rewinds = [state.rewind for state in self.session.recorder.roots.latest_first()]
         for put_back in (*rewinds, self._put_weights_back, self.recovering.hold_averages, self.keep_carried):
-            self.session.safely(put_back, None)  # what cannot be put back does not keep the others from it
+            if not self.session.safely(functools.partial(_done, put_back), False):  # does not keep the others from it
+                self.session.budget.unsure = True
 
     def drops_again(self) -> bool:
         """Drop a step whose batch was dropped before a rollback and comes again now; return whether it is one."""
@@ -98,3 +100,8 @@ class Dropping:
             if parameter.grad is grad:
                 parameter.grad = None
         self.places.clear()
+
+
+def _done(action: Callable[[], object]) -> bool:
+    action()
+    return True

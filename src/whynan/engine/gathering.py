@@ -81,7 +81,7 @@ def entries_for(session: Session, symptom: Symptom) -> list[Entry]:
     ends = {e.number for e in tape if e.kind in ENDS or (e.kind == "write" and on_gradient(tape, e))}
     ends -= {n for n in ends if tape.entries[n].kind == "write" and _from_others(session, n)}
     if symptom.place == "buffer":  # written by a forward pass that the loss need not depend on
-        ends |= {e.number for e in tape if e.kind == "module" and e.number > session.window_start}  # those of the step before are kept for its loss
+        ends |= {e.number for e in tape if e.runs_model and e.number > session.window_start}  # those of the step before are kept for its loss
     return tape.needed_for(ends) if ends else list(tape)
 
 

@@ -1,4 +1,4 @@
-"""The doors: what happens when the program goes back, clips, steps, zeroes or loads.
+"""The guard: it makes all that watches a training, opens the doors of torch and closes them, and stays with one thread.
 
 whynan run script.py     one Guard around the whole script
 whynan.watch(model, …)   one Guard in the user's loop

@@ -6,12 +6,16 @@ from collections.abc import Callable
 
 import torch
 
+from whynan.capsule.replay import Program
+from whynan.capsule.sorts import Sort, sort_of
 from whynan.capsule.unseen import unseen
 from whynan.engine.dropping import Dropping
 from whynan.engine.noticing import Noticing
 from whynan.engine.session import Session, Window
 from whynan.engine.telling import Telling
-from whynan.tripwire.values import Damage
+from whynan.tripwire.values import Damage, damage_of
+
+_GOES_BACK = frozenset({"backward", "derivative", "function"})
 
 
 @unseen
@@ -37,6 +41,25 @@ class Leaving:
         session.recorder.tape.roll()
         session.window_start = session.recorder.tape.number()
 
+    def has_left(self) -> bool:
+        """Whether buffers are bad by a pass that the program has left without our hearing of it (`np.isnan(loss.detach())`): tell it; this step is another.
+
+        Such a pass has a graph and nothing goes back through it, but a value of it was detached; the others alone leave the buffers finite.
+
+        Cost: a replay, where there is such a pass.
+        """
+        session, tape = self.session, self.session.recorder.tape
+        kept = tape.needed_for({e.number for e in tape if e.kind in _GOES_BACK})
+        cut = {e.number for e in tape if e.number > session.window_start and e.kind == "call" and sort_of(e.fn) is Sort.CUT}
+        left = {e.number for e in tape.needed_for(cut) if e.runs_model and e.needs_grad and e.number > session.window_start}
+        bad = self.noticing.bad_buffers() if kept and left.difference(e.number for e in kept) else []
+        program = Program(session.recorder, kept, session.leaves()).until_loss()
+        if not bad or _leaves_bad(program, [buffer for _, buffer, _ in bad]):
+            return False
+        self.telling.report(note=_damaged_buffers(bad))
+        self.noticing.markers.leave()
+        return True
+
     def leave_zeroed(self) -> None:
         """A program that zeroed bad gradients has not stepped on them."""
         if self.zeroed_away:
@@ -59,6 +82,13 @@ class Leaving:
         session.journal.say_once("whynan: the program zeroes bad gradients and steps on: momentum and weight decay would still move the weights; left out")
         self.dropping.drop()
         return True
+
+
+def _leaves_bad(program: Program, buffers: list[torch.Tensor]) -> bool:
+    """Whether buffers are bad after a replay, or it cannot be made."""
+    with program.still():
+        run = program.play()
+        return run.error is not None or any(damage_of(buffer.detach()) for buffer in buffers)
 
 
 def _damaged_buffers(bad: list[tuple[str, torch.Tensor, Damage]]) -> str:

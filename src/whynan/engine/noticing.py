@@ -129,7 +129,7 @@ class Noticing:
         if self.session.step_count < 2:
             for state in states:
                 state.changed_buffers()
-        return any(state.changing for state in states)
+        return any(state.buffers.changing for state in states)
 
     def look_at_state(self, judged: bool = True) -> None:
         """Look at weights and optimizer state that were made or loaded since the last look.

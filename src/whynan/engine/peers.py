@@ -50,8 +50,9 @@ def peers_of(session: Session, optimizer: torch.optim.Optimizer) -> Peers | None
 
 def replicas(session: Session) -> list[DDP]:
     """Return the DistributedDataParallel modules in use, wherever they stand."""
-    found = [m for root in session.recorder.roots.modules() for m in root.modules() if isinstance(m, DDP)]
-    return list(dict.fromkeys(found))
+    modules = dict.fromkeys(m for root in session.recorder.roots.modules() for m in root.modules())
+    behind = (getattr(getattr(hook, "__self__", None), "_ddp", None) for m in modules for hook in m._forward_pre_hooks.values())  # of `replicate`
+    return [m for m in dict.fromkeys((*modules, *behind)) if isinstance(m, DDP)]
 
 
 def some_have_ended(session: Session) -> bool:

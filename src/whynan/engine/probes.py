@@ -73,7 +73,7 @@ class Probes:
         if bad <= 0 or bad in needed:
             return False
         behind = tape.needed_for({bad})
-        calls = {e.number for e in behind if e.kind == "module"}
+        calls = {e.number for e in behind if e.runs_model}
         first = min((e.number for e in behind if e.needs_grad), default=bad)
         earlier = any(self.session.window_start < e.number < first and e.number in needed and e.needs_grad for e in tape)  # of a term from before it
         first_of_several = not earlier and self._is_first_of_several(bad, set(seen), needed)
@@ -114,7 +114,7 @@ class Probes:
         if any(e.needs_grad and e.number <= start for e in needed):
             return True
         passes = [e for e in tape if e.kind == "backward" and e.number > start]
-        if not passes or any(e.kind == "module" and e.number > passes[-1].number for e in tape):
+        if not passes or any(e.runs_model and e.number > passes[-1].number for e in tape):
             return False
         gone = tape.needed_for({leaf.entry for e in passes for leaf in e.reads if isinstance(leaf, Slot)})
         return not {e.number for e in needed}.isdisjoint(e.number for e in gone)
@@ -126,7 +126,7 @@ class Probes:
         """
         window = self.session.window
         first = window.looked_at or -window.entry
-        if not any(e.kind == "module" and first < e.number < entry for e in self.session.recorder.tape):
+        if not any(e.runs_model and first < e.number < entry for e in self.session.recorder.tape):
             return False
         window.looked_at = entry
         window.left += 1

@@ -140,21 +140,21 @@ class Stepping:
         except TrainingStopped:
             raise
         except Exception as error:
-            self.session.broken(error)
-            return not self._known_as_bad()
+            return self._failed(error)
         allowed = taken in ("observed", TAKEN)
         if not allowed and not in_closure:
             self.finish(optimizer, False)
         return allowed
 
-    def _known_as_bad(self) -> bool:
-        """Something of ours failed: whether the step in hand is known to be bad, and left out all the same."""
-        window = self.session.window
+    def _failed(self, error: Exception) -> bool:
+        """Something of ours failed; return whether the update is made: not one that is known to be bad, where no other rank makes it."""
+        session, window = self.session, self.session.window
         settled = not window.several or window.agreed  # else the other ranks go on
-        if window.symptom is None or self.session.budget.observes or window.alone or not settled:
-            return False
-        self.acting.dropping.drop()
-        return True
+        bad = window.symptom is not None and settled and not (window.alone or session.budget.observes)
+        session.broken(error)
+        if bad:
+            self.acting.dropping.drop()
+        return not bad
 
     def _left_out(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether this step falls away without a new incident: with a partner's, met again after a rollback, all its micro-batches dropped."""

@@ -25,8 +25,8 @@ ALIKE = 3  # diagnoses of one place that a program which skips by itself gets, u
 
 
 def with_note(incident: Incident, text: str) -> Incident:
-    """Add a line to what is said of an incident."""
-    return replace(incident, cause=replace(incident.cause, evidence=(*incident.cause.evidence, text)))
+    """Add a line to what is said of an incident, if there is one."""
+    return replace(incident, cause=replace(incident.cause, evidence=(*incident.cause.evidence, text))) if text else incident
 
 
 @unseen
@@ -49,7 +49,7 @@ class Telling:
             session.journal.again()  # a program that leaves step after step for one reason is not slowed down by more diagnoses
             return
         incident = self.together.diagnose_alone(gather(session, symptom, None, scaler))
-        session.journal.incident(with_note(incident, note) if note else incident, session.budget.action("observed"))
+        session.journal.incident(with_note(incident, note), session.budget.action("observed"))
         last = session.journal.incidents[-2:]
         alike = len(last) == 2 and last[0].origin.span == last[1].origin.span and session.applied == self._applied
         self._alike, self._applied = self._alike + 1 if alike else 1, session.applied

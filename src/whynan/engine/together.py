@@ -19,8 +19,9 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from whynan.capsule.alone import is_sharded, spread_operations, whole
+from whynan.capsule.alone import elsewhere, is_of_wrapper, is_sharded, spread_operations, whole
 from whynan.capsule.doors.collectives import several
+from whynan.capsule.refusing import refused_collectives
 from whynan.capsule.replay import Program
 from whynan.diagnosis import Case, diagnose
 from whynan.engine.apart import Apart
@@ -37,9 +38,11 @@ T = TypeVar("T")
 
 SPREAD = "the weights are spread over the ranks and only this rank stopped here: one rank alone cannot replay the step"
 TENSOR_PARALLEL = "operations of the model run on several ranks (tensor parallel): one rank alone cannot replay the step"
+LOOSE = "weights are gathered outside of module calls (`register_fsdp_forward_method`): one rank alone cannot replay the step"
 _WORDS = 60.0  # seconds that the last words of a job may take on its slowest rank
 _PATIENCE = 10.0  # seconds until a rank that waits says so
 _WORD = "whynan/stopped"  # what a rank leaves in the store of the job when it stops without the others
+_UNKNOWN = 4  # how likely it is that a value came from elsewhere, where no rank could replay the step
 _STRONGEST = ("stopped", "rolled back", "skipped")
 
 
@@ -150,13 +153,14 @@ class Together:
         return ""
 
     @contextmanager
-    def _patience(self, case: Case, own: Incident | None) -> Iterator[None]:
+    def _patience(self, make: Callable[[], Case], own: Incident | None = None) -> Iterator[None]:
         """While others are waited for: the diagnosis is on the disk, and after a while it is said who waits for whom, and for what."""
         assert self.ranks is not None
-        journal, symptom = self.session.journal, case.symptom
+        journal, symptom = self.session.journal, self.session.window.symptom
+        assert symptom is not None
         others = ", ".join(str(rank) for rank in self.ranks.members if rank != self.ranks.rank)
         what = f"{symptom.kind} in {symptom.name or symptom.place}" + (f", {own.cause.code}" if own is not None else "")
-        line = f"whynan: rank {self.ranks.rank} waits for ranks {others}, up to {self.timeout:g} s, to settle step {case.step} with them ({what})"
+        line = f"whynan: rank {self.ranks.rank} waits for ranks {others}, up to {self.timeout:g} s, to settle step {self.session.step_count} with them ({what})"
         if own is not None:
             journal.pending(own)
         timer = Timer(min(_PATIENCE, self.timeout / 2), journal.say, (line, True))
@@ -165,7 +169,7 @@ class Together:
         try:
             yield
         except TrainingStopped:
-            journal.incident(own or self._unseen(replace(case), "the other ranks did not answer"), self.session.budget.action("stopped"))
+            journal.incident(own or self._unseen(make(), "the other ranks did not answer"), self.session.budget.action("stopped"))
             raise
         finally:
             timer.cancel()
@@ -283,7 +287,9 @@ class Together:
         return whole(self._roots()) if self.peers is not None else nullcontext("")
 
     def _roots(self) -> list[torch.nn.Module]:
-        return self.session.recorder.roots.modules()
+        """Return the modules that are called, and those of `fully_shard` that none of them holds."""
+        trained = [p for optimizer in self.session.optimizers for p in parameters_of(optimizer)]
+        return list(dict.fromkeys([*self.session.recorder.roots.modules(), *elsewhere(trained)]))
 
     def diagnose(self, make: Callable[[], Case]) -> Incident:
         """Diagnose on every rank where the bad value can be born, and return the one incident of the job."""
@@ -292,18 +298,22 @@ class Together:
         if self.ranks is None or not self.session.window.agreed or self.session.window.alone:
             return self.diagnose_alone(make())
         budget = self.session.budget
+        if self.peers is not None and self.peers.sharded:
+            with self._patience(make):
+                self._exchange(None)  # what puts weights together would wait for a missing rank without a word
         with self.whole() as note:
             case = make()
             case.note = note
-            blind = spread_operations(self._roots())
+            blind = TENSOR_PARALLEL if spread_operations(self._roots()) else LOOSE if _gathers_loosely(case.program) else ""
             nothing: tuple[Incident | None, int] = (None, 0)
-            own, doubt = (self._unseen(case, TENSOR_PARALLEL), 0) if blind else self.session.safely(lambda: self._diagnose_here(case), nothing)
-            with self._patience(case, own):
+            own, doubt = (self._unseen(case, blind), 0) if blind else self._safely(lambda: self._diagnose_here(case), nothing)
+            with self._patience(make, own):
                 everyone = self._exchange((own, doubt, budget, self.stamp(), self.apart.left))
             self._hear_who_left(case.optimizer, [left for *_, left in everyone])
             averaged = all(incident is None for incident, *_ in everyone) and not self.left
             if averaged:
-                last = self.diagnosing.of(case)
+                failed: Incident | None = None
+                last = self._safely(lambda: self.diagnosing.tried(case), failed) or self.diagnosing.unexplained(case.step, case.symptom)
                 everyone = [(i, d, *rest) for (i, d), (_, _, *rest) in zip(self._exchange((last, int(self.session.window.received))), everyone, strict=True)]
         budget.level_with([other for _, _, other, *_ in everyone])
         self.level = len({stamp for *_, stamp, _ in everyone}) == 1
@@ -311,6 +321,15 @@ class Together:
         if self.left:
             return next(iter(self.left.values()))
         return everyone[0][0] if blind else self._of_all([(i, d) for i, d, *_ in everyone], averaged)
+
+    def _safely(self, action: Callable[[], T], otherwise: T) -> T:
+        """Do something of ours on this rank; the others wait for its answer, so a failure is one too."""
+
+        def alone() -> T:
+            with refused_collectives():
+                return action()
+
+        return self.session.safely(alone, otherwise)
 
     def _unseen(self, case: Case, why: str) -> Incident:
         case.program, case.note = Program(self.session.recorder, [], []), why
@@ -327,7 +346,9 @@ class Together:
             return None, 0  # the others wait for an answer of this rank, so a failure is one too
         if case.note:
             incident = replace(incident, origin=replace(incident.origin, exact=False, note=case.note))
-        return incident, 2 * self.session.recorder.received.from_others() + carried
+        received = self.session.recorder.received
+        blind = received.refused and not incident.origin.span.known
+        return incident, _UNKNOWN if blind else 2 * received.from_others() + carried
 
     def _of_all(self, everyone: list[tuple[Incident | None, int]], averaged: bool) -> Incident:
         assert self.ranks is not None
@@ -338,13 +359,14 @@ class Together:
             self.session.journal.received(_received(incident, self.ranks.rank))
         if averaged and len(found) == self.ranks.size:
             return next(filter(has_failed, found.values()), None) or _in_between(incident)
-        return _with_ranks(incident, list(found), self.ranks.size)
+        return incident if least == _UNKNOWN else _with_ranks(incident, list(found), self.ranks.size)
 
     def diagnose_alone(self, case: Case) -> Incident:
         """Diagnose without the others: a model that is spread over them is not replayed."""
         if several() and any(is_sharded(p) for root in self._roots() for p in root.parameters()):
             return self._unseen(case, SPREAD)
-        incident = self.diagnosing.of(case)
+        with refused_collectives():
+            incident = self.diagnosing.of(case)
         if incident.cause.code == "WN802" and some_have_ended(self.session):
             self.tells = False
             self.session.journal.received(_received(incident, rank_here(), known=False))
@@ -353,6 +375,11 @@ class Together:
 
 def _store() -> Any:
     return dist.distributed_c10d._get_default_store()
+
+
+def _gathers_loosely(program: Program) -> bool:
+    """Whether the step itself has hung hooks of `fully_shard` on its tensors: a replay would call them."""
+    return any(is_of_wrapper(hook) for hook in program.hooks())
 
 
 def finite(program: Program) -> bool:

@@ -27,6 +27,7 @@ def watched(session: Session, options: Options, foreseeing: Foreseeing) -> dict[
         "track": jsonable(sorted(options.track or {})),
         "stages": jsonable(foreseeing.staging.watch.said if foreseeing.staging is not None else []),
         "readings": jsonable(dict(readings[:_READINGS])),
+        "unsure": session.budget.unsure,
         "stopped": session.stopped,
         "updates": session.applied,
     }

@@ -22,7 +22,7 @@ from whynan.capsule.recorder import Recorder
 from whynan.capsule.replay import Program
 from whynan.capsule.sites import Site, is_internal
 from whynan.capsule.tape.entries import Entry, Inner, Outside, Slot, dependencies, target_of
-from whynan.capsule.tape.facts import bytes_of, is_leaf, memory_of, version_of
+from whynan.capsule.tape.facts import bytes_of, is_leaf, is_released, memory_of, version_of
 from whynan.capsule.tape.memory import READ_LIMIT, WRITE_LIMIT
 from whynan.capsule.tape.nested import tensors_of
 from whynan.capsule.tape.tape import Tape
@@ -131,7 +131,7 @@ class DroppedStep:
 
     def leaves_out(self, target: torch.Tensor, sources: Any) -> bool:
         """Whether a write is left out: of something of the dropped step, after its update, to something older; what was done to it for that write is undone."""
-        if self._next or self._age or (target.requires_grad and is_leaf(target)) or _is_record(sources, target):
+        if self._next or self._age or (target.requires_grad and is_leaf(target)) or (any(s is target for s in sources[:1]) and _is_record(sources, target)):
             return False
         if not any(self._tape.maker_of(Outside(source, 0)) in self.made for source in tensors_of(sources) if source is not target):
             return False
@@ -150,7 +150,7 @@ class DroppedStep:
         tape = self._tape
         writes = [entry for entry in tape if entry.kind == "write" and entry.number in self.made]
         found = {entry.number: (entry, target) for entry in writes if (target := _target_tensor(entry, tape)) is not None}
-        targets = {number: target for number, (entry, target) in found.items() if not _is_record(entry.args, target)}
+        targets = {number: target for number, (entry, target) in found.items() if entry.kwargs or not _is_record(entry.args, target)}
         places = {memory_of(target) for target in targets.values()}
         state = {memory_of(t) for root in recorder.roots.modules() for t in (*root.parameters(), *root.buffers())}
         for kept in tape.memory.written(self._first):
@@ -177,7 +177,7 @@ def _of_forward_pass(entries: Iterable[Entry]) -> set[int]:
     """Return the numbers of the entries that compute with a model or its gradients, and of those that read their results."""
     found: set[int] = set()
     for entry in entries:
-        if entry.kind == "module" or entry.needs_grad or (found and entry.kind in ("grad", "clip")) or not found.isdisjoint(dependencies(entry)):
+        if entry.runs_model or entry.needs_grad or (found and entry.kind in ("grad", "clip")) or not found.isdisjoint(dependencies(entry)):
             found.add(entry.number)
     return found
 
@@ -220,7 +220,7 @@ def _kept(tensor: torch.Tensor, key: _Key) -> _Known:
 
 def _is_value(read: Outside) -> bool:
     """Whether what was read is no weight, and still there."""
-    return not read.changed and not (read.tensor.requires_grad and is_leaf(read.tensor))
+    return not read.changed and not is_released(read.value()) and not (read.tensor.requires_grad and is_leaf(read.tensor))
 
 
 def _values_of(recorder: Recorder, slots: set[Slot]) -> dict[Slot, torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -80,9 +81,10 @@ def roles_of(name: str, owner: object) -> dict[str, Role]:
 
 
 def tensors_in(state: object, name: str = "", above: frozenset[int] = frozenset()) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield every tensor of nested containers with its dotted name; modules and optimizers count as their state dicts."""
-    if isinstance(state, torch.Tensor):
-        yield name or "tensor", state
+    """Yield every tensor of nested containers with its dotted name, and numpy's arrays as tensors; modules and optimizers count as their state dicts."""
+    tensor = state if isinstance(state, torch.Tensor) else _of_array(state)
+    if tensor is not None:
+        yield name or "tensor", tensor
         return
     if isinstance(state, torch.nn.Module | torch.optim.Optimizer):
         state = state.state_dict()
@@ -91,6 +93,17 @@ def tensors_in(state: object, name: str = "", above: frozenset[int] = frozenset(
     inside = above | {id(state)}
     for key, value in _children(state):
         yield from tensors_in(value, f"{name}.{key}" if name else str(key), inside)
+
+
+def _of_array(value: object) -> torch.Tensor | None:
+    """Return the numbers of an array that may be not finite; those of kinds that torch has not got, as the widest it has."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None or not isinstance(value, numpy.ndarray) or value.dtype.kind not in "fc":
+        return None
+    try:
+        return torch.from_numpy(value if value.flags.writeable else value.copy())
+    except (TypeError, ValueError):  # long doubles, another order of bytes, strides that go backwards
+        return torch.from_numpy(value.astype("c16" if value.dtype.kind == "c" else "f8"))
 
 
 def _children(state: object) -> Iterator[tuple[Any, object]]:

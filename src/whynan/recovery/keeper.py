@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 
 import torch
 
+from whynan.ends import aloud, apart
 from whynan.errors import UsageError
 from whynan.recovery import atomic, marks, series
 from whynan.recovery.health import Hurt, describe, examine, roles_of
@@ -81,14 +81,16 @@ class Keeper:
         """
         state, roles = _state_of(state, parts)
         step = parts.get("step") if isinstance(parts.get("step"), int) else None
-        target, self._quiet = _target(path, step), False
-        bad = examine(state, roles, self.allow)
-        if bad:
-            return self._refuse(target, state, bad)
+        target, self._quiet = _writable(_target(path, step)), False
         try:
+            bad = examine(state, roles, self.allow)
+            if bad:
+                return self._refuse(target, state, bad)
             mark = self._write(target, state, step)
         except OSError as error:
-            return self._failed(target, error)
+            return self._failed(target, _what_failed(error))
+        except RecursionError:
+            return self._failed(target, "the state is nested too deeply to be written")
         return Saved(target, removed=self._rotate(Candidate(target, mark)))
 
     def save_sharded(self, path: str | Path, state: Any = None, /, **parts: Any) -> Saved:
@@ -100,7 +102,7 @@ class Keeper:
 
         whole, roles = sharded.state_of(parts) if state is None and parts else _state_of(state, parts)
         step = parts.get("step") if isinstance(parts.get("step"), int) else None
-        target = Path(path).absolute()
+        target = _writable(Path(path).absolute())
         self._quiet = sharded.place()[0] > 0
         bad = sharded.examine_all(whole, roles, self.allow)
         if bad:
@@ -108,10 +110,11 @@ class Keeper:
         try:
             mark = sharded.write(target, whole, step)
         except OSError as error:
-            return self._failed(target, error)
+            return self._failed(target, _what_failed(error))
         self._written.add(target)
         return Saved(target, removed=sharded.decided(lambda: self._rotate(Candidate(target, mark))))
 
+    @apart()
     def _write(self, path: Path, state: Any, step: int | None, finite: bool = True) -> Mark:
         time = series.next_time(series.members(path))
         with atomic.replacing(path) as (file, temporary):
@@ -140,11 +143,9 @@ class Keeper:
                 self._write(path.with_name(path.name + ".bad"), state, None, finite=False)
         return Saved(path, reason, bad)
 
-    def _failed(self, path: Path, error: OSError) -> Saved:
-        reason = error.strerror or str(error)
-        what = "the disk is full" if error.errno in _NO_ROOM else "the file could not be written"
-        self._tell(f"whynan: not saved: {path.name}: {what} ({reason}); {self._last_good(path)}; training goes on")
-        return Saved(path, f"{what} ({reason})")
+    def _failed(self, path: Path, reason: str) -> Saved:
+        self._tell(f"whynan: not saved: {path.name}: {reason}; {self._last_good(path)}; training goes on")
+        return Saved(path, reason)
 
     def _last_good(self, path: Path) -> str:
         good = next((c for c in series.members(path) if c.whole), None)
@@ -215,7 +216,7 @@ def save(obj: Any, path: str | Path) -> Saved:
 
 def _print(text: str) -> None:
     with contextlib.suppress(OSError, ValueError):
-        print(text, file=sys.stderr)
+        aloud(text)
 
 
 def _state_of(state: Any, parts: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -234,6 +235,17 @@ def _target(path: str | Path, step: int | None) -> Path:
     if step is None:
         raise UsageError(f"{path} is a directory: give a file name, or step= for a name by the step")
     return (target / f"step-{step:08}.pt").absolute()
+
+
+def _writable(path: Path) -> Path:
+    """Return a path that a checkpoint may stand at: what is neither file nor directory (a device, a pipe) must not be replaced by one."""
+    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+        raise UsageError(f"{path} is no regular file: it would be replaced by one; give another path, or use torch.save to write to it")
+    return path
+
+
+def _what_failed(error: OSError) -> str:
+    return f"{'the disk is full' if error.errno in _NO_ROOM else 'the file could not be written'} ({error.strerror or error})"
 
 
 def _choices(path: Path, exact: bool) -> list[Candidate]:

@@ -68,6 +68,7 @@ class Budget:
     total: int = 0
     used: dict[int, int] = field(default_factory=dict)  # how often each link was used in this row
     moved: bool = False  # after a dropped step the program itself has written to its weights
+    unsure: bool = False  # putting back what a dropped step had changed has failed
 
     @property
     def observes(self) -> bool:

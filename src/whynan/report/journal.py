@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from whynan import __version__
+from whynan.ends import aloud, apart, own_path
 from whynan.errors import UsageError
 from whynan.records import Action, Incident, Json, Notice, dumps
 from whynan.recovery.place import is_ranked, rank_here
@@ -71,6 +72,7 @@ class Journal:
 
     # -- files --------------------------------------------------------------------------------------------------
 
+    @apart()
     def home(self) -> Path | None:
         """Return the run directory, making it on first use."""
         if not self.files or self._broken:
@@ -135,13 +137,15 @@ class Journal:
             return
         try:
             if self._metrics is None and rows and (home := self.home()) is not None:
-                self._metrics = (home / "metrics.jsonl").open("a", encoding="utf-8")
+                with apart():
+                    self._metrics = (home / "metrics.jsonl").open("a", encoding="utf-8")
             if self._metrics is not None and not self._metrics.closed:
                 self._metrics.write("".join(_row(_known(*values)) for values in rows))
                 self._metrics.flush()
         except OSError as error:
             self._give_up(error)
 
+    @apart()
     def validation(self, updates: int, values: Mapping[str, float]) -> None:
         """Write what the user's validation gave."""
         home = self.home()
@@ -177,6 +181,7 @@ class Journal:
             with self._voice():
                 terminal.show(incident)
 
+    @apart()
     def pending(self, incident: Incident | None) -> None:
         """Write down a diagnosis that is still to be settled with other ranks, for where that never happens; None takes it away again."""
         home = self.home()
@@ -206,6 +211,7 @@ class Journal:
             own = home if self._root is not None else home / "ranks" / f"rank-{incident.rank}"
             self._append(own, replace(incident, action=action))
 
+    @apart()
     def _append(self, home: Path, incident: Incident) -> None:
         try:
             home.mkdir(parents=True, exist_ok=True)
@@ -226,7 +232,7 @@ class Journal:
         home = self.home()
         if home is not None:
             try:
-                with (home / "warnings.jsonl").open("a", encoding="utf-8") as file:
+                with apart(), (home / "warnings.jsonl").open("a", encoding="utf-8") as file:
                     file.write(dumps(notice.to_json()) + "\n")
             except OSError as error:
                 self._give_up(error)
@@ -246,7 +252,8 @@ class Journal:
             with contextlib.suppress(OSError):
                 self._metrics.close()
         if self._begun is not None and not self._broken:
-            about.finish(self._begun, steps, {**(watched or {}), "incidents": sum(self.counts.values())})
+            with apart():
+                about.finish(self._begun, steps, {**(watched or {}), "incidents": sum(self.counts.values())})
         if self.notices:
             where = self.directory / "warnings.jsonl" if self.directory is not None and self.files and not self._broken else None
             self.say(terminal.warnings_line(self.notices, _short_path(where), self.mild))
@@ -257,6 +264,8 @@ class Journal:
             with self._voice():
                 terminal.farewell(self.incidents, self.counts, budget, _short_path(report), steps)
 
+    @apart()
+    @own_path()
     def _write_report(self) -> Path | None:
         """Write the report of the whole job; of several ranks the last one to end has the last word."""
         home = self.home()
@@ -281,7 +290,7 @@ class Journal:
         """Say one line on stderr; of several ranks only the first speaks, unless it is about this rank alone."""
         if not self.quiet and (always or not rank_here()):
             with self._voice():
-                print(text, file=sys.stderr)
+                aloud(text)
 
     def say_once(self, text: str) -> None:
         """Say a line that was not said before."""
@@ -292,11 +301,11 @@ class Journal:
     @contextlib.contextmanager
     def _voice(self) -> Iterator[None]:
         """Speak without tearing a progress bar, and never let a closed stderr harm the training."""
-        if self.quiet:
-            with contextlib.redirect_stderr(io.StringIO()):
+        if self.quiet or sys.stderr is None:
+            with own_path(), contextlib.redirect_stderr(io.StringIO()):
                 yield
             return
-        with contextlib.suppress(OSError, ValueError), above_bars():
+        with own_path(), contextlib.suppress(OSError, ValueError), above_bars():
             yield
 
     def internal_error(self, error: BaseException, watching: bool = False) -> None:
@@ -308,7 +317,7 @@ class Journal:
         home = self.home()
         where = ""
         if home is not None:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError), apart():
                 with (home / "internal-error.txt").open("a", encoding="utf-8") as file:
                     file.write(f"whynan {__version__}\n{text}")
                 where = f"; details in {home / 'internal-error.txt'}"

@@ -99,10 +99,11 @@ def outcome(run: Run) -> str:
     more = counted - total if isinstance(counted, int) else 0
     rest = f" {plural(more, 'later step')} bad for the same reason {'is' if more == 1 else 'are'} counted, not told." if more > 0 else ""
     if total == 1:
-        words = _DONE.get(run.incidents[0].action.taken, run.incidents[0].action.taken)
+        taken = run.incidents[0].action.taken
+        words = "its update was left out; putting back what it had changed has failed" if run.watched.get("unsure") else _DONE.get(taken, taken)
         return words[:1].upper() + words[1:] + "." + rest
-    taken = Counter(i.action.taken for i in run.incidents)
-    done = ", ".join(f"{n} {word}" for word, n in taken.most_common())
+    counts = Counter(i.action.taken for i in run.incidents)
+    done = ", ".join(f"{n} {word}" for word, n in counts.most_common())
     return f"{plural(total, 'incident')} in {plural(run.steps, 'step')}, {plural(kinds, 'different kind')}: {done}.{rest}"
 
 

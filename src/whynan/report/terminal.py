@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-import sys
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from whynan.ends import aloud
 from whynan.records import DAMAGED, Incident, Origin, Phase, Remedy, Span, TensorStats
 from whynan.recovery.policy import Budget
 from whynan.report.telling import changing
@@ -220,7 +220,8 @@ def farewell(incidents: list[Incident], counts: dict[tuple[str, str, int], int],
     if last.action.policy == "spike":
         say("whynan: finite and absurd: " + ("the step was left out" if taken == "skipped" else "nothing was changed; --spike skip leaves such steps out"))
     elif taken == "skipped":
-        state = "moments and buffers are as before it; the program itself wrote to the weights after it" if budget.moved else _AS_BEFORE
+        moved, unsure = "moments and buffers are as before it; the program itself wrote to the weights after it", "putting back what it had changed has failed"
+        state = unsure if budget.unsure else moved if budget.moved else _AS_BEFORE
         say(f"whynan: batch skipped ({budget.total} of {budget.in_total} allowed); {state}")
     elif taken == "terms dropped":
         say(f"whynan: the bad terms of the loss were left out ({budget.total} of {budget.in_total} allowed); what only they reach is as before the step")
@@ -261,7 +262,7 @@ def warnings_line(notices: dict[tuple[str, str], int], file: Path | None, mild: 
 
 def say(text: str) -> None:
     """Print one line on stderr."""
-    print(text, file=sys.stderr)
+    aloud(text)
 
 
 def _short(code: str) -> str:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from types import FrameType, ModuleType
 from typing import Any
 
+from whynan.capsule.imports import is_users
 from whynan.capsule.sites import Site, is_installed, is_internal, shorten
-from whynan.capsule.sources import is_users
 from whynan.records import Span
 from whynan.trace.lines import used
 

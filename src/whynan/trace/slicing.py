@@ -98,8 +98,8 @@ def real_use(ops: list[Op], index: int) -> int:
 
 
 def _tolerates(op: Op, graph: Graph, source: Source) -> bool:
-    """Whether -inf is an ordinary argument of this operation, unless it came from an overflow."""
-    if source.damage.nan or source.damage.posinf or not (base(op) in _EXPS or base(op).startswith(_ACCEPT_NEGINF)):
+    """Whether -inf is an ordinary argument of this operation, unless it is a gradient or came from an overflow."""
+    if source.name.startswith("grad") or source.damage.nan or source.damage.posinf or not (base(op) in _EXPS or base(op).startswith(_ACCEPT_NEGINF)):
         return False
     return not _from_overflow(graph, source)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,14 +26,13 @@ if TYPE_CHECKING:
 # name: which argument receives the result, and its position
 _RECEIVES = {"all_reduce": ("tensor", 0), "broadcast": ("tensor", 0), "reduce": ("tensor", 0), "all_gather": ("tensor_list", 0),
              "all_gather_into_tensor": ("output_tensor", 0), "reduce_scatter_tensor": ("output", 0), "reduce_scatter": ("output", 0),
+             "all_gather_single": ("output_tensor", 0), "reduce_scatter_single": ("output", 0), "all_reduce_coalesced": ("tensors", 0),
+             "all_gather_coalesced": ("output_tensor_lists", 0), "recv_object_list": ("object_list", 0),
              "all_to_all": ("output_tensor_list", 0), "all_to_all_single": ("output", 0), "scatter": ("tensor", 0), "gather": ("gather_list", 1),
              "recv": ("tensor", 0), "irecv": ("tensor", 0), "all_gather_object": ("object_list", 0), "broadcast_object_list": ("object_list", 0),
              "gather_object": ("object_gather_list", 1), "scatter_object_list": ("scatter_object_output_list", 0)}  # fmt: skip
-_IN_PLACE = ("all_reduce", "reduce", "broadcast")
-_SILENT = ("barrier", "monitored_barrier", "send", "isend")
-_FUNCTIONAL = ("all_gather_tensor", "all_gather_tensor_autograd", "reduce_scatter_tensor", "reduce_scatter_tensor_autograd", "all_reduce",
-               "all_to_all_single", "all_to_all_single_autograd", "broadcast", "all_reduce_coalesced", "all_gather_into_tensor_coalesced",
-               "reduce_scatter_tensor_coalesced", "permute_tensor")  # fmt: skip
+_IN_PLACE = ("all_reduce", "reduce", "broadcast", "all_reduce_coalesced")
+_SILENT = ("barrier", "monitored_barrier", "send", "isend", "send_object_list")
 COPY_LIMIT = 1 << 24  # bytes of a result that are copied; a larger one is kept by reference
 LOOSE_LIMIT = 1 << 16  # the same where the tape itself knows the result
 
@@ -42,6 +40,13 @@ LOOSE_LIMIT = 1 << 16  # the same where the tape itself knows the result
 def several() -> bool:
     """Whether a process group of more than one rank is up."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+class Refused(RuntimeError):
+    """A collective in the work of one rank alone."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"{name} cannot be made by one rank alone")
 
 
 class Kept:
@@ -67,12 +72,14 @@ class Received:
         self._next: dict[int | None, int] = {}
         self.places: set[int] = set()  # memory that they wrote to outside modules
         self._reduced: list[tuple[int, int]] = []  # memory and size of what was summed over all ranks
+        self.refused = ""  # why one rank alone could not replay the step
 
     def clear(self) -> None:
         """Begin a new step."""
         self.kept.clear()
         self.places.clear()
         self._reduced.clear()
+        self.refused = ""
 
     def rewind(self) -> None:
         """Begin a replay."""
@@ -89,7 +96,7 @@ class Received:
         kept = [k for e, k in self.kept if entry is None or e == entry]
         number = self._next.get(entry, 0)
         if number >= len(kept) or kept[number].name != name:
-            raise RuntimeError(f"torch.distributed.{name} cannot be replayed by one rank alone")
+            raise Refused(f"torch.distributed.{name}")
         self._next[entry] = number + 1
         targets = list(tensors_of(receiver))
         if not targets and isinstance(receiver, list):
@@ -138,24 +145,6 @@ def watch_collectives(interception: Interception) -> None:
             interception.replace(dist, name, wrapper)
             if hasattr(dist.distributed_c10d, name):
                 interception.replace(dist.distributed_c10d, name, wrapper)
-
-
-@contextmanager
-def no_functional_collectives() -> Iterator[None]:
-    """Refuse the collectives of distributed tensors: in a replay the other ranks would not come."""
-    functional = sys.modules.get("torch.distributed._functional_collectives")
-    originals = {name: getattr(functional, name) for name in _FUNCTIONAL if hasattr(functional, name)}
-    for name in originals:
-        setattr(functional, name, functools.partial(_refuse, name))
-    try:
-        yield
-    finally:
-        for name, original in originals.items():
-            setattr(functional, name, original)
-
-
-def _refuse(name: str, *_: Any, **__: Any) -> Any:
-    raise RuntimeError(f"{name} of a distributed tensor cannot be replayed by one rank alone")
 
 
 @unseen

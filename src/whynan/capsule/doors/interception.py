@@ -22,12 +22,12 @@ from whynan.capsule.doors.gradients import watch_backward, watch_gradients
 from whynan.capsule.doors.hooks import Hooks
 from whynan.capsule.doors.labels import watch_labels
 from whynan.capsule.doors.loaders import watch_loaders
-from whynan.capsule.doors.modules import watch_hooks, watch_layers, watch_modules
-from whynan.capsule.doors.opaque import watch_compiler, watch_functions, watch_opaque
-from whynan.capsule.doors.optimizers import watch_module_state, watch_optimizers, watch_schedulers
+from whynan.capsule.doors.modules import watch_hooks, watch_layers, watch_module_state, watch_modules
+from whynan.capsule.doors.opaque import watch_compiler, watch_functions, watch_own_functions, watch_scripts, watch_subclasses
+from whynan.capsule.doors.optimizers import watch_optimizers, watch_schedulers
 from whynan.capsule.doors.transforms import watch_transforms
+from whynan.capsule.imports import is_users
 from whynan.capsule.recorder import Recorder
-from whynan.capsule.sources import is_users
 from whynan.capsule.unseen import leave_out, unseen
 
 _MISSING = object()
@@ -88,7 +88,9 @@ class Interception:
             watch_schedulers,
             watch_scaler,
             watch_followers,
-            watch_opaque,
+            watch_own_functions,
+            watch_subclasses,
+            watch_scripts,
             watch_transforms,
             watch_compiler,
             watch_loaders,

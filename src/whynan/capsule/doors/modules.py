@@ -1,4 +1,4 @@
-"""Modules: their calls, the layers and buffers they get later on, the hooks on them."""
+"""Modules: their calls, the state they load, the layers and buffers they get later on, the hooks on them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.compiler import is_dynamo_compiling  # dynamo knows the answers and leaves out what stands behind them
+from torch.compiler import is_compiling, is_dynamo_compiling  # dynamo knows the answers and leaves out what stands behind them
 
 from whynan.capsule.doors.compiled import compiler, skip_frame
 from whynan.capsule.recorder import Recorder
@@ -60,6 +60,43 @@ def watch_modules(interception: Interception) -> None:
 
     skip_frame(__call__)
     interception.replace(torch.nn.Module, "__call__", heard_call)
+
+
+@unseen
+def watch_module_state(interception: Interception) -> None:
+    """Stand where models zero gradients and load their state."""
+    doors, recorder = interception.doors, interception.doors.recorder
+    module_zero, module_load = torch.nn.Module.zero_grad, torch.nn.Module.load_state_dict
+
+    @functools.wraps(module_zero)
+    def module_zero_grad(self: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        if is_dynamo_compiling():
+            module_zero(self, *args, **kwargs)
+            return
+        try:
+            if not is_compiling() and recorder.here:
+                recorder.suspended(doors.zeroing.zeroed, module_zero, self, args, kwargs)
+            elif not recorder.replays_here or not recorder.stepped:
+                module_zero(self, *args, **kwargs)
+        except BaseException:
+            leave_out()
+            raise
+
+    @functools.wraps(module_load)
+    def module_load_state(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        try:
+            before = doors.loading.loading(self)
+            if recorder.here:
+                recorder.suspended(recorder.about_to_load, self)
+            result = recorder.suspended(module_load, self, *args, **kwargs)
+            doors.loading.loaded(self, before)
+            return result
+        except BaseException:
+            leave_out()
+            raise
+
+    interception.replace(torch.nn.Module, "zero_grad", module_zero_grad)
+    interception.replace(torch.nn.Module, "load_state_dict", module_load_state)
 
 
 @unseen

@@ -24,8 +24,8 @@ def watch_functions(interception: Interception) -> None:
 
 
 @unseen
-def watch_opaque(interception: Interception) -> None:
-    """Calls a function mode cannot look through are recorded whole."""
+def watch_own_functions(interception: Interception) -> None:
+    """Stand at functions with a backward of their own: they are recorded whole."""
     recorder = interception.doors.recorder
     apply = torch.autograd.Function.__dict__["apply"]  # a Python classmethod up to torch 2.14, then one of C
 
@@ -43,6 +43,12 @@ def watch_opaque(interception: Interception) -> None:
             raise
 
     interception.replace(torch.autograd.Function, "apply", watched_apply)
+
+
+@unseen
+def watch_subclasses(interception: Interception) -> None:
+    """Stand where a tensor is given another class."""
+    recorder = interception.doors.recorder
     as_subclass = torch.Tensor.as_subclass  # which no function mode is asked about
 
     @functools.wraps(as_subclass)
@@ -52,6 +58,12 @@ def watch_opaque(interception: Interception) -> None:
         return as_subclass(self, cls)
 
     interception.replace(torch.Tensor, "as_subclass", watched_as_subclass)
+
+
+@unseen
+def watch_scripts(interception: Interception) -> None:
+    """Stand at functions of TorchScript."""
+    recorder = interception.doors.recorder
     script: Any = torch.jit.ScriptFunction.__call__
 
     def script_call(self: Any, *args: Any, **kwargs: Any) -> Any:

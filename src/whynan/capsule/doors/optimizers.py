@@ -1,4 +1,4 @@
-"""Optimizers: their steps, and the state that they, models and schedulers load."""
+"""Optimizers: where they are made, their steps, the state that they and schedulers load."""
 
 from __future__ import annotations
 
@@ -117,43 +117,6 @@ def watch_step_on(interception: Interception, optimizer: torch.optim.Optimizer) 
             raise
 
     interception.replace(optimizer, "step", step)
-
-
-@unseen
-def watch_module_state(interception: Interception) -> None:
-    """Stand where models zero gradients and load their state."""
-    doors, recorder = interception.doors, interception.doors.recorder
-    module_zero, module_load = torch.nn.Module.zero_grad, torch.nn.Module.load_state_dict
-
-    @functools.wraps(module_zero)
-    def module_zero_grad(self: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
-        if is_dynamo_compiling():
-            module_zero(self, *args, **kwargs)
-            return
-        try:
-            if not is_compiling() and recorder.here:
-                recorder.suspended(doors.zeroing.zeroed, module_zero, self, args, kwargs)
-            elif not recorder.replays_here or not recorder.stepped:
-                module_zero(self, *args, **kwargs)
-        except BaseException:
-            leave_out()
-            raise
-
-    @functools.wraps(module_load)
-    def module_load_state(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        try:
-            before = doors.loading.loading(self)
-            if recorder.here:
-                recorder.suspended(recorder.about_to_load, self)
-            result = recorder.suspended(module_load, self, *args, **kwargs)
-            doors.loading.loaded(self, before)
-            return result
-        except BaseException:
-            leave_out()
-            raise
-
-    interception.replace(torch.nn.Module, "zero_grad", module_zero_grad)
-    interception.replace(torch.nn.Module, "load_state_dict", module_load_state)
 
 
 @unseen

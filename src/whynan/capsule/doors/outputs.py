@@ -7,8 +7,8 @@ passes no door and is not heard.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,20 +81,25 @@ class Outputs:
 
     def around(self, root: torch.nn.Module, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         """Run an outermost call, `call(*args)`, and listen; a validation between two steps belongs to neither."""
-        if self._recorder.replaying or not (root.training or torch.is_grad_enabled()):
-            return call(*args, **kwargs)
-        before = self.now
-        try:
-            self.now = {id(p.module): p for p in self._places(root) if p.due <= self._step}
-        except Exception as error:
-            self._recorder.faulty(error)
-        try:
+        with self.listening([root]):
             result = call(*args, **kwargs)
             if id(root) in self.now:  # this call did not pass the door of the inner ones
                 self.hear(root, result)
+        return result
+
+    @contextmanager
+    def listening(self, roots: Iterable[torch.nn.Module]) -> Iterator[None]:
+        """Listen while a call runs these."""
+        before = self.now
+        try:
+            wanted = [] if self._recorder.replaying else [root for root in roots if root.training or torch.is_grad_enabled()]
+            self.now = {id(p.module): p for root in wanted for p in self._places(root) if p.due <= self._step}
+        except Exception as error:
+            self._recorder.faulty(error)
+        try:
+            yield
         finally:
             self.now = before
-        return result
 
     def hear(self, module: torch.nn.Module, result: Any) -> None:
         """Take what a module returned."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from typing import Any
 
 import torch
@@ -10,6 +10,8 @@ import torch
 from whynan.capsule.tape.facts import is_memory, is_readable, version_of
 
 BASE_KEYS = frozenset(torch.nn.Module().__dict__)
+TABLES = frozenset({dict, OrderedDict, defaultdict, Counter})
+CONTAINERS = TABLES | {list, set, deque}
 
 
 def write_back(copy: torch.Tensor, buffer: torch.Tensor) -> None:
@@ -60,7 +62,9 @@ class Mutable:
                     write_back(self.copy, self.value)
             return
         self.value.clear()
-        if isinstance(self.value, dict | set):
+        if isinstance(self.value, dict) and isinstance(self.copy, dict):
+            fill(self.value, self.copy)
+        elif isinstance(self.value, set):
             self.value.update(self.copy)
         else:
             self.value.extend(self.copy)
@@ -72,9 +76,15 @@ class Mutable:
         return not torch.equal(value, self.copy) if is_readable(value) else version_of(value) != self.version
 
 
+def fill(table: dict[Any, Any], values: dict[Any, Any]) -> None:
+    """Set the values of a table: the `update` of a `Counter` adds, and that of a plain `dict` breaks an `OrderedDict`."""
+    for key, value in values.items():
+        table[key] = value
+
+
 def can_change(value: object) -> bool:
     """Whether a value is a plain container or a small tensor of its own that a forward pass could write to."""
-    if type(value) in (list, dict, set, deque):
+    if type(value) in CONTAINERS:
         return len(value) <= 10_000  # type: ignore[arg-type]
     return is_small(value)
 

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from whynan.capsule.state.holdings import BASE_KEYS, Mutable, frozen_state, holdings, own_modules, put_back, write_back
-from whynan.capsule.state.prints import MAY_HOLD, Print, differs, equal, is_small, mark, print_of
+from whynan.capsule.state.buffers import Buffers, Copies
+from whynan.capsule.state.holdings import BASE_KEYS, Mutable, frozen_state, holdings, own_modules, put_back
+from whynan.capsule.state.prints import MAY_HOLD, Print, differs, is_small, mark, print_of
 from whynan.capsule.state.randomness import ForeignDraws, Rng
 from whynan.capsule.state.surroundings import Surroundings
 from whynan.capsule.tape.facts import is_memory
@@ -25,7 +26,6 @@ from whynan.tripwire.values import damage_of
 _OF_THE_LOOP = ("training", "forward")  # Lightning puts another forward in place for a call
 _NOTHING: Any = object()
 Kept = list[tuple[torch.nn.Module, dict[str, Any]]]
-Copies = dict[int, tuple[torch.Tensor, torch.Tensor, int]]  # id(buffer): buffer, copy, version
 _RENEWALS = 8  # times that what a module does is learned anew because it has other layers
 _LEARNED = 4  # calls after which it is known what a module writes to
 
@@ -35,7 +35,7 @@ class ModuleState:
 
     def __init__(self, root: torch.nn.Module) -> None:
         self._root = weakref.ref(root)
-        self._copies: Copies = {}
+        self.buffers = Buffers()
         self._homes: list[tuple[torch.nn.Module, str, torch.Tensor]] = []
         self._attributes: Kept = []
         self._holders: list[torch.nn.Module] = []
@@ -54,18 +54,12 @@ class ModuleState:
         self.open = False  # what it does is recorded, and not its call
         self.begun = False  # called in the step in progress, and not put back
         self.aside = False  # what it did in it came to nothing, and is no part of a dropped step
-        self._spare: dict[int, tuple[torch.Tensor, int]] = {}  # copies and versions of buffers from before calls that came to nothing, or room for such
-        self._stands_aside = False  # they are of this step
-        self._outdated = False  # put back without a move of the version counters, perhaps to before its own beginning: the copies say nothing
         self._rewound = False  # whether attributes change cannot be learned from a step that was taken back
         self.draws = ForeignDraws(root)
         self.around = Surroundings(root)
         self.altered = False  # it has got modules or buffers that it had not when this was made
         self.renewals = 0  # how often that was so
-        self.moving: list[torch.Tensor] = []  # parameters without gradients that its calls write to: a momentum encoder
         self._frozen: list[tuple[torch.Tensor, Print]] = []  # those it has, as they were before one of its first calls
-        self._silent: set[int] = set()  # buffers that a kernel writes without moving their version counter
-        self.changing = False
         self._first: tuple[Copies, list[tuple[torch.nn.Module, str, torch.Tensor]], Kept, Kept] | None = None  # of the first micro-batch
         self._further: list[int] = []  # buffers kept at a further call of this step
         self._rested: dict[int, dict[str, Any]] = {}  # tables as the last step has left them
@@ -74,7 +68,8 @@ class ModuleState:
 
     def begin(self, again: bool = False) -> None:
         """Take the state before the first call of a step, or of a further micro-batch in it."""
-        self._set_aside()
+        self.buffers.set_aside(self.aside)
+        self.aside = False
         self.calls += 1
         self.begun = True
         self._left = {}
@@ -84,14 +79,12 @@ class ModuleState:
             return
         if self.calls % 64 == 1 and self.calls > 1:
             self._renew()
-        for key in self._further:
-            self._copies.pop(key, None)
+        self.buffers.drop(self._further)
         self._further.clear()
         if not again:
             self._first = None
         elif self._first is None:
-            copies = {k: (buffer, copy.clone(), -1) for k, (buffer, copy, _) in self._copies.items()}
-            self._first = copies, self._homes, self._attributes, self._parameters
+            self._first = self.buffers.cloned(), self._homes, self._attributes, self._parameters
         self._copy_attributes()
         self._copy_parameters()
         if self.calls % 64 < 5:  # in others it stays the same
@@ -100,23 +93,12 @@ class ModuleState:
                 self.tables += [(m._parameters, True) for m, _ in self._parameters]
             self.tables += [(m._buffers, False) for m in self._exchanging]
         self.around.begin(everything=self.calls < 5 or self.calls % 64 == 1, again=again)
-        self.still = not (self._copies or self.busy or self._holders or self._rebinding or self.around.busy or again)
-        if not self._copies:
+        self.still = not (self.buffers.copies or self.busy or self._holders or self._rebinding or self.around.busy or again)
+        if not self.buffers.copies:
             return
-        self._learn_silent()
-        stale_buffers, stale_copies = [], []
-        for key, (buffer, copy, version) in self._copies.items():
-            if buffer._version != version or key in self._silent or self._outdated:
-                if buffer.shape != copy.shape:  # resized in place, as observers of quantisation do
-                    copy = buffer.detach().clone()
-                stale_buffers.append(buffer)
-                stale_copies.append(copy)
-                self._copies[key] = (buffer, copy, buffer._version)
-        if stale_buffers:
-            self.changing = self.changing or not self._outdated
-            self._outdated = False
-            with torch.no_grad():
-                torch._foreach_copy_(stale_copies, stale_buffers)
+        if self.calls < _LEARNED:
+            self.buffers.learn_silent()
+        self.buffers.take_anew()
         self._replaced = [(m, name, buffer) for m, name, buffer in self._homes if m._buffers.get(name) is not buffer]
         if others := {id(m): m for m, *_ in self._replaced}:
             known = {id(table) for table, _ in self.tables}
@@ -149,25 +131,6 @@ class ModuleState:
             self._resnapshot()
             self.busy = self._modules
 
-    def _set_aside(self) -> None:
-        """Take the state once more in a step, after calls that came to nothing: what it was before them is kept too, in case they have damaged it."""
-        if not self.aside:
-            self._stands_aside = False
-        elif not self._stands_aside:
-            room, self._stands_aside = self._spare, True
-            self._spare = {key: (copy, version) for key, (_, copy, version) in self._copies.items()}
-            fresh = {key: room[key][0] if key in room and room[key][0].shape == copy.shape else copy.clone() for key, (_, copy, _) in self._copies.items()}
-            self._copies = {key: (buffer, fresh[key], -2) for key, (buffer, _, _) in self._copies.items()}
-        self.aside = False
-
-    def _take_older(self) -> None:
-        """Have the buffers be what they were before the calls that came to nothing, where one of these has damaged any."""
-        held = {key: self._spare[key][0] for key in self._copies if key in self._spare} if self._stands_aside else {}
-        if any(damage_of(self._copies[key][1]) and not damage_of(copy) for key, copy in held.items()):
-            self._spare = {key: (self._copies[key][1], -2) for key in held}
-            self._copies.update((key, (self._copies[key][0], copy, -2)) for key, copy in held.items())
-            self._stands_aside = False
-
     def given(self) -> Iterator[tuple[dict[str, Any], str, Any, bool]]:
         """Yield what a loop may have set before a call, with its table: what holds tensors, and all that is other since the last call of this step."""
         for table, exchanged in self.tables:
@@ -189,8 +152,8 @@ class ModuleState:
     def further(self) -> None:
         """A further call in a step: keep buffers that the loop has put in place since the first one."""
         for module in self._modules if self.calls < _LEARNED else self._exchanging:
-            others = [b for b in module._buffers.values() if b is not None and id(b) not in self._copies and not is_lazy(b) and is_memory(b)]
-            self._copies.update((id(b), (b, b.detach().clone(), b._version)) for b in others)
+            others = [b for b in module._buffers.values() if b is not None and id(b) not in self.buffers.copies and not is_lazy(b) and is_memory(b)]
+            self.buffers.add(others)
             self._further += map(id, others)
             if others and all(m is not module for m in self._exchanging):
                 self._exchanging.append(module)
@@ -207,20 +170,10 @@ class ModuleState:
         """A call is over before which everything was taken: note what it draws from and changes outside torch."""
         self.draws.compare(before)
         self.around.learn()
-        for weight in [p for p, was in self._frozen if id(p) not in self._copies and print_of(p) != was]:
-            self.moving.append(weight)
-            self._copies[id(weight)] = (weight, weight.detach().clone(), weight._version)  # of this step: after its call; of the next: before it
-            self._silent.add(id(weight))
+        if moving := [p for p, was in self._frozen if id(p) not in self.buffers.copies and print_of(p) != was]:
+            self.buffers.add_moving(moving)
             self.still = False
         self._frozen = []
-
-    def _learn_silent(self) -> None:
-        """Find the buffers that the first steps wrote through `.data`, which no version counter tells (a codebook, a running mean written so)."""
-        if self.calls >= 4:
-            return
-        for key, (buffer, copy, version) in self._copies.items():
-            if key not in self._silent and buffer._version == version and not equal(buffer, copy):
-                self._silent.add(key)
 
     def _copy_parameters(self) -> None:
         """Keep which parameters stand where, in modules where new ones are put in place (a codebook that is averaged, fast weights); as for attributes."""
@@ -241,16 +194,14 @@ class ModuleState:
         self._sharded = any(cls.__module__.startswith("torch.distributed") for m in self._modules for cls in type(m).__mro__)
         self._ids = frozenset(map(id, self._modules))
         self._lazy = [b for m in self._modules for b in m._buffers.values() if b is not None and is_lazy(b)]
-        self._homes = [(m, n, b) for m in self._modules for n, b in m._buffers.items() if b is not None and not is_lazy(b)]
-        with torch.no_grad():
-            buffers = [b for _, _, b in self._homes if is_memory(b)] + frozen_state(root) + self.moving
-            self._copies = {id(b): (b, b.detach().clone(), b._version) for b in buffers}
-        self._silent = {id(p) for p in self.moving}
+        held = [(m, n, b) for m in self._modules for n, b in m._buffers.items() if b is not None and not is_lazy(b)]
+        self._homes = [(m, n, b) for m, n, b in held if isinstance(m._buffers, dict)]  # in a scripted module nothing can be put in the place of another
+        self.buffers.take([b for _, _, b in held if is_memory(b)] + frozen_state(root))
         self._find_silent()
 
     def _find_silent(self) -> None:
         norms = [m for m in self._modules if isinstance(m, torch.nn.modules.batchnorm._NormBase)]
-        self._silent.update(id(b) for m in norms for b in (m.running_mean, m.running_var) if b is not None)
+        self.buffers.silent.update(id(b) for m in norms for b in (m.running_mean, m.running_var) if b is not None)
 
     def _copy_attributes(self) -> None:
         # after a few steps only the submodules that were seen to change an attribute are copied
@@ -267,21 +218,16 @@ class ModuleState:
 
     def changed_buffers(self) -> list[torch.Tensor]:
         """Return the floating-point buffers written since the step began."""
-        if not self._homes:
+        if not self.buffers.copies and not self._homes:
             return []
-        self._learn_silent()
-        weights = {id(p) for p in self.moving}
-        changed = {
-            k: b for k, (b, _, version) in self._copies.items() if (k in self._silent or b._version != version) and b.is_floating_point() and k not in weights
-        }
-        if self._stands_aside:
-            older = {k: b for k, (b, _, _) in self._copies.items() if k in self._spare and b._version != self._spare[k][1]}
-            changed.update((k, b) for k, b in older.items() if b.is_floating_point() and k not in weights)
+        if self.calls < _LEARNED:
+            self.buffers.learn_silent()
+        changed = self.buffers.written()
         for module, name, buffer in self._homes:
             other = module._buffers.get(name)  # put in the place of the old one
             if other is not buffer and other is not None and other.is_floating_point():
                 changed[id(other)] = other
-        self.changing = self.changing or bool(changed)
+        self.buffers.changing = self.buffers.changing or bool(changed)
         return list(changed.values())
 
     def named(self, buffers: list[torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
@@ -326,19 +272,15 @@ class ModuleState:
         """Put buffers and attributes back to the beginning of the step (or only of the micro-batch), bit for bit."""
         if not self.begun:
             return  # not called in this step: nothing of it is this step's
-        if self.aside and not any(damage_of(buffer.detach()) for buffer, _, _ in self._copies.values()):
+        if self.aside and not self.buffers.are_damaged():
             return  # called before the batch, for nothing
-        self.begun, self._rewound, self._outdated = False, True, True
-        self._learn_silent()
-        self._take_older()
+        self.begun, self._rewound = False, True
+        if self.calls < _LEARNED:
+            self.buffers.learn_silent()
+        self.buffers.take_older()
         if self._first is not None and not alone:
-            self._copies, self._homes, self._attributes, self._parameters = self._first
-        with torch.no_grad():
-            for key, (buffer, copy, version) in self._copies.items():
-                if buffer._version != version or key in self._silent or damage_of(buffer.detach()):
-                    with torch.autograd._unsafe_preserve_version_counter(buffer):  # type: ignore[attr-defined]  # a graph that is still to be gone back from may hold it
-                        write_back(copy, buffer)
-                    self._copies[key] = (buffer, copy, buffer._version)
+            self.buffers.copies, self._homes, self._attributes, self._parameters = self._first
+        self.buffers.put_back()
         for table, name, was, now in list(self._changed()):
             if not self._is_back(table, name, now):
                 _set(table, name, was)
@@ -356,30 +298,24 @@ class ModuleState:
         homes = [(m, n, b, m._buffers.get(n)) for m, n, b in self._homes]
         changed = {id(b) for b in self.changed_buffers()}
         bad = {id(now): now for *_, now in homes if now is not None and id(now) in changed and damage_of(now.detach())}
-        self._copies.update((key, (b, b.detach().clone(), b._version)) for key, b in bad.items() if is_memory(b))
+        self.buffers.add(b for b in bad.values() if is_memory(b))
         self._homes = [(m, n, now if now is not None and id(now) in bad else b) for m, n, b, now in homes]
         return [(m, n) for m, n, b in self._homes if id(b) in bad]
 
-    def _put_in_place(self) -> None:
-        """Put back the tensors that forward passes replaced."""
+    def kept(self) -> list[Any]:
+        """Return the tensors and containers that `replay_from` writes to."""
+        return [*(buffer for buffer, _, _ in self.buffers.copies.values()), *(item.value for item in self._held)]
+
+    def replay_from(self) -> None:
+        """Load the state of the beginning of the step for a replay; the caller puts the present back (`Stasis`)."""
+        self.buffers.take_older()
+        if self.calls < _LEARNED:
+            self.buffers.learn_silent()
+        self.buffers.load()
         for module, name, buffer in self._homes:
             module._buffers[name] = buffer
         for module, parameters in self._parameters:
             module._parameters.update(parameters)
-
-    def kept(self) -> list[Any]:
-        """Return the tensors and containers that `replay_from` writes to."""
-        return [*(buffer for buffer, _, _ in self._copies.values()), *(item.value for item in self._held)]
-
-    def replay_from(self) -> None:
-        """Load the state of the beginning of the step for a replay; the caller puts the present back (`Stasis`)."""
-        self._take_older()
-        self._learn_silent()
-        with torch.no_grad():
-            for key, (buffer, copy, version) in self._copies.items():
-                if buffer._version != version or key in self._silent:
-                    write_back(copy, buffer)
-        self._put_in_place()
         for module, attributes in self._attributes:
             put_back(module, attributes)
         for item in self._held:

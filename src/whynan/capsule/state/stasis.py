@@ -14,7 +14,7 @@ from whynan.capsule.state.holdings import Mutable, can_change, frozen_state, hol
 from whynan.capsule.state.randomness import put_rng, take_rng
 from whynan.capsule.state.surroundings import Spot, contents, taken, tensors_among
 from whynan.capsule.state.surroundings import put as put_around
-from whynan.capsule.tape.facts import is_memory
+from whynan.capsule.tape.facts import is_memory, is_readable
 
 
 class Stasis:
@@ -47,24 +47,11 @@ class Stasis:
         self._rng = take_rng(others=True)
         self._grads = [(leaf, leaf.grad) for leaf in self._leaves]
         modules = list(dict.fromkeys(m for root in self._roots for m in root.modules()))
-        self._attributes = [(m, m.__dict__.copy()) for m in modules]
-        self._lists = [Mutable(v) for _, d in self._attributes for v in holdings(d)]
-        hooks = [hook for m in modules for hook in (*m._forward_hooks.values(), *m._forward_pre_hooks.values())]
-        hooks += [hook for leaf in self._leaves for hook in (getattr(leaf, "_backward_hooks", None) or {}).values()]
-        self._lists += [Mutable(v) for v in _hook_holdings([*hooks, *self._own_hooks])]
-        self._lists += [Mutable(v) for v in self._kept if not isinstance(v, torch.Tensor)]
         self._around = taken(self._spots)
-        hung = {id(t): t for t in (*self._leaves, *(p for root in self._roots for p in root.parameters())) if t.__dict__}
-        self._hung = [(t, t.__dict__.copy()) for t in hung.values()]  # what a program keeps on its weights (per-sample gradients)
-        self._lists += [Mutable(v) for _, d in self._hung for v in holdings(d)]
-        homes = {id(b): b for m in modules for b in m._buffers.values() if b is not None}
-        homes.update((id(b), b) for root in self._roots for b in frozen_state(root))
-        homes.update((id(t), t) for t in self._kept if isinstance(t, torch.Tensor))
-        self._buffers = [(b, b.detach().clone(), b._version) for b in homes.values() if not is_lazy(b) and is_memory(b)]
-        tables: list[dict[str, Any]] = [table for m in modules for table in (m._buffers, m._parameters) if isinstance(table, dict)]  # else scripted
-        self._homes = [(table, dict(table)) for table in tables]
+        self._take_attributes(modules)
+        self._take_tensors(modules)
         # a live autograd graph may have saved these: their version counters must not move
-        held = (*(b for b, _, _ in self._buffers), *tensors_among(spot for spot, _ in self._around))
+        held = (*(b for b, _ in self._buffers), *tensors_among(spot for spot, _ in self._around))
         self._versions = torch.autograd._unsafe_preserve_version_counter(held)  # type: ignore[attr-defined]
         self._versions.__enter__()
         after = [getattr(leaf, "_post_accumulate_grad_hooks", None) for leaf in self._leaves]
@@ -75,6 +62,29 @@ class Stasis:
             leaf.grad = None
         return self
 
+    def _take_attributes(self, modules: list[torch.nn.Module]) -> None:
+        """Keep the attributes of modules and weights, and what is in the containers among them and in those that hooks write to."""
+        self._attributes = [(m, m.__dict__.copy()) for m in modules]
+        self._lists = [Mutable(v) for _, d in self._attributes for v in holdings(d)]
+        hooks = [hook for m in modules for hook in (*m._forward_hooks.values(), *m._forward_pre_hooks.values())]
+        hooks += [hook for leaf in self._leaves for hook in (getattr(leaf, "_backward_hooks", None) or {}).values()]
+        self._lists += [Mutable(v) for v in _hook_holdings([*hooks, *self._own_hooks])]
+        self._lists += [Mutable(v) for v in self._kept if not isinstance(v, torch.Tensor)]
+        hung = {id(t): t for t in (*self._leaves, *(p for root in self._roots for p in root.parameters())) if t.__dict__}
+        self._hung = [(t, t.__dict__.copy()) for t in hung.values()]  # what a program keeps on its weights (per-sample gradients)
+        self._lists += [Mutable(v) for _, d in self._hung for v in holdings(d)]
+
+    def _take_tensors(self, modules: list[torch.nn.Module]) -> None:
+        """Keep the values of buffers and the like, and which buffers and parameters stand where."""
+        homes = {id(b): b for m in modules for b in m._buffers.values() if b is not None}
+        homes.update((id(b), b) for root in self._roots for b in frozen_state(root))
+        homes.update((id(t), t) for t in self._kept if isinstance(t, torch.Tensor))
+        self._buffers = [(b, b.detach().clone()) for b in homes.values() if not is_lazy(b) and is_memory(b)]
+        plain = [p for root in self._roots for p in root.parameters() if type(p) is torch.nn.Parameter and is_readable(p)]
+        self._weights = [(p, p.detach()) for p in plain]  # a forward pass may set one by its `.data`: an initialisation by the first batch
+        tables: list[dict[str, Any]] = [table for m in modules for table in (m._buffers, m._parameters) if isinstance(table, dict)]  # else scripted
+        self._homes = [(table, dict(table)) for table in tables]
+
     def __exit__(self, *_: object) -> None:
         with torch.no_grad(), ExitStack() as later:  # the last comes first; what cannot be put back does not keep the others from it
             for item in self._lists:
@@ -82,7 +92,8 @@ class Stasis:
             later.callback(self._put_tables_back)
             later.callback(self._versions.__exit__)
             later.callback(put_around, self._around)
-            for buffer, copy, _version in self._buffers:
+            later.callback(self._put_weights_back)
+            for buffer, copy in self._buffers:
                 later.callback(write_back, copy, buffer)
             later.callback(self._put_gradients_back)
             later.callback(put, self._generators)
@@ -93,6 +104,11 @@ class Stasis:
             live.update(saved)
         for leaf, grad in self._grads:
             leaf.grad = grad
+
+    def _put_weights_back(self) -> None:
+        for weight, before in self._weights:
+            if weight.data_ptr() != before.data_ptr():
+                weight.data = before
 
     def _put_tables_back(self) -> None:
         for home, tensors in self._homes:

@@ -7,20 +7,21 @@ program's own code is looked at, not that of installed libraries.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import dis
 import functools
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, Protocol
 
 import torch
 
+from whynan.capsule.imports import is_users
 from whynan.capsule.sites import is_installed, is_internal
-from whynan.capsule.sources import is_users
-from whynan.capsule.state.holdings import is_small
+from whynan.capsule.state.holdings import CONTAINERS, TABLES, fill, is_small
 from whynan.capsule.tape.facts import is_readable
 from whynan.tripwire.values import holds_bad
 
@@ -31,6 +32,7 @@ _STORES_CELL = dis.opmap["STORE_DEREF"]
 _MOST = 10_000  # members of a container that is copied
 _MANY = 2_000  # functions that are looked at
 _REFUSALS = (RuntimeError, ValueError, TypeError)  # of an array made read-only, a tensor resized, a queue that another thread fills
+_DATA = CONTAINERS | {int, float, complex, bool, str, bytes, tuple, type(None), torch.Tensor, torch.dtype, torch.device, torch.Size}
 _OURS = 2  # references to what only a spot holds, when it is asked for
 _Cached = type(functools.cache(len))
 _NUMBERS = 1 << 18  # of an array that is copied
@@ -86,6 +88,7 @@ class Held:
     """Something whose inside may change."""
 
     held: Any
+    of_module: bool = False  # it is state of the model, as a buffer is: a dropped step leaves nothing in it
 
 
 class Inside(Held):
@@ -100,7 +103,7 @@ class Inside(Held):
         if isinstance(self.held, dict):  # never empty in between: another thread may be reading
             for key in self.held.keys() - saved.keys():
                 del self.held[key]
-            self.held.update(saved)
+            fill(self.held, saved)
         elif isinstance(self.held, list):
             self.held[:] = saved
         else:
@@ -113,11 +116,8 @@ class Inside(Held):
         return len(saved) != len(self.held) or any(a is not b for a, b in zip(self.held, saved, strict=False))
 
 
-@dataclass(slots=True, eq=False)
 class Values(Held):
     """The numbers of a tensor or array that is written in place; of a tensor its version says whether it was."""
-
-    of_module: bool = False  # it is state of the model, as a buffer is: a dropped step leaves nothing in it
 
     def take(self) -> Any:
         return (self.held.clone(), self.held._version) if isinstance(self.held, torch.Tensor) else self.held.copy()
@@ -161,7 +161,7 @@ class Surroundings:
         """Put back what the forward passes of a dropped step have left bad: to the beginning of the micro-batch, or of its whole step.
 
         A counter, a cursor, a list of names has gone on, as everything else that the program does in Python. An array
-        that stands in a module is put back whatever it holds.
+        or a record that stands in a module is put back whatever it holds.
         """
         kept = self._kept if alone or not self._first else self._first
         put((spot, saved) for spot, saved in kept if spot in self.busy and (_is_state(spot) or (holds_bad(spot.take()) and not holds_bad(saved))))
@@ -172,7 +172,7 @@ class Surroundings:
 
 
 def _is_state(spot: Spot) -> bool:
-    return isinstance(spot, Values) and spot.of_module
+    return isinstance(spot, Held) and spot.of_module
 
 
 def _is_orphan(spot: Spot) -> bool:
@@ -279,7 +279,7 @@ class _Search:
         while self._todo:
             function = self._todo.popleft()
             table = function.__globals__
-            codes = list(_codes(function.__code__))
+            codes = list(codes_in(function.__code__))
             for name in {name for code in codes for name in _stored(code, _STORES)}:
                 self.spots[id(table), name] = Name(table, name)
             for name in {name for code in codes for name in code.co_names if name in table}:
@@ -290,8 +290,11 @@ class _Search:
             for cell in cells.values():
                 self.meet(contents(cell), depth=2)
 
-    def meet(self, value: Any, depth: int, direct: bool = True) -> None:
-        """A value that code can reach: a function is followed; a container or an object of the program's own may change."""
+    def meet(self, value: Any, depth: int, direct: bool = True, of_module: bool = False) -> None:
+        """A value that code can reach: a function is followed; a container or an object of the program's own may change.
+
+        Not `direct`: it stands in a module, whose attributes are looked after elsewhere. `of_module`: in a record that stands there.
+        """
         kind = type(value)
         if kind is FunctionType or kind is MethodType:
             self._function(getattr(value, "__func__", value))
@@ -300,18 +303,28 @@ class _Search:
         if isinstance(value, torch.nn.Module | type) or id(value) in self.spots or not depth:
             if isinstance(value, type) and _is_own(value):
                 self.classes(value)
-        elif kind in (list, dict, set, deque):
-            if direct and len(value) <= _MOST:  # those that stand in a module are looked after with its attributes
-                self.spots[id(value)] = Inside(value)
-            for inner in list(value.values() if kind is dict else value)[:64]:
-                self.meet(inner, depth - 1, direct)
+        elif kind in CONTAINERS:
+            if direct and len(value) <= _MOST:
+                self.spots[id(value)] = Inside(value, of_module)
+            for inner in list(value.values() if kind in TABLES else value)[:64]:
+                self.meet(inner, depth - 1, direct, of_module)
         elif (direct and is_small(value) and is_readable(value)) or _is_array(value):
-            self.spots[id(value)] = Values(value, of_module=not direct)
-        elif kind.__dictoffset__ and _is_own(kind):
-            self.spots[id(value)] = Inside(vars(value))
+            self.spots[id(value)] = Values(value, of_module or not direct)
+        elif kind.__dictoffset__ and (kind is SimpleNamespace or _is_own(kind)):
+            of_module = of_module or (not direct and _is_record(value))
+            self.spots[id(value)] = Inside(vars(value), of_module)
             self.classes(kind)
             for inner in list(vars(value).values()):
-                self.meet(inner, depth - 1)
+                self.meet(inner, depth - 1, of_module=of_module)
+
+
+def _is_record(value: Any, depth: int = 3) -> bool:
+    """Whether an object is declared as data and holds nothing else: in a module it is state as its attributes are, not a part of the loop that it knows."""
+    kind = type(value)
+    declared = kind is SimpleNamespace or dataclasses.is_dataclass(kind) or hasattr(kind, "__attrs_attrs__")
+    if not declared or not depth or not hasattr(value, "__dict__"):
+        return False
+    return all(type(v) in _DATA or _is_array(v) or _is_record(v, depth - 1) for v in vars(value).values())
 
 
 def _is_array(value: Any) -> bool:
@@ -319,11 +332,12 @@ def _is_array(value: Any) -> bool:
     return numpy is not None and type(value) is numpy.ndarray and value.size <= _NUMBERS and value.flags.writeable and value.dtype != object
 
 
-def _codes(code: CodeType) -> Iterator[CodeType]:
+def codes_in(code: CodeType) -> Iterator[CodeType]:
+    """Yield a code object and those of the functions made in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _codes(constant)
+            yield from codes_in(constant)
 
 
 def _stored(code: CodeType, opcode: int) -> list[str]:

@@ -86,6 +86,7 @@ class Entry:
     apart: bool | None = False  # computes with results of the step that were not handed to it; None where that is to be asked
     given: tuple[tuple[dict[str, Any], str, Any], ...] = ()  # attributes and parameters of the called module that the loop has set
     within: Within | None = None  # made by a hook of a module, inside another call
+    uses: tuple[torch.nn.Module, ...] = ()  # models that a call recorded whole runs
     caller: Site | None = None  # the line of the program that called the library which made this call
 
     def __init__(
@@ -103,6 +104,11 @@ class Entry:
     ) -> None:
         self.number, self.kind, self.fn, self.args, self.kwargs = number, kind, fn, args, kwargs
         self.site, self.grad_enabled, self.autocast, self.reads, self.first_node = site, grad_enabled, autocast, reads, first_node
+
+    @property
+    def runs_model(self) -> bool:
+        """Whether this is the call of a model, or a call recorded whole that runs one."""
+        return self.kind == "module" or bool(self.uses)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +128,9 @@ class Within:
 
 
 def target_of(entry: Entry) -> object:
-    """Return what a call writes to: its first argument, by position or by name."""
+    """Return what a call writes to: `out`, or its first argument, by position or by name."""
+    if (out := entry.kwargs.get("out")) is not None:
+        return out[0] if isinstance(out, list | tuple) else out
     return entry.args[0] if entry.args else next(iter(entry.kwargs.values()), None)
 
 

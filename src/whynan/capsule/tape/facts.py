@@ -68,3 +68,13 @@ def is_memory(tensor: torch.Tensor) -> bool:
 def bytes_of(tensor: torch.Tensor) -> int:
     """Return how much memory a dense tensor takes; what a sparse one holds is small."""
     return tensor.nbytes if tensor.layout is torch.strided else 0
+
+
+def is_released(tensor: torch.Tensor) -> bool:
+    """Whether the memory of a tensor was given back, as `fully_shard` does between two uses of a weight: to read it ends the process."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided or isinstance(tensor, _Lazy):
+        return False
+    try:
+        return tensor.numel() > 0 and tensor.untyped_storage().nbytes() == 0
+    except (RuntimeError, NotImplementedError):
+        return False
