@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -533,3 +534,46 @@ def test_many_calls_in_a_step_cost_no_more_each(monkeypatch: pytest.MonkeyPatch)
         for _ in range(200):
             model(torch.randn(8, 4), table).mean().item()
     assert 0 < looked[0] < 200 * 8
+
+
+class _Fault:
+    """Raises once, when it is asked to."""
+
+    def __init__(self) -> None:
+        self.due = False
+
+    def __call__(self, *_: object) -> None:
+        if self.due:
+            self.due = False
+            raise RuntimeError("a fault of the program's own")
+
+
+def _raising(where: str, bad: bool) -> list[torch.Tensor]:
+    """Train with a batch whose turn raises and is caught, and one after it that is bad or is never drawn."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1))
+    optimizer, fault = torch.optim.Adam(model.parameters(), 0.02), _Fault()
+    if where == "before":
+        optimizer.register_step_pre_hook(fault)
+    elif where == "after":
+        optimizer.register_step_post_hook(fault)
+    with whynan.watch(model, optimizer, files=False) if bad else contextlib.nullcontext():
+        for step, x in enumerate(torch.randn(9, 16, 4)):
+            if step == 5 and not bad:
+                continue
+            fault.due = step == 4
+            loss = model(x * float("nan") if step == 5 else x).square().mean()
+            optimizer.zero_grad()
+            with contextlib.suppress(RuntimeError):
+                if where == "closure":
+                    optimizer.step(lambda loss=loss: (loss.backward(), fault(), loss)[2])  # type: ignore[misc]
+                else:
+                    loss.backward()
+                    optimizer.step()
+    return [*model.state_dict().values()]
+
+
+@pytest.mark.parametrize("where", ["before", "after", "closure"])
+def test_step_after_an_update_that_raised(where: str) -> None:
+    """An update that raises and is caught ends its batch: what that one left in running statistics is not taken back with the next."""
+    assert all(torch.equal(a, b) for a, b in zip(_raising(where, bad=True), _raising(where, bad=False), strict=True))

@@ -105,6 +105,25 @@ def test_a_constant_curve_never_alarms(value: float, steps: int, seed: int) -> N
     assert alarms([value * (1 + 1e-7 * dice.random()) for _ in range(steps)]) == []
 
 
+@pytest.mark.parametrize("period", [3, 5, 7])
+@pytest.mark.parametrize("ratio", [2000.0, 5000.0])
+def test_rarer_task_of_a_mix_is_not_absurd_from_its_first_batch_on(period: int, ratio: float) -> None:
+    """With few values to compare with, one may be of a rarer kind: nothing is said of it, then or when it comes back."""
+    watch, draw = SpikeWatch(), random.Random(0)
+    seen = [watch.see(step, draw.uniform(0.5, 1.5) * (ratio if step % period == period // 2 else 1.0)) for step in range(200)]
+    assert not any(spike is not None and spike.absurd for spike in seen)
+
+
+@pytest.mark.parametrize("before", [3, 8, 15])
+def test_a_jump_that_no_mix_makes_is_absurd_with_few_values_too(before: int) -> None:
+    """A million times all before it."""
+    watch = SpikeWatch()
+    for step in range(before):
+        watch.see(step, 1.0 + 0.01 * step)
+    spike = watch.see(before, 1.2e6)
+    assert spike is not None and spike.absurd
+
+
 @given(st.floats(0.01, 1.0), st.integers(1, 100), st.sampled_from([4.5e12, -4.5e12, 1e300, -1e300]))
 def test_absurd_values_alarm_from_the_second_step_on(level: float, before: int, value: float) -> None:
     """4.5e12 among 0.05 alarms however short the history is, in both directions."""

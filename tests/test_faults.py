@@ -321,7 +321,7 @@ def test_internal_error_while_watching(box: Sandbox, where: str) -> None:
 
 
 IN_A_DIAGNOSIS = [
-    "whynan.engine.acting:diagnose",
+    "whynan.engine.diagnosing:diagnose",
     "whynan.engine.acting:Acting.act",
     "whynan.engine.acting:gather",
     "whynan.diagnosis:locate",
@@ -345,7 +345,7 @@ def test_internal_error_in_a_diagnosis(box: Sandbox, where: str) -> None:
     assert_told_once(box, done.err)
 
 
-@pytest.mark.parametrize("where", ["whynan.engine.acting:diagnose", "whynan.engine.acting:Acting.act", "whynan.engine.recovering:Recovering.hold_averages"])
+@pytest.mark.parametrize("where", ["whynan.engine.diagnosing:diagnose", "whynan.engine.acting:Acting.act", "whynan.engine.recovering:Recovering.hold_averages"])
 def test_a_step_known_to_be_bad_is_left_out_whatever_fails(box: Sandbox, where: str) -> None:
     """Its update is not made, and what could not be put back is not said to be as before."""
     program = """
@@ -518,7 +518,7 @@ INTERRUPTED = [
     "whynan.capsule.recorder:Recorder._close",
     "whynan.capsule.recorder:Recorder._hooked",
     "whynan.capsule.tape.tape:Tape.add",
-    "whynan.engine.acting:diagnose",
+    "whynan.engine.diagnosing:diagnose",
     "whynan.diagnosis:locate",
     "whynan.capsule.replay:Program._play_entry",
     "whynan.trace.tracer:Tracer._before",

@@ -485,6 +485,27 @@ def test_a_mark_without_a_seal_is_read(tmp_path: Path) -> None:
     assert keeper.load(tmp_path).step == 3 and not keeper.load(tmp_path).passed
 
 
+def _moments_of_another() -> dict[str, Any]:
+    """The state of an optimizer of another model, of as many weights."""
+    model = nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(4, 5)).sum().backward()
+    optimizer.step()
+    state: dict[str, Any] = optimizer.state_dict()
+    return state
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.SGD, torch.optim.Adafactor, torch.optim.ASGD, torch.optim.LBFGS])
+def test_moments_of_every_shape_that_torch_makes_fit(kind: type[torch.optim.Optimizer], tmp_path: Path) -> None:
+    """Numbers, moments as large as their weight, and factors of them: nothing of an optimizer's own is refused."""
+    model = nn.Linear(4, 3)
+    optimizer = kind(model.parameters(), lr=0.1)  # type: ignore[call-arg]
+    optimizer.step(lambda: (loss := model(torch.randn(5, 4)).square().sum(), loss.backward())[0])  # type: ignore[arg-type]
+    keeper = Keeper()
+    keeper.save(tmp_path / "step-1.pt", optimizer=optimizer)
+    assert not keeper.load(tmp_path, optimizer=optimizer).passed
+
+
 def others() -> dict[str, dict[str, Any]]:
     """States that are healthy and belong to something else."""
     model, optimizer = trained()
@@ -493,6 +514,7 @@ def others() -> dict[str, dict[str, Any]]:
         "shapes": {"model": nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)).state_dict(), "optimizer": optimizer.state_dict()},
         "keys": {"model": nn.Linear(2, 1).state_dict(), "optimizer": optimizer.state_dict()},
         "groups": {"model": {k: v + 1 for k, v in model.state_dict().items()}, "optimizer": fewer},
+        "moments": {"model": model.state_dict(), "optimizer": _moments_of_another()},
         "none": {"model": model.state_dict(), "optimizer": {"state": {}, "param_groups": []}},
         "scheduler": {"model": {k: v + 1 for k, v in model.state_dict().items()}, "optimizer": optimizer.state_dict(), "scheduler": 3},
         "text": {"model": "text", "optimizer": optimizer.state_dict()},
@@ -505,6 +527,7 @@ def others() -> dict[str, dict[str, Any]]:
         ("shapes", "'model' does not fit: 0.weight is [3, 5] in the file and [3, 4] here"),
         ("keys", "'model' does not fit: the file has no 0.weight"),
         ("groups", "'optimizer' does not fit: its groups hold [2] parameters in the file and [6] here"),
+        ("moments", "'optimizer' does not fit: exp_avg of parameter 0 is [3, 5] in the file, and the parameter [3, 4] here"),
         ("none", "'optimizer' does not fit: its groups hold [] parameters in the file and [6] here"),
         ("scheduler", "'scheduler' does not fit: "),
         ("text", "'model' does not fit: "),

@@ -16,7 +16,7 @@ from whynan.capsule.sites import Site
 from whynan.capsule.tape.nested import tensors_of
 from whynan.causes.catalogue import Scene
 from whynan.causes.verdict import judge
-from whynan.records import Confidence, Incident, Phase, Symptom
+from whynan.records import NOWHERE, Cause, Confidence, Incident, Origin, Phase, Symptom
 from whynan.resting import no_collector
 from whynan.trace.birth import Birth
 from whynan.trace.jumps import Jump, find_jump
@@ -51,6 +51,7 @@ class Case:
     in_data: Line | None = None  # the line of the data set that made a bad sample, once it is known
     loss: float | None = None  # the last one of the step, where the host knows it
     backwards: int = 0  # passes of this step so far, where that is known
+    failed: str = ""  # why it could not be gathered: there is nothing to diagnose
 
 
 def diagnose(case: Case) -> Incident:
@@ -109,7 +110,7 @@ def _verdict(case: Case, targets: Targets, birth: Birth | None, trouble: str) ->
     return Incident(
         step=case.step,
         rank=case.rank,
-        time=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        time=_now(),
         symptom=case.symptom,
         origin=origin,
         cause=cause,
@@ -120,6 +121,19 @@ def _verdict(case: Case, targets: Targets, birth: Birth | None, trouble: str) ->
         inside=tuple(scene.birth.inside) if scene.birth is not None else (),
         **particulars(scene.birth, case.symptom, origin),
     )
+
+
+def unexplained(step: int, rank: int, symptom: Symptom, why: str) -> Incident:
+    """Return what is known of a bad step whose diagnosis failed, without asking the step anything."""
+    places = {"optimizer state": Phase.OPTIMIZER, "scaler": Phase.OPTIMIZER, "parameter": Phase.PARAMETER}
+    origin = Origin(places.get(symptom.place, Phase.FORWARD), NOWHERE, exact=False, note=why)
+    said = (f"not seen: {why}", "this is a fault of whynan, please report it; what is done about the step does not depend on it")
+    cause = Cause("WN901", "origin-not-observed", "damage whose birth was not seen", Confidence.SUSPECTED, said, "the place is not known")
+    return Incident(step, rank, _now(), symptom, origin, cause)
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _find(case: Case, targets: Targets) -> tuple[Birth | None, str]:

@@ -54,6 +54,9 @@ def _double(leaf: torch.Tensor) -> Iterator[None]:
 def _exchange(leaf: torch.Tensor, body: torch.Tensor) -> None:
     try:
         _swap(leaf, body)
-    except RuntimeError:  # autocast's cache of cast weights knows a body
+    except RuntimeError as error:  # perhaps autocast's cache of cast weights knows a body
         torch.clear_autocast_cache()
-        _swap(leaf, body)
+        try:
+            _swap(leaf, body)
+        except RuntimeError:
+            raise error from None  # it was something else, which that one says

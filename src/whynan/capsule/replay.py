@@ -168,7 +168,7 @@ class Program:
         held = [] if self.undo is not None else self.leaves
         undo = self.undo() if self.undo is not None else nullcontext()
         with (
-            Stasis(self.roots, held, self.hooks(), recorder.beside.generators.take(), recorder.roots.around(), self._moving()),
+            Stasis(self.roots, held, self.hooks(), recorder.beside.generators.take(), recorder.roots.around(), self._written_to()),
             undo,
             doubled(self.leaves),
             unreplicated(self.roots),
@@ -189,8 +189,9 @@ class Program:
                 recorder.replaying = False
                 recorder.inside -= 1
 
-    def _moving(self) -> list[torch.Tensor]:
-        return [weight for state in self._rewound for weight in state.buffers.moving]
+    def _written_to(self) -> list[Any]:
+        """Return all that is written to when the beginning of the step is loaded, be it no part of a module any more: the program may hold it."""
+        return [held for state in self._rewound for held in state.kept()]
 
     def hooks(self) -> list[Any]:
         """Return what the step hangs on its own tensors."""

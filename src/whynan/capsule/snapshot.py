@@ -123,7 +123,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
     """Copy a tensor to the host; from a GPU into pinned memory, without waiting for it."""
     if not tensor.is_cuda:
-        return tensor.to("cpu", copy=True)
+        return tensor.clone() if tensor.is_cpu else tensor.to("cpu", copy=True)
     return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
 
 

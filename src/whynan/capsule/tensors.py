@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from whynan.capsule.tape.facts import is_readable
 from whynan.records import Json
 
 
@@ -53,7 +54,7 @@ class Tensors:
             coalesced = tensor.detach().coalesce()
             node["sparse"] = [self._store(coalesced.indices(), node), self._store(coalesced.values(), node)]
             return node
-        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested or tensor.device.type == "meta":
+        if not is_readable(tensor):
             raise Unable(f"a tensor of layout {tensor.layout} on {tensor.device}")
         if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
             raise Unable(f"a {type(tensor).__name__}, which computes in Python")

@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from whynan.capsule.alone import is_sharded
 from whynan.capsule.replay import Program
 from whynan.capsule.snapshot import Snapshot
 from whynan.capsule.tape.entries import Entry
 from whynan.capsule.tape.needs import needed_for
 from whynan.capsule.unseen import unseen
 from whynan.capsules import Shelf
-from whynan.diagnosis import Case, diagnose
+from whynan.diagnosis import Case
+from whynan.engine.diagnosing import Diagnosing
 from whynan.engine.dropping import Dropping
 from whynan.engine.gathering import entries_for, gather
 from whynan.engine.leaving import Leaving
@@ -26,7 +26,6 @@ from whynan.engine.session import Session, parameters_of, symptom_of
 from whynan.engine.telling import Telling, with_note
 from whynan.engine.together import Together
 from whynan.engine.undoing import before_update
-from whynan.engine.updating import with_update
 from whynan.errors import TrainingStopped
 from whynan.records import DAMAGED, Incident, Phase, Symptom, is_of_scale
 from whynan.recovery.followers import Followers
@@ -48,52 +47,52 @@ class Acting:
 
     def __init__(self, session: Session, noticing: Noticing, followers: Followers, recovering: Recovering, together: Together, capsules: Shelf) -> None:
         self.session, self.followers, self.recovering, self.together, self.capsules = session, followers, recovering, together, capsules
+        self.diagnosing = together.diagnosing = Diagnosing(session, capsules)
         self.telling = Telling(session, noticing, together)
         self.dropping = Dropping(session, recovering)
         self.leaving = Leaving(session, noticing, self.telling, self.dropping)
         self._beyond_help = False
-        together.diagnosed = self.diagnosed
         self.drops_terms = False  # a step goes on without the bad terms of its loss
         self.advice: Callable[[str], str] = lambda place: ""  # what a framework in use makes of a bad value
 
     def act(self, optimizer: Any, scaler: Any = None) -> str:
-        """Diagnose the window's symptom, close the incident, and undo what the step has changed so far."""
+        """Diagnose the window's symptom, close the incident, and undo what the step has changed so far. Whatever of that fails, the rest is done."""
+        session = self.session
+        session.window.told = True
+        taken = session.safely(lambda: self._settled(optimizer, scaler), "") or ("observed" if session.budget.observes else "skipped")
+        session.safely(lambda: session.write_metrics(optimizer), None)
+        session.window.taken = taken
+        if taken == "rolled back" and not session.safely(self._roll_back, False):
+            taken, session.budget.unsure = "skipped", True
+        if taken == "skipped":
+            self.dropping.drop()
+        return taken
+
+    def _roll_back(self) -> bool:
+        self.dropping.keep_carried()
+        self.recovering.roll_back()
+        return True
+
+    def _settled(self, optimizer: Any, scaler: Any) -> str:
         session = self.session
         symptom = session.window.symptom
         assert symptom is not None
-        session.window.told = True
         if (self._beyond_help and session.budget.streak) or (session.budget.observes and self.telling.still_dead()):
             session.budget.decide()
             session.journal.again()
-            session.write_metrics(optimizer)
             return "observed"  # the state is damaged and nobody is to touch it: the next steps are bad for the same reason
         if symptom.place == "buffer" and not session.window.several and self.leaving.has_left():
             session.write_metrics(optimizer)
             return "observed"
         if session.window.apart:
-            taken = self._leave_alone(gather(session, symptom, optimizer, scaler))
-        else:
-            taken = session.window.decided or self._decide(symptom, optimizer, scaler, _only_the_loss(session, symptom, optimizer))
-        session.write_metrics(optimizer)
-        session.window.taken = taken
-        try:
-            self._put_back(taken)
-        except Exception as error:  # the update is known to be bad: it is not made, whatever fails here
-            session.budget.unsure = True
-            session.broken(error)
-        return taken
-
-    def _put_back(self, taken: str) -> None:
-        if taken == "skipped":
-            self.dropping.drop()
-        elif taken == "rolled back":
-            self.dropping.keep_carried()
-            self.recovering.roll_back()
+            return self._leave_alone(gather(session, symptom, optimizer, scaler))
+        return session.window.decided or self._decide(symptom, optimizer, scaler, _only_the_loss(session, symptom, optimizer))
 
     def _decide(self, symptom: Symptom, optimizer: Any, scaler: Any, note: str = "") -> str:
         session = self.session
         try:
-            incident = self.together.diagnose(lambda: gather(session, symptom, optimizer, scaler))
+            found = session.safely(lambda: self.together.diagnose(lambda: gather(session, symptom, optimizer, scaler)), None)
+            incident = found or self.diagnosing.unexplained(session.step_count, symptom)
             if self.together.left:
                 return self._settle(self.together.left)
             return self.close(with_note(incident, note), self.drops_terms)
@@ -130,14 +129,6 @@ class Acting:
         session.stop(reason)
         return "stopped"
 
-    def diagnosed(self, case: Case) -> Incident:
-        """Diagnose, and write the capsule while the failing state is still there."""
-        incident = with_update(diagnose(case), case.optimizer)
-        self.session.tally.learn(case)
-        if not any(is_sharded(leaf) for leaf in case.program.leaves):  # safetensors crashes on a distributed tensor
-            self.capsules.keep(case, incident, self.session.journal)
-        return incident
-
     def _lost_weights(self) -> list[Found]:
         """Return the weights that are bad by what the program did to them, where it is not known what they were before."""
         known = {id(weight) for weight, _ in self.dropping.made_bad()}
@@ -168,24 +159,28 @@ class Acting:
         """Decide about an incident, write it, and stop where that is the decision."""
         session = self.session
         damaged_before = incident.cause.code in DAMAGED
-        lost = self._lost_weights() if incident.origin.phase is Phase.PARAMETER and not damaged_before else []
+        nothing: list[Found] = []
+        lost = session.safely(self._lost_weights, nothing) if incident.origin.phase is Phase.PARAMETER and not damaged_before else nothing
         if lost:
             incident = replace(incident, symptom=symptom_of("parameter", lost))
         hopeless = bool(lost) or damaged_before or is_of_scale(incident.symptom)  # which no update of the scaler mends
         taken = session.budget.decide(hopeless, self.recovering.possible and self.together.level)
-        if taken == "skipped" and drops_terms and (left_out := self._goes_on_without(incident)):
+        if taken == "skipped" and drops_terms and (left_out := session.safely(lambda: self._goes_on_without(incident), "")):
             taken = TAKEN
             incident = with_note(incident, left_out)
         if taken == "skipped" and session.by_hand and session.step_count and not session.in_place:
             taken = "observed"
             incident = with_note(incident, "the program makes its new weights itself, as new tensors: this update could not be left out")
-        session.journal.incident(incident, session.budget.action(taken), tell=self.together.tells)
-        self._advise(incident.symptom)
+        session.safely(lambda: self._tell(incident, taken), None)
         self._beyond_help = hopeless and session.budget.observes
-        self.telling.mourn(incident)
         if taken == "stopped":
             session.stop(f"stopped at step {incident.step}: {incident.cause.title}")
         return taken
+
+    def _tell(self, incident: Incident, taken: str) -> None:
+        self.telling.mourn(incident)
+        self.session.journal.incident(incident, self.session.budget.action(taken), tell=self.together.tells)
+        self._advise(incident.symptom)
 
     def _goes_on_without(self, incident: Incident) -> str:
         """Say which bad terms of the loss were left out; the gradients of the good ones are in place then."""
@@ -214,7 +209,7 @@ class Acting:
         if not self.session.budget.observes:
             self.followers.take_back(optimizer)
             self.session.applied -= 1
-        taken = self.close(self.diagnosed(gather(self.session, symptom, optimizer, scaler, program, step)))
+        taken = self.close(self.diagnosing.of(gather(self.session, symptom, optimizer, scaler, program, step)))
         if taken == "rolled back":
             self.recovering.roll_back(late=True)
         return taken

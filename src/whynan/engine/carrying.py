@@ -8,7 +8,7 @@ import torch
 
 from whynan.capsule.tape.arguments import leaves
 from whynan.capsule.tape.entries import Entry, Outside, target_of
-from whynan.capsule.tape.facts import is_released, memory_of
+from whynan.capsule.tape.facts import is_readable, is_released, memory_of
 from whynan.capsule.tape.tape import Tape
 from whynan.engine.markers import ASKS
 
@@ -112,5 +112,5 @@ def _whole(entry: Entry, stem: str) -> bool:
 
 def is_plain(tensor: torch.Tensor) -> bool:
     """Whether a tensor can be a running value: small, dense, of floating point, and no weight."""
-    dense = type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.is_meta and not tensor.is_nested
+    dense = type(tensor) is torch.Tensor and is_readable(tensor)
     return dense and tensor.is_floating_point() and not tensor.requires_grad and 0 < tensor.numel() <= SMALL and not is_released(tensor)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -27,11 +28,10 @@ class Dropping:
     def drop(self) -> None:
         """Leave no trace of this step's forward passes."""
         self.session.window.taken = "skipped"
-        for state in self.session.recorder.roots.latest_first():
-            state.rewind()
-        self._put_weights_back()
-        self.recovering.hold_averages()
-        self.keep_carried()
+        rewinds = [state.rewind for state in self.session.recorder.roots.latest_first()]
+        for put_back in (*rewinds, self._put_weights_back, self.recovering.hold_averages, self.keep_carried):
+            if not self.session.safely(functools.partial(_done, put_back), False):  # does not keep the others from it
+                self.session.budget.unsure = True
 
     def drops_again(self) -> bool:
         """Drop a step whose batch was dropped before a rollback and comes again now; return whether it is one."""
@@ -43,7 +43,9 @@ class Dropping:
     def keep_carried(self) -> None:
         """Keep what the program carries in tensors of its own from what this step has made of it."""
         session = self.session
-        found = None if session.by_hand else session.guarded(lambda: DroppedStep(session.recorder, self._say_carried))  # else nobody knows where a step begins
+        if session.by_hand:
+            return  # nobody knows where a step begins
+        found = session.safely(lambda: DroppedStep(session.recorder, self._say_carried), None)
         if found is not None and found.made:  # else another optimizer of a step that was dropped before
             session.recorder.tape.dropped = found
 
@@ -98,3 +100,8 @@ class Dropping:
             if parameter.grad is grad:
                 parameter.grad = None
         self.places.clear()
+
+
+def _done(action: Callable[[], object]) -> bool:
+    action()
+    return True

@@ -15,7 +15,9 @@ from whynan.capsule.tape.facts import memory_of
 from whynan.capsule.unseen import unseen
 from whynan.diagnosis import Case
 from whynan.engine.apart import is_put, on_gradient
+from whynan.engine.diagnosing import one_line
 from whynan.engine.session import Session
+from whynan.errors import let_through
 from whynan.records import Symptom
 from whynan.recovery.place import rank_here
 
@@ -24,7 +26,18 @@ ENDS = ("backward", "function", "derivative", "clip", "grad", "zero")  # what a 
 
 @unseen
 def gather(session: Session, symptom: Symptom, optimizer: Any, scaler: Any, program: Program | None = None, step: int | None = None) -> Case:
-    """Gather what a diagnosis needs."""
+    """Gather what a diagnosis needs; where that fails, the case says so."""
+    try:
+        return _gathered(session, symptom, optimizer, scaler, program, step)
+    except Exception as error:
+        let_through(error)
+        session.journal.internal_error(error, watching=True)
+        nothing = Program(session.recorder, [], [])
+        return Case(session.step_count if step is None else step, symptom, nothing, rank=rank_here(), failed=one_line(error))
+
+
+@unseen
+def _gathered(session: Session, symptom: Symptom, optimizer: Any, scaler: Any, program: Program | None, step: int | None) -> Case:
     if program is None:
         entries = entries_for(session, symptom)
         program = Program(session.recorder, entries, session.leaves(), _undo(entries, optimizer))

@@ -48,6 +48,7 @@ from whynan.engine.together import Together
 from whynan.engine.tracing import Tracing
 from whynan.engine.waiting import Waiting
 from whynan.engine.watched import watched
+from whynan.engine.wrapped import with_inner
 from whynan.engine.zeroing import Zeroing
 from whynan.errors import TrainingStopped, let_through
 from whynan.recovery.followers import Followers
@@ -241,7 +242,7 @@ class Guard:
             self.journal.close(steps, self.session.budget, watched(self.session, self.options, self.foreseeing))
         except Exception as error:
             let_through(error)
-            self.journal.internal_error(error)
+            self.journal.internal_error(error, watching=True)  # which is over by itself
 
     def __enter__(self) -> Guard:
         return self if self._open else self.open()
@@ -265,8 +266,8 @@ class Guard:
             self._internal_error(internal)
 
     def attach(self, *objects: Any) -> None:
-        """Take models and optimizers that were made before watching began."""
-        for item in objects:
+        """Take models and optimizers that were made before watching began, and the optimizers inside optimizers: it may be theirs that step (SAM)."""
+        for item in dict.fromkeys(inner for given in objects for inner in with_inner(given)):
             if isinstance(item, torch.optim.Optimizer):
                 watch_step_of(self.interception, type(item))
                 watch_step_on(self.interception, item)
@@ -293,6 +294,8 @@ class Guard:
         """Something of the program's broke into what is done about a bad step: that step is over, the next ones are none of its."""
         if self.session.window.told:
             self.session.next_step()
+        elif self.session.stepping and self.session.window.symptom is None:
+            self.recorder.roots.set_aside()  # an update that raised is nothing of the next batch, if there is one
 
     def optimizer_made(self, optimizer: torch.optim.Optimizer) -> None:
         """A new optimizer: everything recorded so far was setup, not a step."""

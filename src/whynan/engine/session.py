@@ -17,7 +17,7 @@ from whynan.capsule.tape.facts import is_leaf
 from whynan.engine.tallying import Tally
 from whynan.engine.trained import Trained, are_among
 from whynan.engine.trainings import Trainings
-from whynan.errors import TrainingStopped
+from whynan.errors import TrainingStopped, let_through
 from whynan.records import Symptom, number_of
 from whynan.recovery.policy import Budget
 from whynan.report.journal import Journal
@@ -149,6 +149,15 @@ class Session:
         except Exception as error:
             self.broken(error)
             return None
+
+    def safely(self, action: Callable[[], T], otherwise: T) -> T:
+        """Do something of ours that the watching does not hang on: a failure is logged once, and that is all."""
+        try:
+            return action()
+        except Exception as error:
+            let_through(error)
+            self.journal.internal_error(error, watching=True)
+            return otherwise
 
     # -- names --------------------------------------------------------------------------------------------------
 

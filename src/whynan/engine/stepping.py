@@ -5,7 +5,6 @@ step ──► look at what the step made ──► agree with partners and othe
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable
 from math import isfinite
@@ -150,11 +149,11 @@ class Stepping:
     def _failed(self, error: Exception) -> bool:
         """Something of ours failed; return whether the update is made: not one that is known to be bad, where no other rank makes it."""
         session, window = self.session, self.session.window
-        bad = window.symptom is not None and not (window.several or session.budget.observes)
+        settled = not window.several or window.agreed  # else the other ranks go on
+        bad = window.symptom is not None and settled and not (window.alone or session.budget.observes)
         session.broken(error)
         if bad:
-            with contextlib.suppress(Exception):
-                self.acting.dropping.drop()
+            self.acting.dropping.drop()
         return not bad
 
     def _left_out(self, optimizer: torch.optim.Optimizer) -> bool:

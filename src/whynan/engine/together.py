@@ -25,9 +25,10 @@ from whynan.capsule.refusing import refused_collectives
 from whynan.capsule.replay import Program
 from whynan.diagnosis import Case, diagnose
 from whynan.engine.apart import Apart
+from whynan.engine.diagnosing import Diagnosing, has_failed
 from whynan.engine.peers import Peers, peers_of, some_have_ended
 from whynan.engine.session import Session, parameters_of
-from whynan.errors import TrainingStopped, let_through
+from whynan.errors import TrainingStopped
 from whynan.records import NOWHERE, Cause, Confidence, Incident, Origin, Phase, Symptom
 from whynan.recovery.place import rank_here
 from whynan.recovery.ranks import RankLost, Ranks
@@ -48,6 +49,8 @@ _STRONGEST = ("stopped", "rolled back", "skipped")
 class Together:
     """Stands for this rank among the others; does nothing where there are none."""
 
+    diagnosing: Diagnosing  # given by what acts on the answer
+
     def __init__(self, session: Session, timeout: float) -> None:
         self.session = session
         self.timeout = timeout
@@ -63,7 +66,6 @@ class Together:
         self._joined: dict[tuple[int, ...], Ranks] = {}
         self._said = False
         self._leveled: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        self.diagnosed: Callable[[Case], Incident] = diagnose  # the way in to a diagnosis; the engine also keeps a capsule
 
     def begin(self, optimizer: torch.optim.Optimizer) -> bool:
         """At a step: say whether it is made together with other ranks; the first time, meet them."""
@@ -311,7 +313,7 @@ class Together:
             averaged = all(incident is None for incident, *_ in everyone) and not self.left
             if averaged:
                 failed: Incident | None = None
-                last = self._safely(lambda: self.diagnosed(case), failed) or self._unseen(case, "the diagnosis failed")
+                last = self._safely(lambda: self.diagnosing.tried(case), failed) or self.diagnosing.unexplained(case.step, case.symptom)
                 everyone = [(i, d, *rest) for (i, d), (_, _, *rest) in zip(self._exchange((last, int(self.session.window.received))), everyone, strict=True)]
         budget.level_with([other for _, _, other, *_ in everyone])
         self.level = len({stamp for *_, stamp, _ in everyone}) == 1
@@ -322,17 +324,16 @@ class Together:
 
     def _safely(self, action: Callable[[], T], otherwise: T) -> T:
         """Do something of ours on this rank; the others wait for its answer, so a failure is one too."""
-        try:
+
+        def alone() -> T:
             with refused_collectives():
                 return action()
-        except Exception as error:
-            let_through(error)
-            self.session.journal.internal_error(error, watching=True)
-            return otherwise
+
+        return self.session.safely(alone, otherwise)
 
     def _unseen(self, case: Case, why: str) -> Incident:
         case.program, case.note = Program(self.session.recorder, [], []), why
-        return diagnose(case)
+        return self.session.safely(lambda: diagnose(case), None) or self.diagnosing.unexplained(case.step, case.symptom)
 
     def _diagnose_here(self, case: Case) -> tuple[Incident | None, int]:
         """Diagnose if the value can be born here; the number tells how likely it is that it came from elsewhere."""
@@ -340,7 +341,9 @@ class Together:
         carried = case.symptom.place in ("gradient", "scaler")
         if (window.received and not carried) or (carried and finite(case.program)):
             return None, 0
-        incident = self.diagnosed(case)
+        incident = self.diagnosing.tried(case)
+        if incident is None:
+            return None, 0  # the others wait for an answer of this rank, so a failure is one too
         if case.note:
             incident = replace(incident, origin=replace(incident.origin, exact=False, note=case.note))
         received = self.session.recorder.received
@@ -355,7 +358,7 @@ class Together:
         if self.ranks.rank not in found:
             self.session.journal.received(_received(incident, self.ranks.rank))
         if averaged and len(found) == self.ranks.size:
-            return _in_between(incident)
+            return next(filter(has_failed, found.values()), None) or _in_between(incident)
         return incident if least == _UNKNOWN else _with_ranks(incident, list(found), self.ranks.size)
 
     def diagnose_alone(self, case: Case) -> Incident:
@@ -363,7 +366,7 @@ class Together:
         if several() and any(is_sharded(p) for root in self._roots() for p in root.parameters()):
             return self._unseen(case, SPREAD)
         with refused_collectives():
-            incident = self.diagnosed(case)
+            incident = self.diagnosing.of(case)
         if incident.cause.code == "WN802" and some_have_ended(self.session):
             self.tells = False
             self.session.journal.received(_received(incident, rank_here(), known=False))

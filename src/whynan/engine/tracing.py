@@ -35,7 +35,7 @@ class Tracing:
         if taken == "observed" and session.window.clipped:
             return  # the program bounds such a step by itself
         self._traced += 1
-        session.recorder.suspended(self._trace, name, spike, taken, optimizer)
+        session.safely(lambda: session.recorder.suspended(self._trace, name, spike, taken, optimizer), None)
 
     def _trace(self, name: str, spike: Spike, taken: str, optimizer: torch.optim.Optimizer) -> None:
         session = self.session
@@ -46,6 +46,8 @@ class Tracing:
             return
         symptom = Symptom("loss" if name == "loss" else "gradient", "absurd", name, spike.text(name))
         case = gather(session, symptom, optimizer, None, Program(session.recorder, tape.needed_for(ends), leaves))
+        if case.failed:
+            return
         case.history = [row for row in case.history if _ordinary(row, case.history)]
         incident = diagnose_spike(case, Jump(name, spike.value, spike.level))
         if incident is not None:

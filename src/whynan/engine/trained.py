@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import torch
 
-from whynan.capsule.tape.facts import memory_of
+from whynan.capsule.tape.facts import is_readable, memory_of
 from whynan.tripwire.values import damage_of
 
 EVERY = 64  # steps after which the leaves of a program without optimizers are looked at again
@@ -36,8 +36,12 @@ class Trained:
 
         Where none is, nothing is known and all are taken for weights.
         """
-        moved = [leaf for leaf in leaves if (known := self._of(leaf)) is not None and _value(leaf) != known]
-        return not moved or any(leaf is tensor for leaf in moved)
+        if self._has_moved(tensor):
+            return True
+        return not any(map(self._has_moved, leaves))  # the first that has answers it
+
+    def _has_moved(self, leaf: torch.Tensor) -> bool:
+        return (known := self._of(leaf)) is not None and _value(leaf) != known
 
     def _of(self, leaf: torch.Tensor) -> tuple[int, float] | None:
         ref, value = self._known.get(id(leaf), (None, None))
@@ -53,5 +57,5 @@ def are_among(tensor: torch.Tensor, weights: Iterable[torch.Tensor]) -> bool:
 def _value(leaf: torch.Tensor) -> tuple[int, float]:
     """Return something by which to tell that a leaf was updated, also past its version counter."""
     with torch._C.DisableTorchFunction(), torch.no_grad():
-        total = leaf.detach().sum() if leaf.layout is torch.strided and not leaf.is_meta else torch.zeros(())
+        total = leaf.detach().sum() if is_readable(leaf) else torch.zeros(())
         return leaf._version, float(total.real if total.is_complex() else total)

@@ -14,6 +14,8 @@ import torch
 
 from whynan.errors import let_through
 
+_FACTORED = ("row_var", "col_var")  # of Adafactor
+
 
 class Unhealthy(Exception):
     """Why a checkpoint cannot be taken."""
@@ -34,6 +36,8 @@ def hand_out(state: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
             if unlike[name] != "":
                 before[name] = copy.deepcopy(part.state_dict())
             part.load_state_dict(state[name] if isinstance(part, torch.nn.Module) else _own_copy(state[name]))
+            if unlike[name] and isinstance(part, torch.optim.Optimizer) and (wrong := _misfit(part, part.state_dict())):
+                raise Unhealthy(wrong)  # torch's takes moments of any shape; a hook of the program may have translated them
         except Exception as error:
             let_through(error)
             for changed, held in before.items():
@@ -46,15 +50,35 @@ def _misfit(part: Any, state: Any) -> str | None:
     try:
         if isinstance(part, torch.nn.Module):
             return _other_tensors(part.state_dict(), state)
-        return _other_groups(part.state_dict(), state) if isinstance(part, torch.optim.Optimizer) else None
+        return _other_groups(part, state) if isinstance(part, torch.optim.Optimizer) else None
     except Exception as error:
         let_through(error)
         return None
 
 
-def _other_groups(own: Mapping[str, Any], given: Mapping[str, Any]) -> str:
-    sizes = [[len(group["params"]) for group in held["param_groups"]] for held in (given, own)]
-    return "" if sizes[0] == sizes[1] else f"its groups hold {sizes[0]} parameters in the file and {sizes[1]} here"
+def _other_groups(part: torch.optim.Optimizer, given: Mapping[str, Any]) -> str | None:
+    groups = given["param_groups"]
+    sizes = [[len(group["params"]) for group in held] for held in (groups, part.param_groups)]
+    if sizes[0] != sizes[1]:
+        return f"its groups hold {sizes[0]} parameters in the file and {sizes[1]} here"
+    if not type(part).__module__.startswith("torch.optim") or isinstance(part, torch.optim.LBFGS):
+        return None  # whose state need not be of the shape of its weights
+    keys = [key for group in groups for key in group["params"]]
+    weights = [weight for group in part.param_groups for weight in group["params"]]
+    unlike = (_other_moments(number, weight, given["state"].get(key, {})) for number, (key, weight) in enumerate(zip(keys, weights, strict=True)))
+    return next(filter(None, unlike), "")
+
+
+def _other_moments(number: int, weight: torch.Tensor, moments: Mapping[str, Any]) -> str:
+    """Say which moment of a weight is of another one: torch's are numbers, or as large as their weight, or of its rows and columns."""
+    for name, held in moments.items():
+        if isinstance(held, torch.Tensor) and held.dim() and held.shape != weight.shape and not (name in _FACTORED and _spans(held, weight)):
+            return f"{name} of parameter {number} is {list(held.shape)} in the file, and the parameter {list(weight.shape)} here"
+    return ""
+
+
+def _spans(part: torch.Tensor, whole: torch.Tensor) -> bool:
+    return part.dim() == whole.dim() and all(size in (1, other) for size, other in zip(part.shape, whole.shape, strict=True))
 
 
 def _other_tensors(own: Mapping[str, Any], given: Mapping[str, Any]) -> str:

@@ -18,6 +18,7 @@ from whynan.capsule.snapshot import Snapshot, copied, local, nbytes
 from whynan.capsule.state.holdings import Mutable, holdings, own_modules, put_back
 from whynan.capsule.state.randomness import put_rng, take_rng
 from whynan.capsule.state.surroundings import Spot, arrays_in, put, taken
+from whynan.capsule.tape.facts import is_memory
 from whynan.recovery.followers import Moved
 from whynan.tripwire.checks import nonfinite, optimizer_state
 
@@ -105,7 +106,7 @@ class LastGood:
         if isinstance(thing, torch.nn.Module):
             tensors = {id(t): t for t in (*thing.parameters(), *thing.buffers()) if id(t) not in self._known}
             self._known.update(tensors)
-            self._tensors += [(t, copied(t, self._on_host)) for t in tensors.values()]
+            self._tensors += [(t, copied(t, self._on_host)) for t in tensors.values() if is_memory(local(t))]
             self._arrays += taken(a for m in own_modules(thing) for a in arrays_in(m.__dict__))
             self._held += [Mutable(v) for m in own_modules(thing) for v in holdings(m.__dict__)]
             self._attributes += [(m, m.__dict__.copy(), dict(m._buffers)) for m in own_modules(thing)]  # a forward pass may bind a buffer anew

@@ -61,7 +61,7 @@ class Journal:
         self._unwritten: list[tuple[int, float | None, float | None, float | None, float | None]] = []
         self._told_once: set[str] = set()
         self._broken = False
-        self._failed_once = False
+        self._failed: list[bool] = []  # failures of ours that were logged: whether the watching went on after them
         self.closed = False
         self._root: Path | None = None  # of the job, where that is not this process's own directory
         self._received: Incident | None = None  # to be written with what is done about it
@@ -310,15 +310,16 @@ class Journal:
 
     def internal_error(self, error: BaseException, watching: bool = False) -> None:
         """Log our own failure, once, with how to report it."""
-        if self._failed_once:
+        if watching in self._failed:
             return
-        self._failed_once = True
+        self._failed.append(watching)
         text = "".join(traceback.format_exception(error))
         home = self.home()
         where = ""
         if home is not None:
             with contextlib.suppress(OSError), apart():
-                (home / "internal-error.txt").write_text(f"whynan {__version__}\n{text}", encoding="utf-8")
+                with (home / "internal-error.txt").open("a", encoding="utf-8") as file:
+                    file.write(f"whynan {__version__}\n{text}")
                 where = f"; details in {home / 'internal-error.txt'}"
         off = "" if watching else "watching is off, "
         self.say(

@@ -18,6 +18,7 @@ _LEVEL = 17  # values whose median is the level: short, so that it follows a fal
 _MEMORY = 256  # distances remembered: a few spikes among them move no quantile up to 0.95
 _WARM = 16  # distances needed before quantiles mean anything; until then only absurd values alarm
 _ABSURD = 1e3  # times the second largest of the last values: too much for any healthy curve, known without statistics
+_ABSURD_ANYWAY = 1e6  # times the level: absurd also of a value that may be of a rarer kind (another task), where few are known or one was like it
 _ABSURD_AT_ONCE = 1e9  # the same with only one or two values to compare with; this many times the level is never usual
 _ABSURD_AFTER_ZEROS = 1e6  # a curve of exact zeros has no scale: the one absolute number here
 _TAIL_LEAST, _TAIL_MOST = 2.25, 6.0  # bounds of q95 over q75 of the distances: 1.7 is a bell curve, 4.3 a log-normal one
@@ -38,11 +39,17 @@ class Spike:
     level: float  # the median of the values before it
     limit: float  # what would just have passed
     row: int  # 1 for the first of several in a row
+    alone: bool = True  # enough values are known, and none was like it
+
+    @property
+    def thousandfold(self) -> bool:
+        """Whether it is a thousand times its level."""
+        return abs(self.value) > _ABSURD * abs(self.level)
 
     @property
     def absurd(self) -> bool:
         """Whether no healthy curve does this."""
-        return abs(self.value) > _ABSURD * abs(self.level)
+        return self.thousandfold and (self.alone or abs(self.value) > _ABSURD_ANYWAY * abs(self.level))
 
     def text(self, name: str) -> str:
         """Say the spike in one line.
@@ -127,24 +134,24 @@ class SpikeWatch:
             return _ABSURD_AT_ONCE * ends[-1] or _ABSURD_AFTER_ZEROS
         return _ABSURD * ends[-2] or _ABSURD_AFTER_ZEROS
 
-    def _comes_back(self, distance: float, level: float) -> bool:
-        """Take the distance of a value above its limit; return whether such values come so often that they are usual."""
+    def _comes_back(self, distance: float, level: float) -> tuple[bool, int]:
+        """Take the distance of a value above its limit; return whether such values come so often that they are usual, and how many there were."""
         while self._far and self._far[0][0] <= self._seen - _MEMORY:
             self._far.popleft()
         alike = sum(far / distance >= _AS_FAR for _, far in self._far)
         self._far.append((self._seen, distance))
         often = alike >= max(_ACCEPT, int(_OFTEN * min(self._seen, _MEMORY)))
-        return often and not abs(distance) > _ABSURD_AT_ONCE * abs(level) > 0.0
+        return often and not abs(distance) > _ABSURD_AT_ONCE * abs(level) > 0.0, alike
 
     def _spike(self, step: int, value: float, level: float, limit: float) -> Spike | None:
-        usual, known = min(level + limit, self._absurd()), self._comes_back(value - level, level)
+        usual, (known, alike) = min(level + limit, self._absurd()), self._comes_back(value - level, level)
         self._pending.append(value)
         row = len(self._pending)
         if limit < math.inf:
             self._remember(limit)  # not the spike itself: frequent spikes widen the limit, a single one does not
         if row >= _ACCEPT:
             self._begin_again()
-        return None if known else Spike(step, value, level, usual, row)
+        return None if known else Spike(step, value, level, usual, row, self._seen > _WARM and not alike)
 
     def _begin_again(self) -> None:
         pending, self._pending = self._pending, []

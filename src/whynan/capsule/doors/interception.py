@@ -26,6 +26,7 @@ from whynan.capsule.doors.modules import watch_hooks, watch_layers, watch_module
 from whynan.capsule.doors.opaque import watch_compiler, watch_functions, watch_own_functions, watch_scripts, watch_subclasses
 from whynan.capsule.doors.optimizers import watch_optimizers, watch_schedulers
 from whynan.capsule.doors.transforms import watch_transforms
+from whynan.capsule.imports import is_users
 from whynan.capsule.recorder import Recorder
 from whynan.capsule.unseen import leave_out, unseen
 
@@ -129,11 +130,11 @@ class Interception:
             return
         doors = {id(door.original): door for door in self._undo if isinstance(door.owner, ModuleType)}
         for module in list(sys.modules.values()):
-            if type(module) is not ModuleType or "-packages" in (getattr(module, "__file__", None) or "") or module.__name__.startswith("whynan."):
+            if type(module) is not ModuleType or module.__name__.startswith("whynan."):
                 continue
-            for name, value in list(vars(module).items()):
-                if (door := doors.get(id(value))) is not None:
-                    self.replace(module, name, door.wrapper)
+            found = [(name, door) for name, value in list(vars(module).items()) if (door := doors.get(id(value))) is not None]
+            for name, door in found if found and is_users(module) else ():
+                self.replace(module, name, door.wrapper)
 
     def watch_moves_of(self, cls: type[torch.optim.lr_scheduler.LRScheduler]) -> None:
         """Do the same for a scheduler class and those it is made of: one written after watching began."""

@@ -7,13 +7,17 @@ from typing import Any
 
 import torch
 
+from whynan.capsule.tape.facts import is_memory, is_readable, version_of
+
 BASE_KEYS = frozenset(torch.nn.Module().__dict__)
 TABLES = frozenset({dict, OrderedDict, defaultdict, Counter})
 CONTAINERS = TABLES | {list, set, deque}
 
 
 def write_back(copy: torch.Tensor, buffer: torch.Tensor) -> None:
-    """Give a buffer its old values, and its old shape where it was resized in place."""
+    """Give a buffer its old values, and its old shape where it was resized in place; one that nobody can write to has them still."""
+    if not is_memory(buffer):
+        return
     if buffer.shape != copy.shape:
         buffer.resize_(copy.shape)
     buffer.copy_(copy)
@@ -47,14 +51,15 @@ class Mutable:
     def __init__(self, value: Any, depth: int = 3) -> None:
         self.value = value
         self.copy = value.detach().clone() if isinstance(value, torch.Tensor) else value.copy()
+        self.version = version_of(value) if isinstance(value, torch.Tensor) else 0
         inner = value.values() if isinstance(value, dict) else () if isinstance(value, torch.Tensor) else value
         self.inside = [Mutable(v, depth - 1) for v in inner if can_change(v)] if depth and not isinstance(value, set) else []
 
     def restore(self) -> None:
         if isinstance(self.value, torch.Tensor):
-            if not torch.equal(self.value, self.copy):
+            if self._is_other(self.value):
                 with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(self.value):  # type: ignore[attr-defined]
-                    self.value.copy_(self.copy)
+                    write_back(self.copy, self.value)
             return
         self.value.clear()
         if isinstance(self.value, dict) and isinstance(self.copy, dict):
@@ -65,6 +70,10 @@ class Mutable:
             self.value.extend(self.copy)
         for item in self.inside:
             item.restore()
+
+    def _is_other(self, value: torch.Tensor) -> bool:
+        """Whether a tensor was written to: by its numbers, or by its version where they cannot be compared (a sparse one)."""
+        return not torch.equal(value, self.copy) if is_readable(value) else version_of(value) != self.version
 
 
 def fill(table: dict[Any, Any], values: dict[Any, Any]) -> None:
@@ -77,7 +86,12 @@ def can_change(value: object) -> bool:
     """Whether a value is a plain container or a small tensor of its own that a forward pass could write to."""
     if type(value) in CONTAINERS:
         return len(value) <= 10_000  # type: ignore[arg-type]
-    return type(value) is torch.Tensor and not value.requires_grad and value.numel() <= 1 << 18
+    return is_small(value)
+
+
+def is_small(value: object) -> bool:
+    """Whether a value is a small tensor of the program's own that can be written to and put back."""
+    return type(value) is torch.Tensor and not value.requires_grad and value.numel() <= 1 << 18 and is_memory(value)
 
 
 def holdings(attributes: dict[str, Any]) -> list[Any]:

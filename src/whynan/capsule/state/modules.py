@@ -20,6 +20,7 @@ from whynan.capsule.state.holdings import BASE_KEYS, Mutable, frozen_state, hold
 from whynan.capsule.state.prints import MAY_HOLD, Print, differs, is_small, mark, print_of
 from whynan.capsule.state.randomness import ForeignDraws, Rng
 from whynan.capsule.state.surroundings import Surroundings
+from whynan.capsule.tape.facts import is_memory
 from whynan.tripwire.values import damage_of
 
 _OF_THE_LOOP = ("training", "forward")  # Lightning puts another forward in place for a call
@@ -151,7 +152,7 @@ class ModuleState:
     def further(self) -> None:
         """A further call in a step: keep buffers that the loop has put in place since the first one."""
         for module in self._modules if self.calls < _LEARNED else self._exchanging:
-            others = [b for b in module._buffers.values() if b is not None and id(b) not in self.buffers.copies and not is_lazy(b) and not b.is_inference()]
+            others = [b for b in module._buffers.values() if b is not None and id(b) not in self.buffers.copies and not is_lazy(b) and is_memory(b)]
             self.buffers.add(others)
             self._further += map(id, others)
             if others and all(m is not module for m in self._exchanging):
@@ -195,7 +196,7 @@ class ModuleState:
         self._lazy = [b for m in self._modules for b in m._buffers.values() if b is not None and is_lazy(b)]
         held = [(m, n, b) for m in self._modules for n, b in m._buffers.items() if b is not None and not is_lazy(b)]
         self._homes = [(m, n, b) for m, n, b in held if isinstance(m._buffers, dict)]  # in a scripted module nothing can be put in the place of another
-        self.buffers.take([b for _, _, b in held if not b.is_inference()] + frozen_state(root))
+        self.buffers.take([b for _, _, b in held if is_memory(b)] + frozen_state(root))
         self._find_silent()
 
     def _find_silent(self) -> None:
@@ -297,9 +298,13 @@ class ModuleState:
         homes = [(m, n, b, m._buffers.get(n)) for m, n, b in self._homes]
         changed = {id(b) for b in self.changed_buffers()}
         bad = {id(now): now for *_, now in homes if now is not None and id(now) in changed and damage_of(now.detach())}
-        self.buffers.add(b for b in bad.values() if not b.is_inference())
+        self.buffers.add(b for b in bad.values() if is_memory(b))
         self._homes = [(m, n, now if now is not None and id(now) in bad else b) for m, n, b, now in homes]
         return [(m, n) for m, n, b in self._homes if id(b) in bad]
+
+    def kept(self) -> list[Any]:
+        """Return the tensors and containers that `replay_from` writes to."""
+        return [*(buffer for buffer, _, _ in self.buffers.copies.values()), *(item.value for item in self._held)]
 
     def replay_from(self) -> None:
         """Load the state of the beginning of the step for a replay; the caller puts the present back (`Stasis`)."""

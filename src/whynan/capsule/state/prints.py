@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from whynan.capsule.tape.facts import is_readable, version_of
+
 MAY_HOLD = frozenset({torch.Tensor, list, tuple, dict})
 _MOST, _DEEPEST = 256, 4  # members, and levels, of a container in an attribute that is looked through at every call
 Print = tuple[int, int, list[float]]
@@ -50,5 +52,6 @@ def differs(now: dict[str, Any], before: dict[str, Any]) -> bool:
 def print_of(weight: torch.Tensor) -> Print:
     """Return something by which to tell that a weight was written to, also past its version counter: some of its values."""
     with torch._C.DisableTorchFunction(), torch.no_grad():
-        some = weight.detach().reshape(-1)[:4].tolist() if not weight.is_meta and weight.layout is torch.strided and not weight.is_quantized else []
-        return weight._version if not weight.is_inference() else 0, weight.data_ptr() if not weight.is_meta else 0, some
+        if not is_readable(weight):
+            return version_of(weight), 0, []
+        return version_of(weight), weight.data_ptr(), weight.detach().reshape(-1)[:4].tolist()

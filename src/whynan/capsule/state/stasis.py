@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from whynan.capsule.state.holdings import Mutable, can_change, frozen_state, hol
 from whynan.capsule.state.randomness import put_rng, take_rng
 from whynan.capsule.state.surroundings import Spot, contents, taken, tensors_among
 from whynan.capsule.state.surroundings import put as put_around
+from whynan.capsule.tape.facts import is_memory, is_readable
 
 
 class Stasis:
@@ -32,10 +34,10 @@ class Stasis:
         hooks: list[Any] | None = None,
         generators: States | None = None,
         around: Iterable[Spot] = (),
-        moving: Iterable[torch.Tensor] = (),
+        kept: Iterable[Any] = (),
     ) -> None:
         self._roots = roots
-        self._moving = moving
+        self._kept = list(kept)  # tensors and containers that are written to, wherever they stand now
         self._spots = around
         self._leaves = leaves
         self._own_hooks = hooks or []  # of the step's own tensors
@@ -67,6 +69,7 @@ class Stasis:
         hooks = [hook for m in modules for hook in (*m._forward_hooks.values(), *m._forward_pre_hooks.values())]
         hooks += [hook for leaf in self._leaves for hook in (getattr(leaf, "_backward_hooks", None) or {}).values()]
         self._lists += [Mutable(v) for v in _hook_holdings([*hooks, *self._own_hooks])]
+        self._lists += [Mutable(v) for v in self._kept if not isinstance(v, torch.Tensor)]
         hung = {id(t): t for t in (*self._leaves, *(p for root in self._roots for p in root.parameters())) if t.__dict__}
         self._hung = [(t, t.__dict__.copy()) for t in hung.values()]  # what a program keeps on its weights (per-sample gradients)
         self._lists += [Mutable(v) for _, d in self._hung for v in holdings(d)]
@@ -75,28 +78,39 @@ class Stasis:
         """Keep the values of buffers and the like, and which buffers and parameters stand where."""
         homes = {id(b): b for m in modules for b in m._buffers.values() if b is not None}
         homes.update((id(b), b) for root in self._roots for b in frozen_state(root))
-        homes.update((id(p), p) for p in self._moving)
-        self._buffers = [(b, b.detach().clone()) for b in homes.values() if not is_lazy(b) and not b.is_inference()]
-        plain = [p for root in self._roots for p in root.parameters() if type(p) is torch.nn.Parameter]
+        homes.update((id(t), t) for t in self._kept if isinstance(t, torch.Tensor))
+        self._buffers = [(b, b.detach().clone()) for b in homes.values() if not is_lazy(b) and is_memory(b)]
+        plain = [p for root in self._roots for p in root.parameters() if type(p) is torch.nn.Parameter and is_readable(p)]
         self._weights = [(p, p.detach()) for p in plain]  # a forward pass may set one by its `.data`: an initialisation by the first batch
         tables: list[dict[str, Any]] = [table for m in modules for table in (m._buffers, m._parameters) if isinstance(table, dict)]  # else scripted
         self._homes = [(table, dict(table)) for table in tables]
 
     def __exit__(self, *_: object) -> None:
-        put_rng(self._rng)
-        put(self._generators)
+        with torch.no_grad(), ExitStack() as later:  # the last comes first; what cannot be put back does not keep the others from it
+            for item in self._lists:
+                later.callback(item.restore)
+            later.callback(self._put_tables_back)
+            later.callback(self._versions.__exit__)
+            later.callback(put_around, self._around)
+            later.callback(self._put_weights_back)
+            for buffer, copy in self._buffers:
+                later.callback(write_back, copy, buffer)
+            later.callback(self._put_gradients_back)
+            later.callback(put, self._generators)
+            later.callback(put_rng, self._rng)
+
+    def _put_gradients_back(self) -> None:
         for live, saved in self._hooks:
             live.update(saved)
         for leaf, grad in self._grads:
             leaf.grad = grad
-        with torch.no_grad():
-            for buffer, copy in self._buffers:
-                write_back(copy, buffer)
-            for weight, before in self._weights:
-                if weight.data_ptr() != before.data_ptr():
-                    weight.data = before
-        put_around(self._around)
-        self._versions.__exit__()
+
+    def _put_weights_back(self) -> None:
+        for weight, before in self._weights:
+            if weight.data_ptr() != before.data_ptr():
+                weight.data = before
+
+    def _put_tables_back(self) -> None:
         for home, tensors in self._homes:
             home.update(tensors)
         for module, attributes in self._attributes:
@@ -104,8 +118,6 @@ class Stasis:
         for tensor, attributes in self._hung:
             tensor.__dict__.clear()
             tensor.__dict__.update(attributes)
-        for item in self._lists:
-            item.restore()
 
 
 def _hook_holdings(hooks: list[Any]) -> list[Any]:

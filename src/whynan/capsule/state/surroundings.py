@@ -21,7 +21,8 @@ import torch
 
 from whynan.capsule.imports import is_users
 from whynan.capsule.sites import is_installed, is_internal
-from whynan.capsule.state.holdings import CONTAINERS, TABLES, fill
+from whynan.capsule.state.holdings import CONTAINERS, TABLES, fill, is_small
+from whynan.capsule.tape.facts import is_readable
 from whynan.tripwire.values import holds_bad
 
 _MISSING = object()
@@ -34,7 +35,7 @@ _REFUSALS = (RuntimeError, ValueError, TypeError)  # of an array made read-only,
 _DATA = CONTAINERS | {int, float, complex, bool, str, bytes, tuple, type(None), torch.Tensor, torch.dtype, torch.device, torch.Size}
 _OURS = 2  # references to what only a spot holds, when it is asked for
 _Cached = type(functools.cache(len))
-_NUMBERS = 1 << 18  # of a tensor or array that is copied
+_NUMBERS = 1 << 18  # of an array that is copied
 
 
 class Spot(Protocol):
@@ -307,7 +308,7 @@ class _Search:
                 self.spots[id(value)] = Inside(value, of_module)
             for inner in list(value.values() if kind in TABLES else value)[:64]:
                 self.meet(inner, depth - 1, direct, of_module)
-        elif (direct and _is_tensor(value)) or _is_array(value):
+        elif (direct and is_small(value) and is_readable(value)) or _is_array(value):
             self.spots[id(value)] = Values(value, of_module or not direct)
         elif kind.__dictoffset__ and (kind is SimpleNamespace or _is_own(kind)):
             of_module = of_module or (not direct and _is_record(value))
@@ -324,13 +325,6 @@ def _is_record(value: Any, depth: int = 3) -> bool:
     if not declared or not depth or not hasattr(value, "__dict__"):
         return False
     return all(type(v) in _DATA or _is_array(v) or _is_record(v, depth - 1) for v in vars(value).values())
-
-
-def _is_tensor(value: Any) -> bool:
-    """Whether a value is a small plain tensor that can be read and written."""
-    if type(value) is not torch.Tensor or value.requires_grad or value.is_meta or value.is_inference() or value.numel() > _NUMBERS:
-        return False
-    return value.layout is torch.strided and not value.is_quantized and not value.is_nested
 
 
 def _is_array(value: Any) -> bool:

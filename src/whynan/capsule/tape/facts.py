@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch.nn.parameter import UninitializedTensorMixin as _Lazy  # type: ignore[attr-defined]
 
+_OPAQUE = frozenset({torch.bits8, torch.bits16, torch.bits1x8, torch.bits2x4, torch.bits4x2, getattr(torch, "float4_e2m1fn_x2", None)})
+
 
 def version_of(tensor: torch.Tensor) -> int:
     """Return a tensor's version counter; inference tensors have none."""
@@ -40,6 +42,27 @@ def memory_of(tensor: torch.Tensor) -> int:
         return int(tensor.untyped_storage()._cdata)
     except (RuntimeError, NotImplementedError):
         return id(tensor)
+
+
+def is_readable(tensor: torch.Tensor) -> bool:
+    """Whether the numbers of a tensor can be read and compared one by one: it is dense, and more than a shape or somebody else's layout.
+
+    >>> is_readable(torch.eye(2)), is_readable(torch.eye(2).to_sparse()), is_readable(torch.eye(2, device="meta"))
+    (True, False, False)
+    """
+    dense = tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_quantized or tensor.is_meta)
+    return dense and tensor.dtype not in _OPAQUE and not tensor._is_zerotensor()  # type: ignore[attr-defined]
+
+
+def is_memory(tensor: torch.Tensor) -> bool:
+    """Whether a tensor can be copied, written to, and put back: not one of inference mode, nor one that repeats its numbers, which nobody can write to.
+
+    >>> is_memory(torch.eye(2)), is_memory(torch.eye(2).to_sparse()), is_memory(torch.zeros(1).expand(4))
+    (True, True, False)
+    """
+    if tensor.is_inference() or tensor.is_nested or tensor.is_meta or tensor._is_zerotensor():  # type: ignore[attr-defined]
+        return False
+    return tensor.layout is not torch.strided or torch._debug_has_internal_overlap(tensor) != 1
 
 
 def bytes_of(tensor: torch.Tensor) -> int:

@@ -175,7 +175,7 @@ class Series:
             return
         if not self.runs:
             self.spikes.append((moment, spike))
-        if spike.absurd and abs(value) > _LARGER * self.largest > 0.0:
+        if spike.thousandfold and abs(value) > _LARGER * self.largest > 0.0:
             self.absurd_count += 1
             if len(self.absurd) < 5:
                 self.absurd.append((moment, spike))
