@@ -175,12 +175,16 @@ def loss_of(model: nn.Module, number: int) -> torch.Tensor:
         part.takes_branch = number // every % 2 == 0
     call = model.score if asked["model"] == "by method" else model
     out = call(batch(number)).float()  # data goes in here
-    loss = out.pow(2).mean() / every
+    loss = out.pow(2).mean() * asked.get("gain", 1) / every
     if asked.get("contrast") == "gather":
         parts = [torch.empty_like(out) for _ in range(world)]
         dist.all_gather(parts, out.detach().contiguous())
         parts[rank] = out
         loss = loss + torch.cat(parts).mm(torch.cat(parts).T).pow(2).mean()
+    elif asked.get("contrast") == "mean":
+        import torch.distributed.nn as dn
+
+        loss = dn.functional.all_reduce(loss) / world
     elif asked.get("contrast") == "functional":
         loss = loss + 0 * all_reduce(out.detach(), "sum", dist.group.WORLD).sum()
     elif asked.get("contrast"):
@@ -209,6 +213,46 @@ def average(model: nn.Module) -> None:
         assert parameter.grad is not None
         dist.all_reduce(parameter.grad)
         parameter.grad /= world
+
+
+def hang_on(model: nn.Module) -> None:
+    """Average gradients by hand in hooks of the weights."""
+
+    def averaged(gradient: torch.Tensor) -> torch.Tensor:
+        dist.all_reduce(whole := gradient.clone())
+        return whole / world
+
+    for parameter in model.parameters():
+        if asked["average"] == "hook":
+            parameter.register_hook(averaged)
+        elif asked["average"] == "after hook":
+            parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", averaged(p.grad)))
+
+
+def derive(model: nn.Module, loss: torch.Tensor) -> None:
+    """Go back without `backward`, and average what comes of it."""
+    parameters = list(model.parameters())
+    for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+        dist.all_reduce(gradient)
+        parameter.grad = gradient / world
+
+
+def gather(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parts = [torch.empty_like(parameter) for _ in range(world)]
+        dist.all_gather(parts, parameter.grad)
+        parameter.grad = torch.stack(parts).mean(0)
+
+
+def log(model: nn.Module, loss: torch.Tensor) -> None:
+    """Compare what the ranks have, and change nothing."""
+    if asked["logs"] == "loss":
+        dist.all_reduce(loss.detach().clone())
+    for parameter in model.parameters() if asked["logs"] == "gradients" else ():
+        dist.all_reduce(parameter.grad.clone())
+        dist.all_gather([torch.empty_like(parameter) for _ in range(world)], parameter.grad)
+        dist.gather(parameter.grad, [torch.empty_like(parameter) for _ in range(world)] if rank == 0 else None, 0)
+        dist.broadcast(parameter.grad.clone(), 1)
 
 
 def treat(model: nn.Module, number: int) -> None:
@@ -260,7 +304,8 @@ def train(model: nn.Module) -> None:
     parameters = [*model.parameters(), outside] if asked.get("outside") else model.parameters()
     kind = Summed if asked.get("optimizer") == "Summed" else getattr(torch.optim, asked.get("optimizer", "AdamW"))
     optimizer: torch.optim.Optimizer = kind(parameters, lr=rate, **({"fused": True} if asked.get("fused") else {}))
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=3, enabled=bool(asked.get("scaler")))
+    scaler = torch.amp.GradScaler("cpu", init_scale=asked.get("start", 2.0**10), growth_interval=3, enabled=bool(asked.get("scaler")))
+    hang_on(model) if "hook" in asked.get("average", "") else None
     updates = [u for u in range(asked.get("updates", 8)) if u not in asked.get("leave", [])]
     for update in updates[: asked.get("rows", {}).get(str(rank))]:
         for number in range(update * every, update * every + every):
@@ -270,13 +315,17 @@ def train(model: nn.Module) -> None:
                 model.set_requires_gradient_sync(last)
             with waiting:
                 loss = scaler.scale(loss_of(model, number))
-                if asked.get("vector"):
+                if asked.get("average") == "derive":
+                    derive(model, loss)
+                elif asked.get("vector"):
                     loss.expand(2).backward(torch.tensor([0.5, 0.5]))
                 else:
                     loss.backward()
             die(number)
-        if asked["model"] == "own":
-            average(model)
+        if asked["model"] == "own" and asked.get("average", "gather") == "gather":
+            (gather if "average" in asked else average)(model)
+        if "logs" in asked:
+            log(model, loss)
         if "writes" in asked:
             treat(model, update)
         if asked.get("clip"):

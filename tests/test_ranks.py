@@ -103,6 +103,9 @@ def test_two_agents_make_one_job(box: Sandbox) -> None:
         {"model": "around"},
         {"model": "compiled"},
         {"model": "own"},
+        {"model": "own", "average": "hook"},
+        {"model": "own", "average": "after hook"},
+        {"model": "own", "average": "gather"},
         {"model": "fsdp"},
         {"model": "fsdp", "clip": True, "options": {"reshard_after_forward": False}},
         {"model": "fsdp", "norm": True},
@@ -165,6 +168,33 @@ def test_a_loss_over_all_ranks_names_the_rank_that_put_it_in(box: Sandbox) -> No
     done = job(box, 2, {"model": "ddp", "contrast": "with gradients", "faults": {"2": (1, "data"), "4": (1, "grad")}})
     assert done.status == [0, 0], done.text
     check_told(done, {"2": (1, "data"), "4": (1, "grad")}, 2)
+
+
+def test_a_loss_that_is_averaged_over_all_ranks(box: Sandbox) -> None:
+    """A bad loss of one rank is in the average of all: it is followed through that to the line that made it, and the change is proven."""
+    done = job(box, 2, {"model": "ddp", "contrast": "mean", "faults": {"2": (1, "data")}})
+    assert done.status == [0, 0], done.text
+    check_told(done, {"2": (1, "data")}, 2)
+    assert [remedy["result"] for remedy in done.incidents[0]["remedies"]] == ["proven"]
+
+
+def test_gradients_that_are_asked_for_and_averaged(box: Sandbox) -> None:
+    """What `torch.autograd.grad` gives and the program averages is shared, too: the rank that made the bad value is named, and all skip."""
+    faults = {"2": (1, "data"), "6": (1, "grad")}
+    asked = {"model": "own", "average": "derive", "faults": faults}
+    done = job(box, 2, asked)
+    assert done.status == [0, 0], done.text
+    check_told(done, faults, 2)
+    assert done.said("END") == plain(box, 2, asked, [2, 6]).said("END")
+
+
+@pytest.mark.parametrize("kind", ["loss", "gradients"])
+def test_what_is_only_logged_over_the_ranks_is_not_shared(box: Sandbox, kind: str) -> None:
+    """Ranks that train models of their own and only compare their losses or gradients decide each for itself: nobody is waited for."""
+    done = job(box, 2, {"model": "own", "average": "", "logs": kind, "updates": 4, "faults": {"2": (1, "data")}})
+    assert done.status == [0, 0], done.text
+    assert "no gradients are shared between the ranks" in done.text
+    assert [(i["step"], i["rank"], i["cause"]["code"]) for i in done.incidents] == [(2, 1, "WN701")]
 
 
 def test_tensor_parallel_models_are_skipped_but_not_replayed(box: Sandbox) -> None:
@@ -282,6 +312,13 @@ def test_a_spike_of_one_rank_is_skipped_by_all(box: Sandbox) -> None:
     assert done.status == [0, 0], done.text
     assert "whynan: rank 1 saw a spike at step 33" in done.out[1]
     assert done.said("END") == plain(box, 2, asked, [33]).said("END")
+
+
+def test_a_scaler_that_never_let_a_step_through_is_told_once(box: Sandbox) -> None:
+    """What all ranks have skipped alike from the first step on is one incident of the job, also when its groups are gone."""
+    done = job(box, 2, {"model": "ddp", "scaler": True, "start": 2.0**127, "gain": 1e7, "updates": 10})
+    assert done.status == [0, 0], done.text
+    assert [(i["rank"], i["cause"]["code"]) for i in done.incidents] == [(0, "WN606")]
 
 
 def test_observing_changes_nothing(box: Sandbox) -> None:

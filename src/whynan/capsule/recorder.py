@@ -387,7 +387,7 @@ class Recorder(OnStack):
         self.beside.setup.step_over(self.tape)
         self.tape.roll()
         self.roots.roll(under_way)
-        if self.received.kept:
+        if self.received.kept or self.received.refused:
             self.received.clear()
         self.failed = None
 

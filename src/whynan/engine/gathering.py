@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,7 @@ from whynan.capsule.tape.entries import Entry, Outside, dependencies
 from whynan.capsule.tape.facts import memory_of
 from whynan.capsule.unseen import unseen
 from whynan.diagnosis import Case
-from whynan.engine.apart import on_gradient
+from whynan.engine.apart import is_put, on_gradient
 from whynan.engine.diagnosing import one_line
 from whynan.engine.session import Session
 from whynan.errors import let_through
@@ -79,10 +80,20 @@ def entries_for(session: Session, symptom: Symptom) -> list[Entry]:
     if entry and symptom.place in ("loss", "exception"):
         return tape.needed_for({entry})
     ends = {e.number for e in tape if e.kind in ENDS or (e.kind == "write" and on_gradient(tape, e))}
-    ends -= {n for n in ends if tape.entries[n].kind == "write" and _from_others(session, n)}
+    averaged = {n for n in ends if (tape.entries[n].kind == "write" or is_put(tape.entries[n])) and _from_others(session, n)}
+    ends = ends - averaged | (session.recorder.received.own & tape.entries.keys() if averaged else set())
     if symptom.place == "buffer":  # written by a forward pass that the loss need not depend on
         ends |= {e.number for e in tape if e.runs_model and e.number > session.window_start}  # those of the step before are kept for its loss
-    return tape.needed_for(ends) if ends else list(tape)
+    return [_as_gradients(e) if averaged and e.number in ends else e for e in tape.needed_for(ends)] if ends else list(tape)
+
+
+def _as_gradients(entry: Entry) -> Entry:
+    """Return a call of `torch.autograd.grad` whose results the ranks have averaged as what it is: a step's way back."""
+    if entry.kind != "call" or getattr(entry.fn, "__module__", "") != "torch.autograd" or getattr(entry.fn, "__name__", "") != "grad":
+        return entry
+    derivative = copy.copy(entry)
+    derivative.kind = "derivative"
+    return derivative
 
 
 def _from_others(session: Session, number: int) -> bool:

@@ -129,14 +129,17 @@ class GoingBack:
         window.noted = False
         window.backwards += 1
         window.norm, window.clipped, window.averaged = None, frozenset(), None  # of the gradients before this pass
-        if session.step_count % 64 < 2:
-            self._several = several()
-        self.noticing.check_loss(entry, wait=self.options.drop_alone and not self._several)
-        window.several = self._several
+        self._ask_whether_several()
+        self.noticing.check_loss(entry, wait=self.options.drop_alone and not window.several)
         if window.several and window.symptom is None:  # before the gradients go out: they carry it to the other ranks
             self.noticing.look_at_state(judged=False)
             self.noticing.look_at_buffers()
         return entry
+
+    def _ask_whether_several(self) -> None:
+        if self.session.step_count % 64 < 2:
+            self._several = several()
+        self.session.window.several = self._several
 
     def grad(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         """`torch.autograd.grad`: recorded as a call; in programs without optimizers its outputs are the gradients."""
@@ -151,6 +154,7 @@ class GoingBack:
 
     def _derivative(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any], outputs: Any) -> Any:
         if not self.session.by_hand:
+            self._ask_whether_several()
             return self.recorder.opaque("call", call, call, args, kwargs)
         if self.session.window.backwards:
             self._finish_by_hand((args, kwargs) if isinstance(outputs, tuple) and not outputs else ())

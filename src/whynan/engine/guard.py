@@ -35,6 +35,7 @@ from whynan.engine.goingback import GoingBack
 from whynan.engine.loading import Loading
 from whynan.engine.noticing import Noticing
 from whynan.engine.options import Options
+from whynan.engine.peers import is_first
 from whynan.engine.probes import Probes
 from whynan.engine.recovering import Recovering
 from whynan.engine.regular import Regular
@@ -213,10 +214,10 @@ class Guard:
         try:
             self.waiting.settle()
             self.loading.tell_overrides()
-            if self.session.window.symptom is None:
-                self.session.window.symptom = self.scaling.never_stepped()
+            never = self.scaling.never_stepped() if self.session.window.symptom is None else None
+            self.session.window.symptom = never or self.session.window.symptom
             if self.session.window.symptom is not None and not self.session.window.told:
-                self.acting.telling.report(self.scaling.current)
+                self.acting.telling.report(self.scaling.current, tell=never is None or is_first(self.session))  # all ranks have skipped alike
         except TrainingStopped:
             pass
         except Exception as error:

@@ -48,6 +48,14 @@ def peers_of(session: Session, optimizer: torch.optim.Optimizer) -> Peers | None
     return None
 
 
+def is_first(session: Session) -> bool:
+    """Whether this rank is the first of those that train with it; asks nobody, and may be asked when the groups are gone."""
+    if models := replicas(session):
+        return bool(models[0].process_group.rank() == 0)
+    meshes = [p.device_mesh for o in session.optimizers for p in parameters_of(o) if is_sharded(p)]  # type: ignore[attr-defined]
+    return not meshes or not any(meshes[0].get_coordinate() or ())
+
+
 def replicas(session: Session) -> list[DDP]:
     """Return the DistributedDataParallel modules in use, wherever they stand."""
     modules = dict.fromkeys(m for root in session.recorder.roots.modules() for m in root.modules())

@@ -38,7 +38,7 @@ class Telling:
         self._alike, self._applied = 0, -1  # diagnoses in a row that came to the same place with no update between them
         self._dead: torch.Tensor | None = None  # a weight that was told to be damaged
 
-    def report(self, scaler: Any = None, note: str = "") -> None:
+    def report(self, scaler: Any = None, note: str = "", tell: bool = True) -> None:
         """Diagnose and tell without touching anything: the program has already turned away from this step."""
         session = self.session
         symptom = session.window.symptom
@@ -49,7 +49,7 @@ class Telling:
             session.journal.again()  # a program that leaves step after step for one reason is not slowed down by more diagnoses
             return
         incident = self.together.diagnose_alone(gather(session, symptom, None, scaler))
-        session.journal.incident(with_note(incident, note), session.budget.action("observed"))
+        session.journal.incident(with_note(incident, note), session.budget.action("observed"), tell=tell)
         last = session.journal.incidents[-2:]
         alike = len(last) == 2 and last[0].origin.span == last[1].origin.span and session.applied == self._applied
         self._alike, self._applied = self._alike + 1 if alike else 1, session.applied

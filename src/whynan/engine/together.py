@@ -386,7 +386,9 @@ def finite(program: Program) -> bool:
     """Replay once and look at loss and gradients."""
     with program.still():
         run = program.play()
-        made = [("loss", t) for t in run.losses] + [("gradient", p.grad) for p in program.leaves if p.grad is not None]
+        derived = {e.number for e in program.entries if e.kind == "derivative"}
+        grads = [p.grad for p in program.leaves if p.grad is not None] + [t for ref, t in run.made.items() if ref.entry in derived]
+        made = [("loss", t) for t in run.losses] + [("gradient", t) for t in grads]
         return run.error is None and not nonfinite(made)
 
 
