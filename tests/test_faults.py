@@ -345,7 +345,7 @@ def test_internal_error_in_a_diagnosis(box: Sandbox, where: str) -> None:
     assert_told_once(box, done.err)
 
 
-@pytest.mark.parametrize("where", ["whynan.engine.diagnosing:diagnose", "whynan.engine.acting:Acting.act", "whynan.engine.recovering:Recovering.hold_averages"])
+@pytest.mark.parametrize("where", ["whynan.engine.acting:Acting.act", "whynan.engine.recovering:Recovering.hold_averages"])
 def test_a_step_known_to_be_bad_is_left_out_whatever_fails(box: Sandbox, where: str) -> None:
     """Its update is not made, and what could not be put back is not said to be as before."""
     program = """
