@@ -361,7 +361,16 @@ def _judged(scene: Scene, finding: Finding, fix: Fix, trial: Trial) -> Remedy:
 def _moved(scene: Scene, fix: Fix) -> str:
     """Say how many quotients that are fine a bound under their denominators would change."""
     view, found = scene.birth.forward if scene.birth is not None else None, BOUND.fullmatch(fix.template)
-    if view is None or found is None or not found["low"] or fix.operand != 1 or fix.limit or fix.site is not None or not divides(view):
+    if (
+        scene.jump is not None
+        or view is None
+        or found is None
+        or not found["low"]
+        or fix.operand != 1
+        or fix.limit
+        or fix.site is not None
+        or not divides(view)
+    ):
         return ""
     below, quotients = view.input(fix.operand), view.output()
     if below is None or quotients is None or below.is_complex():

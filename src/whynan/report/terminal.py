@@ -157,9 +157,10 @@ def _kind(remedy: Remedy) -> str:
 def _untried(incident: Incident) -> str:
     """Say why nothing is proven of an advice: it was not replayed, and what was replayed instead did not help."""
     failed = next((r for r in incident.remedies if r.result == "failed"), None)
-    if failed is not None:
+    told = failed is not None and f"does not help: {failed.title}: {failed.effect}" in incident.cause.evidence
+    if failed is not None and not told:
         return f"it was not replayed; what was did not help: {failed.title}: {failed.effect}"
-    return "this advice was not replayed" if incident.cause.confidence == "proven" else "no change at this line could be replayed"
+    return "this advice was not replayed" if told or incident.cause.confidence == "proven" else "no change at this line could be replayed"
 
 
 def _proof(step: int, remedy: Remedy) -> str:
