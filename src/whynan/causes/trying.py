@@ -325,6 +325,8 @@ def _judged(scene: Scene, finding: Finding, fix: Fix, trial: Trial) -> Remedy:
     if trial.far and not diff:
         diff = joined(apart.written(fix.inner, [_read_at(scene, site) for site in lab.places]))
     same = _finite_loss(scene) if trial.tolerance == TOLERANCE else None
+    if outcome.error and scene.symptom.place != "exception" and lab.run().error == outcome.error:
+        return Remedy(title, diff, fix.safe, "not tried", f"the step cannot be replayed to its end: {outcome.error}")
     good, words = lab.judge(outcome, finding.empty, same, low=fix.safe or _fell(scene))
     if outcome.error and ".float()" in fix.template and re.search("dtype|scalar type", outcome.error):
         words = f"an operation after it then gets float32 beside float16 and refuses that: these have to be widened too ({outcome.error})"
