@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import subprocess
 import textwrap
@@ -12,6 +13,7 @@ import pytest
 from conftest import Sandbox
 
 from whynan.causes.edits import as_operand
+from whynan.causes.fixes import Fix
 from whynan.causes.source import Expression, positioned
 
 HEAD = """
@@ -555,3 +557,23 @@ def test_an_argument_that_several_calls_share_is_changed_where_it_is_made(box: S
         return nll(torch.zeros(8, 3), spread)
     """
     assert added(healed(box, program(body))) == ["spread = F.relu(net(x).abs() + 0.5 - 50 * bad * torch.eye(8, 3)).add(1e-4)"]
+
+
+@pytest.mark.parametrize(
+    ("line", "changed"),
+    [
+        ("y = x.clamp_min(0).log()", "y = x.clamp_min(1e-12).log()"),
+        ("y = torch.log(x + 1e-20)", "y = torch.log(x.clamp_min(1e-12))"),
+        ("y = torch.log(x + 1)", "y = torch.log((x + 1).clamp_min(1e-12))"),
+        ("y = torch.log(x.clamp_min(2))", "y = torch.log(x.clamp_min(2).clamp_min(1e-12))"),
+    ],
+)
+def test_a_bound_replaces_the_one_that_did_not_hold(line: str, changed: str) -> None:
+    """Two bounds on top of each other would say less than one."""
+    node = ast.parse(line).body[0].value  # type: ignore[attr-defined]
+    method = isinstance(node.func.value, ast.Call)
+    operand = node.func.value if method else node.args[0]
+    expression = Expression("", node, [line], "log", [ast.unparse(operand)], [operand])
+    change = Fix("", "{x}.clamp_min(1e-12)", 0).text(expression)
+    assert change is not None
+    assert line.replace(ast.unparse(operand), change[1]) == changed

@@ -773,3 +773,27 @@ opt.step()
     assert done.out == box.plain(box.write(source)).out
     first = done.incidents[0]["remedies"][0]
     assert first["result"] == "proven" and "count as 1" in first["title"], done.incidents[0]["remedies"]
+
+
+def test_a_change_that_is_known_to_fail_is_no_help(box: Sandbox) -> None:
+    """Where every trial failed, advice comes first, and the trials are notes; a bound that is 1 in float32 is named."""
+    done = box.watched("""
+import torch
+from torch import nn
+torch.manual_seed(0)
+rate = nn.Parameter(torch.tensor([5.0, 0.2, 0.5]))
+net = nn.Linear(3, 3)
+opt = torch.optim.SGD([rate, *net.parameters()], 0.1)
+with torch.no_grad():
+    rate.copy_(torch.where(rate > 1 - 1e-9, rate / rate * (1 - 1e-9), rate))
+loss = torch.atanh(rate.mul(1).expand(4, 3) * net.weight.mul(0).exp().mean()).sum() * 0 + net.weight.sum() * 0
+loss.backward()
+opt.step()
+""")
+    (incident,) = done.incidents
+    assert [r["result"] for r in incident["remedies"]] == ["not tried", "failed"]
+    assert not incident["remedies"][0]["diff"]
+    evidence = incident["cause"]["evidence"]
+    assert any(words.startswith("does not help: keep the argument inside (-1, 1): ") for words in evidence)
+    assert any(words.startswith("1 - 1e-09 at ") and "is 1 in float32" in words for words in evidence)
+    assert "help: keep what this argument is made of" in " ".join(done.err.split()) and "advice was not replayed" in done.err

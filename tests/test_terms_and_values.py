@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import whynan
-from whynan.records import Incident
+from whynan.records import Incident, TensorStats
 from whynan.report import markdown
 from whynan.report.hiding import Contents
 from whynan.report.reading import incident_of, read_run
@@ -288,3 +288,26 @@ def test_a_condition_is_counted_in_the_steps_before_it_too(bad: int, text: str, 
             loss.backward()
             optimizer.step()
     assert f"input of Embedding held one value only {text}" in capfd.readouterr().err
+
+
+def test_a_quotient_by_something_computed_is_a_term_itself() -> None:
+    """Its numerator is no part of the loss: the terms add up to it, also where the sum begins with a number."""
+    torch.manual_seed(0)
+    net = nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+    with whynan.watch(net, optimizer, files=False) as guard:
+        total = 0.0
+        for n in (1, 2):
+            out, aim = net(torch.full((4, 3), float(n))), torch.full((4, 3), 100.0)
+            total = total + (out - aim).norm() / aim.norm().clamp_min(1.0) + (out * 0).abs().sqrt().mean()
+        total.backward()
+        optimizer.step()
+    (incident,) = guard.incidents
+    assert abs(sum(t.min or 0.0 for t in incident.terms) - 2.0) < 0.1, incident.terms
+    assert "total" not in [t.name for t in incident.terms]
+
+
+def test_values_that_look_alike_are_told_with_more_digits() -> None:
+    """`min 1 max 1` of an acosh would hide that some are above 1."""
+    assert TensorStats("x", "float32", (2,), min=1.0, max=1.0000129).line() == "f32[2]  min 1.00000  max 1.00001"
+    assert TensorStats("x", "float32", (2,), min=1.0, max=1.0).line() == "f32[2]  min 1  max 1"

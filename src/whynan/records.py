@@ -83,7 +83,7 @@ class TensorStats:
         if single and not self.nonfinite and self.min is not None:
             words.append(number(self.min))
         elif self.min is not None and self.max is not None:
-            words += [f"min {number(self.min)}", f"max {number(self.max)}"]
+            words += [f"{label} {text}" for label, text in zip(("min", "max"), apart(self.min, self.max), strict=True)]
         if self.zeros and not single:
             words.append(f"zeros {self.zeros}")
         damage = (("nan", self.nan), ("inf", self.posinf), ("-inf", self.neginf))
@@ -417,6 +417,19 @@ def number(value: float) -> str:
     if value == int(value) and abs(value) < 1e7:
         return str(int(value))
     return f"{value:.4g}"
+
+
+def apart(low: float, high: float) -> tuple[str, str]:
+    """Print two numbers with as many digits as tell them apart.
+
+    >>> apart(1.0, 1.00001287), apart(0.25, 0.25)
+    (('1.00000', '1.00001'), ('0.25', '0.25'))
+    """
+    first, second = number(low), number(high)
+    for digits in range(5, 18) if first == second and low != high else ():
+        if (first := f"{low:#.{digits}g}") != (second := f"{high:#.{digits}g}"):
+            break
+    return first, second
 
 
 def count(value: int) -> str:

@@ -28,7 +28,7 @@ def written_spans(birth: Birth, label: str) -> list[Span]:
     for writer in birth.slice.written_by[:2]:
         site = getattr(writer, "site", None) or getattr(writer, "used_at", None)
         held = writer.name if hasattr(writer, "used_at") else ""
-        span = resolve(site, f"`{held}`, which holds it, is read here" if held else label)
+        span = resolve(site, f"`{held}`, which holds the infinity, is read here" if held else label)
         if span.known and all((span.file, span.line) != (s.file, s.line) for s in spans):
             spans.append(span)
     return spans

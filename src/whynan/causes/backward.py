@@ -414,7 +414,8 @@ def _scaled_by_hand(birth: Birth) -> list[str]:
         factor = op.scalars.get("other")
         if not op.backward and op.name.startswith("aten.mul.") and op.shape == () and isinstance(factor, int | float) and factor >= _SCALE:
             at = f" at line {line}" if (line := resolve(op.site).line) else ""
-            return [f"the loss is multiplied by {number(float(factor))}{at}: lower that factor, or use torch.amp.GradScaler, which lowers it after an overflow"]
+            scaled = f"the loss is multiplied by {number(float(factor))}{at}, and told here as that"
+            return [f"{scaled}: lower that factor, or use torch.amp.GradScaler, which lowers it after an overflow"]
     return []
 
 

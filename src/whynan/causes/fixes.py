@@ -86,6 +86,8 @@ class Fix:
         if written and not expression.is_repeatable(node):
             return None
         template = "{x}.copy_(" + self.template + ")" if written else self.template
+        if (inner := _without_bound(expression, node, self.template)) is not None and not written:
+            template = template.replace("{x}", as_operand(inner))
         new = _filled(expression, template.replace("{x}", f"{{{place}}}"))
         if new is None:
             return None
@@ -384,6 +386,25 @@ def _writes(func: Any) -> bool:
     """Whether a function writes its result into its first argument: another expression in its place would not."""
     name = getattr(func, "__name__", "")
     return name.endswith("_") and not name.endswith("__")
+
+
+def _without_bound(expression: Expression, node: ast.expr, template: str) -> str | None:
+    """Return what stands under a bound that a larger one replaces: `x.clamp_min(0)`, or `x + 1e-8`."""
+    found = _FLOOR.fullmatch(template)
+    if found is None:
+        return None
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "clamp_min" and len(node.args) == 1 and not node.keywords:
+        inner, bound, least = node.func.value, node.args[0], 1.0
+    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        inner, bound, least = node.left, node.right, 100.0
+    else:
+        return None
+    number = bound.value if isinstance(bound, ast.Constant) else None
+    fits = isinstance(number, int | float) and 0 <= number * least <= float(found[1]) and (least == 1 or number > 0)
+    return expression.segment(inner) if fits else None
+
+
+_FLOOR = re.compile(r"\{x\}\.clamp_min\(([\d.e+-]+)\)")
 
 
 def _writes_there(expression: Expression) -> bool:

@@ -234,10 +234,13 @@ def _wide(view: View) -> tuple[Any, str]:
 
 
 def overflowed(view: View) -> Any:
-    """Return the result in float64 where it is finite and the dtype's own result is not, the largest of several; else None."""
+    """Return the result in float64 where it is finite and the dtype's own result is not, of several the one that is kept; else None."""
     result, _ = _wide(view)
     tensors = [t for t in (result if isinstance(result, tuple | list) else [result]) if hasattr(t, "isfinite")]
-    return max(tensors, key=biggest) if tensors and all(bool(t.isfinite().all()) for t in tensors) else None
+    if not tensors or not all(bool(t.isfinite().all()) for t in tensors):
+        return None
+    own = view.output()
+    return next((t for t in tensors if own is not None and t.shape == own.shape), tensors[0])
 
 
 @rule("WN201", "exp-overflow", "exponential past the range", rank=51)

@@ -77,7 +77,7 @@ def term_words(birth: Birth | None, named: list[Named]) -> list[str]:
     if len(terms) <= LISTED:
         words = ", ".join(f"{t.name} {_value(t)}" for t in terms)
     else:
-        words = f"{len(terms)}, {len(bad)} not finite{': ' * bool(bad)}{_some([f'{t.name} {_value(t)}' for t in bad])}"
+        words = f"{len(bad)} of {len(terms)} not finite{': ' * bool(bad)}{_some([f'{t.name} {_value(t)}' for t in bad])}"
         from_here = [] if from_here == [t.name for t in bad] else from_here  # just listed
     return [f"terms of the loss: {words}{f'; born on the way to {_some(from_here)}' if from_here else ''}"]
 
@@ -118,6 +118,8 @@ def _name(term: Term) -> str | None:
     node = expression.nodes[term.operand % 2]
     if term.lone and expression.name in ("mul", "div") and not isinstance(expression.node, ast.AugAssign):
         node = _told_by_source(expression) or node
+    if term.lone and expression.segment(node) in _targets(expression):  # the sum began with a number
+        node = expression.nodes[1 - term.operand % 2]
     text = " ".join(expression.segment(node).split())
     goes_on = bool(term.parts) and text in _targets(expression)  # else it is what the sum began with
     return None if isinstance(node, ast.BinOp) or len(text) > 40 or goes_on else text

@@ -325,6 +325,8 @@ def _judged(scene: Scene, finding: Finding, fix: Fix, trial: Trial) -> Remedy:
     if trial.far and not diff:
         diff = joined(apart.written(fix.inner, [_read_at(scene, site) for site in lab.places]))
     same = _finite_loss(scene) if trial.tolerance == TOLERANCE else None
+    if outcome.error and scene.symptom.place != "exception" and lab.run().error == outcome.error:
+        return Remedy(title, diff, fix.safe, "not tried", f"the step cannot be replayed to its end: {outcome.error}")
     good, words = lab.judge(outcome, finding.empty, same, low=fix.safe or _fell(scene))
     if outcome.error and ".float()" in fix.template and re.search("dtype|scalar type", outcome.error):
         words = f"an operation after it then gets float32 beside float16 and refuses that: these have to be widened too ({outcome.error})"
@@ -361,7 +363,16 @@ def _judged(scene: Scene, finding: Finding, fix: Fix, trial: Trial) -> Remedy:
 def _moved(scene: Scene, fix: Fix) -> str:
     """Say how many quotients that are fine a bound under their denominators would change."""
     view, found = scene.birth.forward if scene.birth is not None else None, BOUND.fullmatch(fix.template)
-    if view is None or found is None or not found["low"] or fix.operand != 1 or fix.limit or fix.site is not None or not divides(view):
+    if (
+        scene.jump is not None
+        or view is None
+        or found is None
+        or not found["low"]
+        or fix.operand != 1
+        or fix.limit
+        or fix.site is not None
+        or not divides(view)
+    ):
         return ""
     below, quotients = view.input(fix.operand), view.output()
     if below is None or quotients is None or below.is_complex():

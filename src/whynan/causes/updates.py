@@ -7,9 +7,9 @@ import math
 from typing import TYPE_CHECKING
 
 from whynan.causes.catalogue import Finding, Scene, rule
-from whynan.causes.facts import LIMITS, share
+from whynan.causes.facts import LIMITS, as_view, share
 from whynan.causes.fixes import Fix
-from whynan.causes.held_settings import TRIED, Setting, With, guards, tried
+from whynan.causes.held_settings import TRIED, Setting, With, guards, rounds_to_zero, tried
 from whynan.records import Phase, Remedy, number, number_of
 
 if TYPE_CHECKING:
@@ -97,7 +97,9 @@ def update_not_finite(scene: Scene) -> Finding | None:
         return _bad_rate(scene, rate, evidence)
     lost, remedies = _lost_guard(scene, view)
     if lost is not None:
-        return Finding(_divides(view, lost), [*evidence, _why(view, lost)], remedies=remedies, empty=not stepped)  # gradients of 0 have a norm of 0
+        added = _added(view, lost)
+        label, why = (_divides(view, lost), _why(view, lost)) if added is None else _vanished(view, lost, added)
+        return Finding(label, [*evidence, why], remedies=remedies, empty=not stepped)  # gradients of 0 have a norm of 0
     label, fixes = _otherwise(view)
     remedies = _smaller_than_usual(scene, view.op.dtype) if fixes else []
     fixes = [] if remedies else fixes or [Fix("keep the optimizer's denominator away from 0 and its values in range")]
@@ -127,6 +129,18 @@ def _divides(view: View, setting: Setting) -> str:
         return f"{setting.became(view.op.dtype)}: the update raises 0 to the power {number(power)}"
     what = "the root of 0" if "rsqrt" in view.name else "the root of a second moment of 0" if setting.name == "eps" else "0"
     return f"{setting.became(view.op.dtype)}: the update divides by {what}"
+
+
+def _added(view: View, setting: Setting) -> float | None:
+    """Return what is added to a divisor, where the optimizer makes another number of its guard first."""
+    makers = (as_view(view.maker(i)) for i in range(len(view.op.sources) - 1, -1, -1))
+    added = next((made.scalar("other") for made in makers if made is not None and made.name == "add"), None)
+    return added if isinstance(added, float) and not math.isclose(added, setting.value, rel_tol=1e-6) and rounds_to_zero(added, view.op.dtype) else None
+
+
+def _vanished(view: View, setting: Setting, added: float) -> tuple[str, str]:
+    label = f"{number(added)}, which is 0 in {view.op.dtype}, is all that keeps the divisor above 0: the second moment is 0"
+    return label, f"the optimizer makes {number(added)} of {setting.name}={number(setting.value)} before it adds it"
 
 
 def _why(view: View, setting: Setting) -> str:

@@ -13,6 +13,7 @@ from whynan.causes.arrays import as_warned, in_arrays
 from whynan.causes.beforehand import beforehand
 from whynan.causes.catalogue import Finding, Rule, Scene, first_match, forgiven
 from whynan.causes.extremes import Extreme, extreme_input, left_out
+from whynan.causes.general import lost_bounds, where_all_failed
 from whynan.causes.handed import batch_size, feeds_a_model, held_by_data, hook_words, line_in_data, sample_words
 from whynan.causes.lab import Lab, Outcome, without_rows
 from whynan.causes.naming import names_of
@@ -47,7 +48,15 @@ def judge(scene: Scene) -> tuple[Origin, Cause, list[Remedy], list[Experiment]]:
     chosen, finding = verdict.rule, verdict.finding
     scene.birth = verdict.scene.birth  # what is told beside the verdict is about the same birth
     scene.terms = named_terms(scene.birth)
-    beside = [*_members(scene), *term_words(scene.birth, scene.terms), *sample_words(scene.program, verdict.samples), *hook_words(scene.program)]
+    remedies, useless = where_all_failed(chosen, [_as_recorded(scene.lab, r) for r in _listed(verdict.remedies)])
+    beside = [
+        *lost_bounds(verdict.scene, chosen, finding),
+        *_members(scene),
+        *term_words(scene.birth, scene.terms),
+        *sample_words(scene.program, verdict.samples),
+        *hook_words(scene.program),
+        *useless,
+    ]
     cause = Cause(
         chosen.code,
         chosen.slug,
@@ -63,7 +72,7 @@ def judge(scene: Scene) -> tuple[Origin, Cause, list[Remedy], list[Experiment]]:
         return *outside, scene.experiments
     if chosen.code in ("WN701", "WN702") and scene.birth is not None:
         origin, cause = _in_data(scene, scene.birth, origin, cause)
-    return origin, cause, [_as_recorded(scene.lab, r) for r in _listed(verdict.remedies)], scene.experiments
+    return origin, cause, remedies, scene.experiments
 
 
 def _listed(remedies: list[Remedy]) -> list[Remedy]:

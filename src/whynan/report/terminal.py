@@ -55,7 +55,8 @@ def _where(incident: Incident) -> str:
     origin, span = incident.origin, incident.origin.span
     column = f":{span.column + 1}" if span.place.endswith(f":{span.line}") else ""
     place = f"{span.place}{column}" if span.known else "place not known"
-    words = [origin.module or span.function, str(origin.phase), f"step {incident.step}", f"rank {incident.rank}"]
+    module = f"module {origin.module}" if origin.module.replace(".", "").isdigit() else origin.module  # of an nn.Sequential
+    words = [module or span.function, str(origin.phase), f"step {incident.step}", f"rank {incident.rank}"]
     return f"  --> {place}  {' · '.join(w for w in words if w)}"
 
 
@@ -157,9 +158,10 @@ def _kind(remedy: Remedy) -> str:
 def _untried(incident: Incident) -> str:
     """Say why nothing is proven of an advice: it was not replayed, and what was replayed instead did not help."""
     failed = next((r for r in incident.remedies if r.result == "failed"), None)
-    if failed is not None:
+    told = failed is not None and f"does not help: {failed.title}: {failed.effect}" in incident.cause.evidence
+    if failed is not None and not told:
         return f"it was not replayed; what was did not help: {failed.title}: {failed.effect}"
-    return "this advice was not replayed" if incident.cause.confidence == "proven" else "no change at this line could be replayed"
+    return "this advice was not replayed" if told or incident.cause.confidence == "proven" else "no change at this line could be replayed"
 
 
 def _proof(step: int, remedy: Remedy) -> str:
@@ -230,7 +232,8 @@ def farewell(incidents: list[Incident], counts: dict[tuple[str, str, int], int],
     elif taken == "stopped":
         damaged = last.cause.code in DAMAGED or (last.symptom.place == "parameter" and last.origin.phase is Phase.PARAMETER)
         state = "what a step begins with is damaged" if damaged else "weights are as before the last bad step"
-        say(f"whynan: training stopped after {budget.streak} in a row, {budget.total} in total; {state}")
+        limit = f", where {budget.in_total} are allowed" if budget.total > budget.in_total else ""
+        say(f"whynan: training stopped after {budget.streak} in a row, {budget.total} in total{limit}; {state}")
     else:
         say("whynan: observed only; nothing was changed")
     if report is not None:

@@ -65,6 +65,8 @@ def _inner(graph: Graph, op: Op) -> list[tuple[int, Op]]:
         learned = [(n, m) for n, m in made if m.node >= 0 and _is_scalar(m)]
         others = [m for _, m in made if m.node >= 0]
         blamed = op.damage and not any(m.damage for _, m in learned)  # a term that is bad by what it is divided by
+        if name.startswith("div") and len(made) > 1 and learned and base(learned[0][1]) not in (*_SUMS, *_REDUCTIONS):
+            return []  # by what is computed here: the quotient is the term, not its numerator
         return learned if len(others) == 1 and _is_scalar(op) and not blamed else []
     join = _joined(graph, op)
     return [(n, m) for n, m in _makers(graph, join) if m.shape in ((), (1,))] if join is not None else []
