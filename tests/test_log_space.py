@@ -53,7 +53,12 @@ NAMED = """
 
 @pytest.mark.parametrize(
     ("total", "log"),
-    [("1 + grown", "torch.log(total).mean()"), ("grown", "torch.log1p(total).mean()"), ("grown.sum()", "torch.log(total)"), ("grown.mean()", "torch.log(total)")],
+    [
+        ("1 + grown", "torch.log(total).mean()"),
+        ("grown", "torch.log1p(total).mean()"),
+        ("grown.sum()", "torch.log(total)"),
+        ("grown.mean()", "torch.log(total)"),
+    ],
     ids=["softplus", "log1p", "logsumexp", "logmeanexp"],
 )
 def test_exponentials_with_names_have_a_diff_as_well(total: str, log: str, box: Sandbox) -> None:
