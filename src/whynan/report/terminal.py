@@ -174,9 +174,9 @@ def _proof(step: int, remedy: Remedy) -> str:
 
 
 def changed_lines(remedy: Remedy) -> list[str]:
-    """Return the changed lines of a diff, those of each stretch without the indentation that they share.
+    r"""Return the changed lines of a diff, those of each stretch without the indentation that they share.
 
-    >>> changed_lines(Remedy("", "--- a/f.py\\n+++ b/f.py\\n@@ -1,2 +1,1 @@\\n-    f(\\n-        x)\\n+    g(x)\\n"))
+    >>> changed_lines(Remedy("", "--- a/f.py\n+++ b/f.py\n@@ -1,2 +1,1 @@\n-    f(\n-        x)\n+    g(x)\n"))
     ['- f(', '-     x)', '+ g(x)']
     """
     found: list[str] = []
