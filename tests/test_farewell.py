@@ -47,3 +47,35 @@ def test_a_diff_that_lies_outside_of_the_program_says_how_it_is_applied() -> Non
     there = Remedy("", "--- a/opt/kit/loss.py\n+++ b/opt/kit/loss.py\n@@ -1 +1 @@\n-x\n+y\n", safe=True)
     assert terminal._kind(there, "/opt/kit/loss.py") == " (same mathematics; its diff applies with patch -p1 -d /)"
     assert terminal._kind(there, "opt/kit/loss.py") == " (same mathematics)"
+
+
+OUTLIER = """
+import torch
+import torch.nn.functional as F
+torch.manual_seed(0)
+net = torch.nn.Linear(4, 1)
+opt = torch.optim.SGD(net.parameters(), 0.01)
+batches = [torch.randn(8, 4) for _ in range(6)]
+batches[4][3] = 1e5
+for x in batches:
+    out = net(x).squeeze(1)
+    loss = {loss}.mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("loss", "kept"),
+    [("torch.log(torch.cosh(out))", ".abs() + torch.nn.functional.softplus(-2 * "), ("torch.log(1 + torch.exp(out.abs()))", "softplus(out.abs())")],
+    ids=["log of cosh", "softplus by hand"],
+)
+def test_the_right_formula_is_shown_beside_an_input_that_is_far_off(loss: str, kept: str, box: Sandbox) -> None:
+    """With it alone the loss of this batch is absurd: so it is no proof, and yet the change that the code wants."""
+    told = box.watched(OUTLIER.format(loss=loss)).err
+    assert "leave this sample out, which changes results" in " ".join(told.split())
+    beside = told.partition(" = beside: ")[2]
+    assert "(same mathematics); alone it leaves this step finite, but " in " ".join(beside.split())
+    assert kept in beside
+    assert "absurd: loss " in beside

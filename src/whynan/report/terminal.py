@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from whynan.ends import aloud
-from whynan.records import DAMAGED, Incident, Origin, Phase, Remedy, Span, TensorStats
+from whynan.records import DAMAGED, FAR_OFF, Incident, Origin, Phase, Remedy, Span, TensorStats
 from whynan.recovery.policy import Budget
 from whynan.report.telling import changing
 
@@ -142,9 +142,22 @@ def _help(incident: Incident, pad: str) -> list[str]:
     lines += _wrapped(f"{pad} = help: ", first.title + _kind(first, incident.origin.span.file))
     lines += [f"{pad}           {line}" for line in changed_lines(first)]
     if first.result in ("proven", "not proven"):
-        return lines + _wrapped(f"{pad} = {first.result}: ", _proof(incident.step, first) + (certain if first.result == "not proven" else ""))
+        return (
+            lines
+            + _wrapped(f"{pad} = {first.result}: ", _proof(incident.step, first) + (certain if first.result == "not proven" else ""))
+            + _beside(incident, pad)
+        )
     gave = f"with this change the replay gave: {first.effect}" if first.result == "failed" else first.effect
     return lines + _wrapped(f"{pad} = not proven: ", (gave or _untried(incident)) + certain)
+
+
+def _beside(incident: Incident, pad: str) -> list[str]:
+    """Show the same mathematics without the fault, where it is right and this step alone far off with it: it belongs beside an advice that has no diff."""
+    exact = next((r for r in incident.remedies[1:] if r.safe and r.diff and r.result == "failed" and r.effect.startswith(FAR_OFF)), None)
+    if exact is None or incident.remedies[0].diff:
+        return []
+    lines = _wrapped(f"{pad} = beside: ", f"{exact.title}{_kind(exact, incident.origin.span.file)}; alone it leaves this step {exact.effect}")
+    return lines + [f"{pad}           {line}" for line in changed_lines(exact)]
 
 
 def _kind(remedy: Remedy, file: str = "") -> str:
