@@ -72,3 +72,22 @@ def test_the_mask_is_named_only_where_it_is_the_cause(body: str, code: str, box:
     incident = first(box, body)
     assert incident["cause"]["code"] == code, sentences(incident)
     assert "multiplying by 0 does not remove an infinity" in sentences(incident) or code != "WN302"
+
+
+@pytest.mark.parametrize(
+    ("taken_in", "name"), [("torch.atan({q})", "atan"), ("torch.tanh({q})", "tanh"), ("torch.sigmoid({q} + 0)", "sigmoid")], ids=["atan", "tanh", "sigmoid"]
+)
+def test_an_infinity_that_only_the_gradient_shows_is_told_as_that(taken_in: str, name: str, box: Sandbox) -> None:
+    """The forward pass takes x / 0 in and the loss is finite: the text says so, and how a NaN comes of it on the way back."""
+    body = f"""
+net.weight.data.fill_(0.1)
+for step in range(4):
+    x, height = torch.rand(6, 4), torch.ones(6)
+    if step == 2:
+        height[2] = 0
+    width = net(x).squeeze(1).abs() + 1
+    loss = {taken_in.format(q="(width / height)")}.mean()
+"""
+    incident = first(box, body)
+    assert incident["cause"]["code"] == "WN103"
+    assert f"is finite: {name} makes a finite value of the infinity; on the way back its slope there, 0, meets the infinite one" in sentences(incident)

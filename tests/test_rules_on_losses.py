@@ -334,16 +334,16 @@ for s in range(2):
 @pytest.mark.parametrize(
     ("loss", "code", "new"),
     [
-        ("-(y * torch.log(p)).sum(-1).mean()", "WN302", "torch.log_softmax(z, -1)"),
-        ("-(y * p.log()).sum(-1).mean()", "WN302", "torch.log_softmax(z, -1)"),
-        ("-(y * torch.log(p + 0)).sum(-1).mean()", "WN302", "torch.log_softmax(z, -1)"),
-        ("-(F.softmax(net(x) * 1, dim=1).log() * y).sum(-1).mean()", "WN302", "torch.log_softmax(net(x) * 1, dim=1)"),
-        ("-(y * torch.log2(p)).sum(-1).mean()", "WN302", "torch.log_softmax(z, -1) / 0.6931471805599453"),
+        ("-(y * torch.log(p)).sum(-1).mean()", "WN101", "torch.log_softmax(z, -1)"),
+        ("-(y * p.log()).sum(-1).mean()", "WN101", "torch.log_softmax(z, -1)"),
+        ("-(y * torch.log(p + 0)).sum(-1).mean()", "WN101", "torch.log_softmax(z, -1)"),
+        ("-(F.softmax(net(x) * 1, dim=1).log() * y).sum(-1).mean()", "WN101", "torch.log_softmax(net(x) * 1, dim=1)"),
+        ("-(y * torch.log2(p)).sum(-1).mean()", "WN101", "torch.log_softmax(z, -1) / 0.6931471805599453"),
         ("-torch.log(gamma + torch.sigmoid(z * torch.ones(1))).mean()", "WN101", "torch.nn.functional.logsigmoid(z * torch.ones(1))"),
     ],
 )
 def test_the_logarithm_of_a_probability_in_a_line_with_more(loss: str, code: str, new: str, box: Sandbox) -> None:
-    """A target of 0 in front of it, or a 0 added inside of it, leave the change that is exact: the logarithm from the logits."""
+    """A target in front of it that is not 0 everywhere there, or a 0 added inside of it, leave the change that is exact: the logarithm from the logits."""
     head = HEAD.replace("nn.Linear(4, 1)", "nn.Linear(4, 3)") + "gamma = 0.0\n"
     body = f"""
 for step in range(5):

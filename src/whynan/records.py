@@ -25,6 +25,7 @@ from typing import TypeAlias
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
 SCHEMA = 1
+FAR_OFF = ("finite, but absurd: ", "finite, but the gradient is absurd: ")  # how a remedy is told whose replay is finite and far from what was before
 DAMAGED = ("WN601", "WN602", "WN603", "WN608")  # codes of state that was bad before the step: skipping cannot help
 
 

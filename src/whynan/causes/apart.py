@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from whynan.causes.logspace import from_exponents, log_of, log_of_total, of_exponents, played
+from whynan.causes.logspace import from_exponents, log_of, log_of_total, of_exponents, of_one, played
 from whynan.causes.made import PICKS, Made, maker, without_zeros
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def written(kind: str, places: list[Expression | None]) -> list[tuple[Expression
         return []
     found: dict[object, tuple[Expression, Change]] = {}
     for expression, count in zip(places, _exponents, strict=True):
-        change = of_exponents(expression, count) if expression is not None else None
+        change = (of_one(expression) if count == 0 else of_exponents(expression, count)) if expression is not None else None
         if expression is None or change is None:
             return []
         found[expression.file, id(expression.code), expression.node.lineno, expression.node.col_offset] = expression, change

@@ -393,17 +393,25 @@ def gradient_overflow(scene: Scene) -> Finding | None:
     what = f"a value on the way to the gradient of {name}" if goes_on else f"the gradient of {name}"
     largest = f"{what} would be" if size >= ends else f"the result of {view.name} would be at most"
     evidence = [f"{largest} {number(size)}, {dtype} ends at {limit}", "in a wider dtype the same operation is finite"]
-    fixes = [Fix("scale the loss down, or keep this part in float32")] if dtype == "float16" else [Fix(_SOFTEN if _divides_by(forward) else _CALM)]
+    fixes = [Fix("scale the loss down, or keep this part in float32")] if dtype == "float16" else [Fix(_advice(forward))]
     if dtype == "float16":
         widened = [] if forward.name == "_to_copy" else [Fix("compute this in float32", "{x}.float()", 0)]  # a cast is computed nowhere
         fixes = [*widened, BRAIN, *fixes]
         evidence += _scaled_by_hand(birth)
-    if forward.name == "log":  # of a probability that is next to 0
+    if forward.name in _BY_SLOPE:  # of a probability that is next to 0
         fixes = [*log_fixes(forward), *fixes]
     said = f"the gradient {number(size)} is past" if not goes_on else f"a value on the way to the gradient, {number(size)}, is past"
     if size < ends:  # inside of torch's own kernel
         said = "a value on the way to the gradient is past"
     return Finding(f"{said} the range of {dtype}", evidence + _before_clipping(scene), fixes, proven=True)
+
+
+_BY_SLOPE = ("log", "log2", "log10")
+_IN_LOGS = "compute in logarithms from the start (logsumexp, log_softmax, log_prob): the slope of log is 1 / x, past the range for so small an x"
+
+
+def _advice(forward: View) -> str:
+    return _SOFTEN if _divides_by(forward) else _IN_LOGS if forward.name in _BY_SLOPE else _CALM
 
 
 def _scaled_by_hand(birth: Birth) -> list[str]:

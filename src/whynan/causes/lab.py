@@ -25,7 +25,7 @@ from whynan.causes import made
 from whynan.causes.fixes import plain_name
 from whynan.causes.widening import BRAIN, LARGEST, SHORT, WIDE, converted, size_of
 from whynan.errors import let_through
-from whynan.records import number
+from whynan.records import FAR_OFF, number
 from whynan.trace.jumps import Jump
 from whynan.trace.mending import Arbitrary
 from whynan.tripwire.checks import total_norm
@@ -89,7 +89,6 @@ TOLERANCE = 0.01  # by how much the loss of a healthy step may move: an epsilon 
 UNUSUAL = 20  # how many times what it was before a loss has to be to be called that
 NOTHING = 1e-20  # a gradient in float64 that is smaller is 0 in what is trained
 ABSURD = 1e8  # a loss or gradient of this size is no remedy where nothing is known of what it was
-FAR_OFF = ("finite, but absurd: ", "finite, but the gradient is absurd: ")  # how that is said
 FEW = 5  # losses from which it is not yet known how far they move
 _TRAINS_NOTHING = "this batch then trains nothing, like a skipped one"
 _ADDS_NOTHING = "this backward pass, one of several, then adds nothing to the gradient"

@@ -125,7 +125,7 @@ _ONE = Fix("let the spread of identical values count as 1, whose logarithm is 0"
 
 def of_exponentials(view: View) -> list[Fix]:
     """Return the changes for a logarithm of exponentials that underflowed, or that rounded to 1 where 1 is taken off."""
-    exponential = any(made.name == "exp" for made in lineage(view, ELEMENTWISE | {"sum", "mean"}, depth=3))
+    exponential = any(made.name == "exp" for made in lineage(view, ELEMENTWISE | {"sum", "mean", "prod"}, depth=6))
     return [LOGSUMEXP, LOG1MEXP, LOG_OF_EXP] if exponential else []
 
 

@@ -17,6 +17,7 @@ from whynan.causes.source import Expression
 _DEPTH = 8
 played: list[Any] = []  # the exponents that the last logarithm of a replay was made from
 _written: list[str] = []  # and those in its text: as many, or the text says something else
+_kept: list[tuple[ast.AST, str]] = []  # exponents that may not be computed once more: they are given a name where they are
 
 
 def around(expression: Expression, kind: str) -> tuple[ast.AST, str] | None:
@@ -31,13 +32,54 @@ def around(expression: Expression, kind: str) -> tuple[ast.AST, str] | None:
     return None
 
 
-def of_exponents(expression: Expression, count: int) -> tuple[ast.AST, str] | None:
+def of_exponents(expression: Expression, count: int) -> tuple[Any, ...] | None:
     """Return the logarithm at a place and the same from the exponents in it; nothing where the text has not as many as the replay."""
     if expression.name != "log" or len(expression.nodes) != 1 or not _holds_exponential(expression, expression.nodes[0], _DEPTH):
         return None
     _written.clear()
+    _kept.clear()
     text = _text(expression, expression.nodes[0], _DEPTH)
-    return None if text is None or len(_written) != count else (expression.node, text)
+    return None if text is None or len(_written) != count else (expression.node, text, *_kept)
+
+
+def of_one(expression: Expression) -> tuple[ast.AST, str] | None:
+    """Return log1p(exp(x)), log(1 + exp(x)) or log(sum(exp(x))) at a place, and the same in one call; parts of it may have names."""
+    if len(expression.nodes) != 1:
+        return None
+    inside = _given(expression, expression.nodes[0])
+    if expression.name == "log1p":
+        exponent = _exponent(expression, inside)
+        return None if exponent is None else (expression.node, f"torch.nn.functional.softplus({expression.segment(exponent)})")
+    if isinstance(inside, ast.BinOp) and isinstance(inside.op, ast.Add):
+        one = [side for side in (inside.left, inside.right) if isinstance(side, ast.Constant) and side.value == 1]
+        found = [e for side in (inside.left, inside.right) if (e := _exponent(expression, _given(expression, side))) is not None]
+        return (expression.node, f"torch.nn.functional.softplus({expression.segment(found[0])})") if one and found else None
+    if not isinstance(inside, ast.Call) or expression.parts(inside)[0] not in ("sum", "mean") or not expression.parts(inside)[1]:
+        return None
+    exponent = _exponent(expression, _given(expression, expression.parts(inside)[1][0]))
+    text = None if exponent is None else total_text(expression, inside, exponent)
+    return None if text is None else (expression.node, text)
+
+
+def _given(expression: Expression, node: ast.expr) -> ast.expr | None:
+    """Return what a name was given, if it may be computed once more; other expressions as they are."""
+    if not isinstance(node, ast.Name):
+        return node
+    given = expression.assigned(node.id)
+    if isinstance(given, ast.Name):
+        return _given(expression, given)
+    return given if given is not None and all(expression.is_repeatable(part) for part in _innermost(expression, given)) else None
+
+
+def _innermost(expression: Expression, node: ast.expr) -> list[ast.expr]:
+    """Return what an exponential is of, however many reductions are around it: it alone is computed once more."""
+    name, operands = expression.parts(node) if isinstance(node, ast.Call) else ("", [])
+    return _innermost(expression, operands[0]) if name in ("exp", "sum", "mean") and operands else [node]
+
+
+def _exponent(expression: Expression, node: ast.expr | None) -> ast.expr | None:
+    name, operands = expression.parts(node) if isinstance(node, ast.Call) else ("", [])
+    return operands[0] if name == "exp" and len(operands) == 1 else None
 
 
 def _holds_exponential(expression: Expression, node: ast.AST, depth: int) -> bool:
@@ -55,7 +97,7 @@ def _text(expression: Expression, node: ast.AST, depth: int) -> str | None:
         return None
     given = expression.assigned(node.id) if isinstance(node, ast.Name) else None
     if given is not None and (_is_soft(expression, given) or _holds_exponential(expression, given, depth)):
-        if not expression.is_repeatable(given):
+        if not _repeatable_around_exponents(expression, given):
             return None
         node = given
     if isinstance(node, ast.BinOp):
@@ -65,7 +107,7 @@ def _text(expression: Expression, node: ast.AST, depth: int) -> str | None:
         if name == "softmax":
             return f"torch.log_softmax({_arguments(expression, operands, node)})"
         if name == "exp" and len(operands) == 1:
-            _written.append(as_operand(expression.segment(operands[0])))
+            _written.append(_exponent_text(expression, operands[0], node))
             return _written[-1]
         if name == "sigmoid":
             return f"torch.nn.functional.logsigmoid({expression.segment(operands[0])})"
@@ -77,7 +119,36 @@ def _text(expression: Expression, node: ast.AST, depth: int) -> str | None:
             return _power(expression, operands[0], operands[1], depth)
     if isinstance(node, ast.Constant) or _holds_exponential(expression, node, depth):
         return None
-    return f"torch.log({expression.segment(node)})"
+    return _plain_log(expression, node)
+
+
+def _repeatable_around_exponents(expression: Expression, node: ast.AST) -> bool:
+    """Whether an expression may be computed once more, apart from what is in its exponentials: these can be given names."""
+    if isinstance(node, ast.BinOp):
+        return all(_repeatable_around_exponents(expression, side) for side in (node.left, node.right))
+    name, operands = expression.parts(node) if isinstance(node, ast.Call) else ("", [])
+    if name == "sum" and operands:
+        return all(_repeatable_around_exponents(expression, operand) for operand in operands)
+    return (name == "exp" and len(operands) == 1) or expression.is_repeatable(node)
+
+
+def _exponent_text(expression: Expression, exponent: ast.expr, call: ast.Call) -> str:
+    """Return what an exponential is of; by a name, where it stands in another statement and may not be computed once more."""
+    text = expression.segment(exponent)
+    here = any(part is exponent for part in ast.walk(expression.node))
+    if here or expression.is_repeatable(exponent):
+        return as_operand(text)
+    name = expression.free_name("exponent" if not _kept else f"exponent_of_{len(_kept) + 1}")
+    _kept.append((exponent, f"{name} := {text}" if exponent in call.args else f"({name} := {text})"))
+    return name
+
+
+def _plain_log(expression: Expression, node: ast.AST) -> str:
+    """Return the logarithm of what holds no exponential: an attribute may be a number, and so may be what is computed of one."""
+    text = expression.segment(node)
+    parts = [node.left, node.right] if isinstance(node, ast.BinOp) else [node]
+    held = all(isinstance(part, ast.Attribute | ast.Constant) for part in parts)
+    return f"torch.as_tensor({text}).log()" if held else f"torch.log({text})"
 
 
 def _is_soft(expression: Expression, node: ast.AST) -> bool:
@@ -97,7 +168,7 @@ def _operator(expression: Expression, node: ast.BinOp, depth: int) -> str | None
     if sign is None and _holds_exponential(expression, node, depth):
         return None if not isinstance(node.op, ast.Add) or None in parts else f"torch.logaddexp({parts[0]}, {parts[1]})"
     if sign is None or parts[0] is None or parts[1] is None:
-        return None if sign is not None else f"torch.log({expression.segment(node)})"
+        return None if sign is not None else _plain_log(expression, node)
     right = as_operand(parts[1]) if sign == "-" else parts[1]
     return f"{parts[0]} {sign} {right}"
 
@@ -131,7 +202,7 @@ def _has_exponential(value: Any, depth: int) -> bool:
     return made.name == "exp" or any(_has_exponential(arg, depth - 1) for arg in made.args[:2])
 
 
-_FOLLOWED = ("mul", "rmul", "div", "truediv", "add", "radd", "sum", "pow", "exp")
+_FOLLOWED = ("mul", "rmul", "div", "truediv", "add", "radd", "sum", "prod", "pow", "exp")
 
 
 def _log(value: Any, depth: int) -> Any:
@@ -155,15 +226,18 @@ def _log(value: Any, depth: int) -> Any:
     if name == "sum":
         inner = _log(args[0], depth - 1)
         return None if made.dim is None or inner is None else torch.logsumexp(inner, made.dim, keepdim=made.keepdim)
+    if name == "prod":
+        inner = _log(args[0], depth - 1)
+        return None if made.dim is None or inner is None else torch.sum(inner, made.dim, keepdim=made.keepdim)
     if name == "pow":
         inner = _log(args[0], depth - 1)
         return None if inner is None else args[1] * inner
     if name in ("add", "radd") and _has_exponential(value, depth):
         left, right = (_log(a, depth - 1) for a in args[:2])
         return None if left is None or right is None else torch.logaddexp(*map(torch.as_tensor, (left, right)))
-    if name in ("mul", "div", "truediv"):
+    if name in ("mul", "rmul", "div", "truediv"):
         left, right = (_log(a, depth - 1) for a in args[:2])
-        return None if left is None or right is None else left + right if name == "mul" else left - right
+        return None if left is None or right is None else left + right if "mul" in name else left - right
     return value.log()
 
 

@@ -12,8 +12,8 @@ PICKS = frozenset(
      "diagonal", "contiguous", "masked_select", "narrow", "expand", "t", "swapaxes", "movedim"}
 )  # fmt: skip
 _ARITHMETIC = frozenset(
-    {"softmax", "sigmoid", "pow", "square", "sum", "mul", "exp", "add", "cosh", "radd", "sub", "rsub", "rmul", "log", "neg", "mean", "matmul", "bmm", "mm",
-     "div", "truediv"}
+    {"softmax", "sigmoid", "pow", "square", "sum", "prod", "mul", "exp", "add", "cosh", "radd", "sub", "rsub", "rmul", "log", "neg", "mean", "matmul", "bmm",
+     "mm", "div", "truediv"}
 )  # fmt: skip
 
 

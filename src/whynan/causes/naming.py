@@ -6,9 +6,10 @@ import ast
 from typing import TYPE_CHECKING, cast
 
 from whynan.capsule.sites import resolve
-from whynan.causes.facts import as_view
+from whynan.causes.facts import as_view, is_same
 from whynan.causes.fixes import source_name
 from whynan.causes.source import Expression, expression_at
+from whynan.records import Phase
 from whynan.trace.slicing import base
 
 if TYPE_CHECKING:
@@ -110,8 +111,22 @@ def _of_place(view: View) -> dict[str, str]:
         elif view.name == "addcdiv":
             neutral = _QUOTIENT.get(source.name, neutral)
         if source.name in _SCHEMA:
-            names[source.name] = _weight(view, source.name) or neutral
+            names[source.name] = _weight(view, source.name) or _of_update(view, source.name) or neutral
     return names
+
+
+def _of_update(view: View, name: str) -> str:
+    """Return what an argument of an optimizer's own arithmetic is: a gradient, or a state by its name; the average of squares is known by what it takes in."""
+    if view.birth.phase is not Phase.OPTIMIZER:
+        return ""
+    made = view.maker(name)
+    while (step := as_view(made)) is not None and not step.op.backward and (step.name in _SAME or base(step.op).endswith("_")) and step.op.sources:
+        made = step.maker(0)
+    if step is not None:
+        averaged = view.name == "addcmul" and name == "self" and is_same(view.maker("tensor1"), view.maker("tensor2"))
+        return "gradient" if step.op.backward else "second moment" if averaged else ""
+    leaf = cast("Leaf", made)
+    return "gradient" if leaf.role == "gradient" else leaf.name if leaf.role == "state" else ""
 
 
 def _weight(view: View, name: str) -> str:

@@ -13,13 +13,13 @@ from whynan.capsule.replay import Program
 from whynan.capsule.sites import Site, resolve
 from whynan.causes import apart, patterns
 from whynan.causes.catalogue import Finding, Scene, forgiven
-from whynan.causes.facts import VIEWS, counted, divides, leads_to
-from whynan.causes.fixes import Fix, Stopped, guarded, source_name
-from whynan.causes.lab import FAR_OFF, NO_MEMORY, TOLERANCE, Lab, Outcome, Put
+from whynan.causes.facts import ELEMENTWISE, VIEWS, as_view, counted, divides, leads_to, lineage, without_zeros
+from whynan.causes.fixes import LOG_OF_EXP, Fix, Stopped, guarded, source_name
+from whynan.causes.lab import NO_MEMORY, TOLERANCE, Lab, Outcome, Put
 from whynan.causes.lasting import BOUND, kept_in_weights
 from whynan.causes.onward import onward
 from whynan.causes.source import Change, Expression, expression_at, joined, sites_of_node
-from whynan.records import Phase, Remedy, number
+from whynan.records import FAR_OFF, Phase, Remedy, number
 
 TRIES = 4
 _LINEAR = VIEWS | {"add", "sub", "rsub", "mul", "div", "sum", "mean", "stack", "cat"}
@@ -321,7 +321,7 @@ def _judged(scene: Scene, finding: Finding, fix: Fix, trial: Trial) -> Remedy:
         return Remedy(fix.title, "", fix.safe)
     now = len(trial.stopped)  # what follows is of healthy steps
     stopped, diff = max(trial.stopped, default=Stopped()), trial.diff
-    title = _placed(fix.title, lab.where) if trial.far else fix.title
+    title = _placed(fix.title, lab.places) if trial.far else fix.title
     if trial.far and not diff:
         diff = joined(apart.written(fix.inner, [_read_at(scene, site) for site in lab.places]))
     same = _finite_loss(scene) if trial.tolerance == TOLERANCE else None
@@ -356,7 +356,7 @@ def _judged(scene: Scene, finding: Finding, fix: Fix, trial: Trial) -> Remedy:
     if good and not lab.cut and scene.birth is not None and scene.birth.phase is Phase.OPTIMIZER:
         words += "; the update is finite"
     if good and not diff:
-        words = f"with that: {words}"
+        title, words = title + _made_at(scene, fix), f"with that: {words}"
     return Remedy(title, diff, fix.safe, "proven" if good else "failed", words, alive=not stopped.dead, only=_beyond(fix, words) if good else "")
 
 
@@ -432,9 +432,24 @@ def _unlike_wide(lab: Lab, fix: Fix, outcome: Outcome) -> str:
     return f"finite, but the loss is {number(outcome.loss)} where the same step in float64 has {number(wide)}: another place is past the range, too"
 
 
-def _placed(title: str, site: Site | None) -> str:
-    place = resolve(site)
-    return f"{title} (line {place.line})" if place.known else title
+def _made_at(scene: Scene, fix: Fix) -> str:
+    """Say where that is made which a change needs and which is not at hand at its place: the argument of a sigmoid inside a module."""
+    view = scene.birth.forward if scene.birth is not None else None
+    if view is not None and fix is LOG_OF_EXP and view.name != "exp":
+        makers = lineage(view, ELEMENTWISE | {"sum", "mean", "prod"}, depth=8)
+        lines = sorted({place.line for made in makers if made.name == "exp" and (place := resolve(made.site)).known})
+        return f", from the exponents at line{'s' * (len(lines) > 1)} {' and '.join(map(str, lines))}" if lines else ""
+    made = as_view(without_zeros(view.maker(0))) if view is not None and fix.inner in ("sigmoid", "softmax") else None
+    if made is None or made.name.strip("_") != fix.inner:
+        return ""
+    place, module = resolve(made.site), f"`{made.op.module}`" if made.op.in_module and made.op.module else f"the {fix.inner}"
+    return f", from what goes into {module}" + (f" at line {place.line}" if place.known else "")
+
+
+def _placed(title: str, sites: list[Site | None]) -> str:
+    """Name all the places of a change, each once."""
+    lines = list(dict.fromkeys(str(place.line) for place in map(resolve, sites) if place.known))
+    return f"{title} (line{'s' * (len(lines) > 1)} {' and '.join(lines)})" if lines else title
 
 
 def _widen(scene: Scene) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -24,7 +25,7 @@ from whynan.causes.terms import named_terms, term_words
 from whynan.causes.trying import remedies_of, tempting
 from whynan.causes.weighing import bad_weight, is_weight, source_text, weight_name
 from whynan.errors import let_through
-from whynan.records import NOWHERE, Cause, Confidence, Experiment, Origin, Phase, Remedy, Span, TensorStats
+from whynan.records import NOWHERE, Cause, Confidence, Experiment, Origin, Phase, Remedy, Span, TensorStats, number
 from whynan.trace.birth import Birth, View
 from whynan.trace.graph import Colour, Leaf, Op
 from whynan.trace.hidden import hidden_birth
@@ -166,7 +167,7 @@ def _first(scene: Scene) -> Verdict:
         younger = _explain(scene)
         if (younger.healed and not older.healed) or not without(scene.program, scene.targets, places_of(birth)).finite:
             return younger
-    older.finding.evidence += _where_hidden(hider, birth, scene.birth)
+    older.finding.evidence += _where_hidden(hider, birth, scene.birth) + _only_in_gradient(scene, hider, scene.birth)
     return older
 
 
@@ -179,6 +180,15 @@ def _where_hidden(hider: Op, older: Birth, younger: Birth) -> list[str]:
     here, there, born = (resolve(site).line if site is not None else 0 for site in (hider.site, younger.site, older.site))
     shows = "in the gradient" if there == born and younger.derivative else f"at line {there}"
     return [] if here == there else [f"the infinity was hidden at line {here} (its result is finite); what came of it shows {shows}"]
+
+
+def _only_in_gradient(scene: Scene, hider: Op, younger: Birth) -> list[str]:
+    """Say that the loss does not show an infinity that was taken in on the way to it, and how the gradient does."""
+    if not younger.derivative or not younger.losses or not math.isfinite(younger.losses[-1]) or scene.symptom.place == "loss":
+        return []
+    loss = younger.losses[-1] / (scene.lab.scale if scene.lab is not None else 1.0)
+    back = "on the way back its slope there, 0, meets the infinite one: 0 * inf is nan" if scene.symptom.kind == "nan" else "the gradient is not"
+    return [f"the loss ({number(loss)}) is finite: {base(hider).strip('_')} makes a finite value of the infinity; {back}"]
 
 
 def _in_the_batch(scene: Scene, verdict: Verdict) -> Verdict | None:

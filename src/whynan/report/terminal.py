@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+import re
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from whynan.ends import aloud
-from whynan.records import DAMAGED, Incident, Origin, Phase, Remedy, Span, TensorStats
+from whynan.records import DAMAGED, FAR_OFF, Incident, Origin, Phase, Remedy, Span, TensorStats
 from whynan.recovery.policy import Budget
 from whynan.report.telling import changing
 
@@ -139,20 +140,34 @@ def _help(incident: Incident, pad: str) -> list[str]:
     if not incident.remedies:
         return _wrapped(f"{pad} = not proven: ", f"no change was tried{certain}")
     first = incident.remedies[0]
-    lines += _wrapped(f"{pad} = help: ", first.title + _kind(first))
+    lines += _wrapped(f"{pad} = help: ", first.title + _kind(first, incident.origin.span.file))
     lines += [f"{pad}           {line}" for line in changed_lines(first)]
     if first.result in ("proven", "not proven"):
-        return lines + _wrapped(f"{pad} = {first.result}: ", _proof(incident.step, first) + (certain if first.result == "not proven" else ""))
+        return (
+            lines
+            + _wrapped(f"{pad} = {first.result}: ", _proof(incident.step, first) + (certain if first.result == "not proven" else ""))
+            + _beside(incident, pad)
+        )
     gave = f"with this change the replay gave: {first.effect}" if first.result == "failed" else first.effect
     return lines + _wrapped(f"{pad} = not proven: ", (gave or _untried(incident)) + certain)
 
 
-def _kind(remedy: Remedy) -> str:
-    """Say what sort of change a remedy is, and where it is one that the next update of a library takes back."""
+def _beside(incident: Incident, pad: str) -> list[str]:
+    """Show the same mathematics without the fault, where it is right and this step alone far off with it: it belongs beside an advice that has no diff."""
+    exact = next((r for r in incident.remedies[1:] if r.safe and r.diff and r.result == "failed" and r.effect.startswith(FAR_OFF)), None)
+    if exact is None or incident.remedies[0].diff:
+        return []
+    lines = _wrapped(f"{pad} = beside: ", f"{exact.title}{_kind(exact, incident.origin.span.file)}; alone it leaves this step {exact.effect}")
+    return lines + [f"{pad}           {line}" for line in changed_lines(exact)]
+
+
+def _kind(remedy: Remedy, file: str = "") -> str:
+    """Say what sort of change a remedy is, where it is one that the next update of a library takes back, and how a diff outside of the program is applied."""
     if not remedy.diff:
         return ""
     library = "; in an installed library: override it, or report it there" if "-packages/" in remedy.diff.partition("\n")[0] else ""
-    return f" ({'same mathematics' if remedy.safe else changing(remedy)}{library})"
+    below = "; its diff applies with patch -p1 -d /" if file.startswith("/") and f"--- a{file}" == remedy.diff.partition("\n")[0] else ""
+    return f" ({'same mathematics' if remedy.safe else changing(remedy)}{library}{below})"
 
 
 def _untried(incident: Incident) -> str:
@@ -174,12 +189,16 @@ def _proof(step: int, remedy: Remedy) -> str:
 
 
 def changed_lines(remedy: Remedy) -> list[str]:
-    """Return the changed lines of a diff, without indentation."""
-    found = []
-    for line in remedy.diff.splitlines():
-        if line.startswith(("+++", "---")) or line[:1] not in ("+", "-"):
-            continue
-        found.append(f"{line[0]} {line[1:].strip()}")
+    r"""Return the changed lines of a diff, those of each stretch without the indentation that they share.
+
+    >>> changed_lines(Remedy("", "--- a/f.py\n+++ b/f.py\n@@ -1,2 +1,1 @@\n-    f(\n-        x)\n+    g(x)\n"))
+    ['- f(', '-     x)', '+ g(x)']
+    """
+    found: list[str] = []
+    for stretch in re.split(r"^@@.*$", remedy.diff, flags=re.MULTILINE)[1:]:
+        lines = [line.rstrip() for line in stretch.splitlines() if line[:1] in ("+", "-") and not line.startswith(("--- a/", "+++ b/"))]
+        texts = textwrap.dedent("\n".join(line[1:] for line in lines)).split("\n")
+        found += [f"{line[0]} {text}".rstrip() for line, text in zip(lines, texts, strict=False)]
     return found
 
 
@@ -203,6 +222,7 @@ def _painted(line: str) -> Text:
     return text
 
 
+_OF_DATA = ("WN4", "WN7")  # families of causes that the weights have no part in
 _AS_BEFORE = "weights, moments and buffers are as before it"
 
 
@@ -234,12 +254,23 @@ def farewell(incidents: list[Incident], counts: dict[tuple[str, str, int], int],
         state = "what a step begins with is damaged" if damaged else "weights are as before the last bad step"
         limit = f", where {budget.in_total} are allowed" if budget.total > budget.in_total else ""
         say(f"whynan: training stopped after {budget.streak} in a row, {budget.total} in total{limit}; {state}")
+        if not damaged and _met_the_same(incidents, budget):
+            more = budget.streak + 1
+            say(f"whynan: they met the same values: where a batch is gone over several times (the epochs of PPO), --in-a-row {more} or more gets past it")
     else:
         say("whynan: observed only; nothing was changed")
     if report is not None:
         say(f"whynan: wrote {report}")
     replay = f"      whynan replay {report.parent}" if report is not None and _can_replay(report.parent) else ""
     say(f"        whynan explain {first.cause.code}{replay}")
+
+
+def _met_the_same(incidents: list[Incident], budget: Budget) -> bool:
+    """Whether the bad steps in a row are the fault of data and had the same, behind a healthy step: a batch that is gone over again."""
+    row = incidents[-budget.streak :]
+    whole = len(row) == budget.streak > 1 and budget.total <= budget.in_total
+    of_data = whole and row[0].step > 0 and row[0].cause.code.startswith(_OF_DATA) and bool(row[0].origin.inputs)
+    return of_data and len({(i.cause.code, i.origin.span, i.origin.inputs) for i in row}) == 1
 
 
 def _can_replay(run: Path) -> bool:

@@ -92,9 +92,9 @@ class Stasis:
             later.callback(self._put_tables_back)
             later.callback(self._versions.__exit__)
             later.callback(put_around, self._around)
-            later.callback(self._put_weights_back)
             for buffer, copy in self._buffers:
                 later.callback(write_back, copy, buffer)
+            later.callback(self._put_weights_back)  # in their own memory first: its values come back after that
             later.callback(self._put_gradients_back)
             later.callback(put, self._generators)
             later.callback(put_rng, self._rng)
