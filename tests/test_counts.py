@@ -86,7 +86,8 @@ def test_a_number_that_counts_nothing_of_the_numerator_is_a_plain_division_by_ze
     """The numerator sums all six samples: nothing says that the divisor counts them; only a whole number gets a floor of 1."""
     incident = selecting(loss)
     assert incident.cause.code == code
-    assert any(f", {floor}" in line for line in incident.remedies[0].diff.splitlines() if line.startswith("+"))
+    changes = [line for remedy in incident.remedies for line in remedy.diff.splitlines() if line.startswith("+")]
+    assert any(f", {floor}" in line for line in changes)
 
 
 # -- a count of one -----------------------------------------------------------------------------------------------------

@@ -530,7 +530,8 @@ for s in range(6):
     (incident,) = done.incidents
     assert (incident["step"], incident["cause"]["code"]) == (3, "WN103")
     assert incident["origin"]["code"].startswith(line)
-    assert (incident["remedies"][0]["result"] == "not tried") == (kind != "in a module")  # the loop's own Python is not run again
+    tried = [r["result"] for r in incident["remedies"] if r["result"] != "not tried"]
+    assert bool(tried) == (kind == "in a module")  # the loop's own Python is not run again
     assert "second place" not in done.err
 
 

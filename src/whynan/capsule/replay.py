@@ -24,7 +24,7 @@ from whynan.capsule.refusing import refused_collectives
 from whynan.capsule.state.generators import put
 from whynan.capsule.state.holdings import write_back
 from whynan.capsule.state.randomness import moved, put_rng, take_rng
-from whynan.capsule.state.stasis import Stasis
+from whynan.capsule.state.stasis import Stasis, in_own_memory
 from whynan.capsule.tape.arguments import Rebuild
 from whynan.capsule.tape.entries import Entry, Inner, Outside, Slot, target_of
 from whynan.capsule.tape.facts import is_leaf, is_released, node_of
@@ -182,7 +182,12 @@ class Program:
             recorder.inside += 1
             recorder.replaying = True
             try:
-                with self._weights_as_before(), no_output(), no_warnings():  # what the user's forward pass prints was printed once already
+                with (
+                    self._weights_as_before(),
+                    in_own_memory(self.roots),
+                    no_output(),
+                    no_warnings(),
+                ):  # what the user's forward pass prints was printed once already
                     yield
             finally:
                 recorder.stepped.clear()

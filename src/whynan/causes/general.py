@@ -27,8 +27,11 @@ _NEAR = 2**-25  # as far from 1 a number is 1 in float32
 
 
 def where_all_failed(rule: Rule, remedies: list[Remedy]) -> tuple[list[Remedy], list[str]]:
-    """Put general advice before changes that are known to fail, and say of each what is wrong with it; nothing where one is left to try."""
-    if not remedies or any(r.result != "failed" for r in remedies):
+    """Put general advice before changes that are known to fail, and say of each what is wrong with it.
+
+    Nothing where one is left to try, or is right in itself.
+    """
+    if not remedies or any(r.result != "failed" or r.safe for r in remedies):
         return remedies, []
     found = _INSTEAD.search(rule.page)
     advice = _ADVICE.get(rule.code) or (" ".join(found[1].split()) if found is not None else "")

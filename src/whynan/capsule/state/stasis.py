@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -80,8 +80,6 @@ class Stasis:
         homes.update((id(b), b) for root in self._roots for b in frozen_state(root))
         homes.update((id(t), t) for t in self._kept if isinstance(t, torch.Tensor))
         self._buffers = [(b, b.detach().clone()) for b in homes.values() if not is_lazy(b) and is_memory(b)]
-        plain = [p for root in self._roots for p in root.parameters() if type(p) is torch.nn.Parameter and is_readable(p)]
-        self._weights = [(p, p.detach()) for p in plain]  # a forward pass may set one by its `.data`: an initialisation by the first batch
         tables: list[dict[str, Any]] = [table for m in modules for table in (m._buffers, m._parameters) if isinstance(table, dict)]  # else scripted
         self._homes = [(table, dict(table)) for table in tables]
 
@@ -94,7 +92,6 @@ class Stasis:
             later.callback(put_around, self._around)
             for buffer, copy in self._buffers:
                 later.callback(write_back, copy, buffer)
-            later.callback(self._put_weights_back)  # in their own memory first: its values come back after that
             later.callback(self._put_gradients_back)
             later.callback(put, self._generators)
             later.callback(put_rng, self._rng)
@@ -105,11 +102,6 @@ class Stasis:
         for leaf, grad in self._grads:
             leaf.grad = grad
 
-    def _put_weights_back(self) -> None:
-        for weight, before in self._weights:
-            if weight.data_ptr() != before.data_ptr():
-                weight.data = before
-
     def _put_tables_back(self) -> None:
         for home, tensors in self._homes:
             home.update(tensors)
@@ -118,6 +110,18 @@ class Stasis:
         for tensor, attributes in self._hung:
             tensor.__dict__.clear()
             tensor.__dict__.update(attributes)
+
+
+@contextmanager
+def in_own_memory(roots: Iterable[torch.nn.Module]) -> Iterator[None]:
+    """Have weights stand in their own memory in the end: a pass may set one by its `.data` (an initialisation by the first batch)."""
+    own = [(p, p.detach()) for root in roots for p in root.parameters() if type(p) is torch.nn.Parameter and is_readable(p)]
+    try:
+        yield
+    finally:
+        for weight, memory in own:
+            if weight.data_ptr() != memory.data_ptr():
+                weight.data = memory
 
 
 def _hook_holdings(hooks: list[Any]) -> list[Any]:
