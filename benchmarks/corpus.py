@@ -127,7 +127,7 @@ def watched(path: Path, policy: str = "skip", run_dir: Path | None = None) -> di
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         status = 1
     told = diagnosis(journal.incidents[0]) + "\n" if journal.incidents else ""
-    return {"status": status, "incidents": [i.to_json() for i in journal.incidents], "told": told, "internal": journal._failed_once}
+    return {"status": status, "incidents": [i.to_json() for i in journal.incidents], "told": told, "internal": bool(journal._failed)}
 
 
 def each(programs: list[Program], work: Callable[[Path], Any]) -> Iterator[tuple[Program, dict[str, Any]]]:

@@ -182,12 +182,7 @@ class Program:
             recorder.inside += 1
             recorder.replaying = True
             try:
-                with (
-                    self._weights_as_before(),
-                    in_own_memory(self.roots),
-                    no_output(),
-                    no_warnings(),
-                ):  # what the user's forward pass prints was printed once already
+                with self._weights_as_before(), in_own_memory(self.roots), no_output(), no_warnings():  # what a pass prints was printed once
                     yield
             finally:
                 recorder.stepped.clear()

@@ -27,6 +27,7 @@ FAR_FROM_WIDE = 0.1  # by how much a loss may be off that of float64; more is wh
 _MISFITS = tuple(f"the replay raised {kind}" for kind in ("ValueError", "TypeError", "AttributeError", "IndexError"))  # the trial was no change of this program
 _CHOOSE = ("max", "min", "argmax", "argmin", "topk", "sort", "argsort")  # they say which is best
 _DECIDE = Remedy("say in the program what counts where everything is ruled out, before anything is chosen there")
+_FAR = 1000.0  # times the largest quotient that a bound leaves alone: what is larger is not fine
 FEW_ELEMENTS = 8  # below, most of them are no matter of the change
 PAIRED = 2  # changes at one of several places that are tried together with those at the others
 
@@ -361,23 +362,18 @@ def _judged(scene: Scene, finding: Finding, fix: Fix, trial: Trial) -> Remedy:
 
 
 def _moved(scene: Scene, fix: Fix) -> str:
-    """Say how many quotients that are fine a bound under their denominators would change."""
+    """Say how many quotients that are fine, of the size of those it leaves alone, a bound under their denominators would change."""
     view, found = scene.birth.forward if scene.birth is not None else None, BOUND.fullmatch(fix.template)
-    if (
-        scene.jump is not None
-        or view is None
-        or found is None
-        or not found["low"]
-        or fix.operand != 1
-        or fix.limit
-        or fix.site is not None
-        or not divides(view)
-    ):
+    elsewhere = scene.jump is not None or fix.operand != 1 or fix.limit or fix.site is not None
+    if elsewhere or view is None or found is None or not found["low"] or not divides(view):
         return ""
-    below, quotients = view.input(fix.operand), view.output()
+    below, quotients = view.input(1), view.output()
     if below is None or quotients is None or below.is_complex():
         return ""
-    fine = ((below < float(found["low"])) & (below != 0) & quotients.isfinite()).sum()
+    under = (below < float(found["low"])).broadcast_to(quotients.shape)
+    left = quotients[~under & quotients.isfinite()].abs()
+    largest = _FAR * float(left.max()) if left.numel() else math.inf
+    fine = (under & (below != 0) & quotients.isfinite() & (quotients.abs() <= largest)).sum()
     return f"it changes {int(fine)} of {quotients.numel()} quotients that are fine: their denominators are below {found['low']}" if fine else ""
 
 
