@@ -281,5 +281,8 @@ for s in range(6):
     opt.step()
 """).incidents[0]
     assert (incident["cause"]["code"], incident["step"]) == ("WN503", 4)
-    assert any("multiplied by 4096 at line 11: lower that factor, or use torch.amp.GradScaler" in words for words in incident["cause"]["evidence"])
+    assert any(
+        "multiplied by 4096 at line 11 (what is told here is the product): lower that factor, or use torch.amp.GradScaler" in words
+        for words in incident["cause"]["evidence"]
+    )
     assert not any(".float().float()" in remedy["diff"] for remedy in incident["remedies"])

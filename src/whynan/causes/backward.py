@@ -422,7 +422,7 @@ def _scaled_by_hand(birth: Birth) -> list[str]:
         factor = op.scalars.get("other")
         if not op.backward and op.name.startswith("aten.mul.") and op.shape == () and isinstance(factor, int | float) and factor >= _SCALE:
             at = f" at line {line}" if (line := resolve(op.site).line) else ""
-            scaled = f"the loss is multiplied by {number(float(factor))}{at}, and told here as that"
+            scaled = f"the loss is multiplied by {number(float(factor))}{at} (what is told here is the product)"
             return [f"{scaled}: lower that factor, or use torch.amp.GradScaler, which lowers it after an overflow"]
     return []
 

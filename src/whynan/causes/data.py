@@ -71,8 +71,9 @@ def _finding(scene: Scene, what: str) -> Finding:
     evidence = [f"{total} of {tensor.numel()} values of {called} are not finite" + (f": {place}" if place else "")]
     evidence += _cut_out_of(birth.leaf.dense(), tensor, int(hit.sum()) if bad.dim() else 0)
     if bad.dim() == 2 and 0 < int(bad.any(0).sum()) < bad.shape[1]:
-        columns = [int(i) for i in bad.any(0).nonzero()[:6, 0]]
-        evidence.append(f"column{'s' * (len(columns) > 1)} {', '.join(map(str, columns))}")
+        columns = [int(i) for i in bad.any(0).nonzero()[:, 0]]
+        named = ", ".join(map(str, columns[:_COLUMNS])) + " …" * (len(columns) > _COLUMNS)
+        evidence.append(f"column{'s' * (len(columns) > 1)} {named}")
     fixes = [Fix(f"leave the bad rows out, or repair {called} where it is made", leave_out=True)]
     return Finding(label, evidence, fixes, rows=indices, among=bad.shape[0] if bad.dim() else 0)
 
@@ -219,6 +220,7 @@ def input_not_finite(scene: Scene) -> Finding | None:
     return _weight(scene) if is_weight(scene.birth) else _finding(scene, "input")
 
 
+_COLUMNS = 6  # that are named
 _ARITHMETIC = ("mul", "add", "sub", "rsub", "div", "pow", "lerp")
 _FILLS = ("full", "full_like", "new_full", "fill", "masked_fill", "index_fill", "scalar_tensor", "constant_pad_nd", "lift_fresh")
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from whynan.capsule.tape.facts import is_readable
 from whynan.causes.fixes import Fix
 from whynan.records import number
 
@@ -43,7 +44,7 @@ def kept_in_weights(lab: Lab, fix: Fix, put: Put, vary: Callable[[Fix], Put]) ->
 
 
 def _weights(program: Program) -> dict[str, torch.Tensor]:
-    return {name: p.detach().clone() for root in program.roots for name, p in root.named_parameters() if p.is_floating_point()}
+    return {name: p.detach().clone() for root in program.roots for name, p in root.named_parameters() if p.is_floating_point() and is_readable(p)}
 
 
 def _set_by(lab: Lab, put: Put, before: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

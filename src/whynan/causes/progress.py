@@ -85,6 +85,7 @@ def loss_scale_collapse(scene: Scene) -> Finding | None:
     )
 
 
+_SHOWN = 5  # values of what grew
 _SLOWER = "lower the learning rate, warm it up, or clip the gradient norm (torch.nn.utils.clip_grad_norm_)"
 _LOWER = "lower the learning rate, or warm it up; clipping the gradient does not make the steps of this optimizer smaller"
 _SECOND_MOMENTS = frozenset({"exp_avg_sq", "square_avg", "exp_inf", "max_exp_avg_sq", "sum"})  # whose step is about the rate, whatever the gradient
@@ -151,17 +152,17 @@ def divergence(scene: Scene) -> Finding | None:
     assert view is not None
     if not (view.name in _OVERFLOWING or view.name.startswith(ATTENTION)) or birth.op.dtype == "float16" or not _large(view):
         return None
-    grown = _growth([h.get("loss") for h in scene.history])
+    what, grown = "loss", _growth([h.get("loss") for h in scene.history])
     if grown is None and not birth.op.backward:
-        grown = _growth([h.get("grad_norm") for h in scene.history])
+        what, grown = "gradient norm", _growth([h.get("grad_norm") for h in scene.history])
     if grown is None or (len(grown[0]) < 10 and _steep(view)):
         return _one_update(scene, birth.op.dtype)
     series, factor = grown
     lr = next((h["lr"] for h in reversed(scene.history) if h.get("lr") is not None), None)
-    shown = " → ".join(number(v) for v in series[-6:])
+    shown = " → ".join([number(series[0]), "…"] * (len(series) > _SHOWN) + [number(v) for v in series[-_SHOWN:]])
     rows = {h.get("step") for h in scene.history[-len(series) :]}
     unit = "evaluations" if len(rows) <= len(series) // 2 else "steps"  # several in one step of LBFGS
-    evidence = [f"over the last {len(series)} {unit}: {shown} → not finite", f"it grew {number(factor)} times"]
+    evidence = [f"the {what} over the last {len(series)} {unit}: {shown} → not finite", f"it grew {number(factor)} times"]
     if lr is not None:
         evidence.append(f"the learning rate is {number(lr)}")
     return Finding(

@@ -159,7 +159,7 @@ def _fixes_for(view: View, dtype: str, eps: str) -> list[Fix]:
         return guarded(view.name, dtype)
     if view.call.endswith("normalize") or "cosine" in view.call:
         return [Fix(f"use a guard that exists in {dtype}: {eps}", eps, keyword="eps"), clamp]
-    return [clamp]
+    return [clamp, Fix(f"add a guard that exists in {dtype}: {eps}", f"{{x}} + {eps}", operand)]  # through which the gradient goes on
 
 
 def _lost_constant(view: View) -> tuple[float, float, str] | None:

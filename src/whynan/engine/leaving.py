@@ -8,6 +8,7 @@ import torch
 
 from whynan.capsule.replay import Program
 from whynan.capsule.sorts import Sort, sort_of
+from whynan.capsule.tape.entries import Outside
 from whynan.capsule.unseen import unseen
 from whynan.engine.dropping import Dropping
 from whynan.engine.noticing import Noticing
@@ -44,13 +45,15 @@ class Leaving:
     def has_left(self) -> bool:
         """Whether buffers are bad by a pass that the program has left without our hearing of it (`np.isnan(loss.detach())`): tell it; this step is another.
 
-        Such a pass has a graph and nothing goes back through it, but a value of it was detached; the others alone leave the buffers finite.
+        Such a pass has a graph and nothing goes back through it, but a value of it was detached, and not for another model; the others alone leave the
+        buffers finite.
 
         Cost: a replay, where there is such a pass.
         """
         session, tape = self.session, self.session.recorder.tape
         kept = tape.needed_for({e.number for e in tape if e.kind in _GOES_BACK})
-        cut = {e.number for e in tape if e.number > session.window_start and e.kind == "call" and sort_of(e.fn) is Sort.CUT}
+        handed_on = {read.entry for e in tape if e.runs_model for read in e.reads if not isinstance(read, Outside)}
+        cut = {e.number for e in tape if e.number > session.window_start and e.kind == "call" and sort_of(e.fn) is Sort.CUT} - handed_on
         left = {e.number for e in tape.needed_for(cut) if e.runs_model and e.needs_grad and e.number > session.window_start}
         bad = self.noticing.bad_buffers() if kept and left.difference(e.number for e in kept) else []
         program = Program(session.recorder, kept, session.leaves()).until_loss()
