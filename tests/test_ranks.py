@@ -135,6 +135,14 @@ def test_every_kind_of_model(box: Sandbox, asked: dict[str, Any]) -> None:
     assert done.said("SCALE") == reference.said("SCALE")
 
 
+def test_the_first_steps_of_a_sharded_model_are_replayed(box: Sandbox) -> None:
+    """What stands where in its modules is learned in their first calls, and is their wrapper's: put back, the replay of these steps met distributed weights."""
+    faults = {"0": (1, "data"), "1": (0, "loss")}
+    done = job(box, 2, {"model": "fsdp", "faults": faults})
+    assert done.status == [0, 0], done.text
+    check_told(done, faults, 2)
+
+
 EVERY_PLACE = {"0": (1, "data"), "2": (1, "grad"), "5": (0, "loss")}
 
 

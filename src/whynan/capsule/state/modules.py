@@ -180,7 +180,7 @@ class ModuleState:
         turn = self.calls % 64
         if turn == 3:
             self._rebinding = [m for m, kept in self._parameters if id(m._parameters) in self._set or differs(m._parameters, kept)]
-        modules = self._modules if turn in (1, 2) else self._rebinding
+        modules = [] if self._sharded else self._modules if turn in (1, 2) else self._rebinding  # what is spread over ranks is exchanged by its wrapper
         self._parameters = [(m, dict(m._parameters)) for m in modules if isinstance(m._parameters, dict)]  # a scripted module has none of its own
 
     def _root_of(self) -> torch.nn.Module:
