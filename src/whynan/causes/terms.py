@@ -77,7 +77,7 @@ def term_words(birth: Birth | None, named: list[Named]) -> list[str]:
     if len(terms) <= LISTED:
         words = ", ".join(f"{t.name} {_value(t)}" for t in terms)
     else:
-        words = f"{len(bad)} of {len(terms)} not finite{': ' * bool(bad)}{_some([f'{t.name} {_value(t)}' for t in bad])}"
+        words = f"{len(bad)} of {len(terms)} not finite: {_some([f'{t.name} {_value(t)}' for t in bad])}" if bad else f"all {len(terms)} finite"
         from_here = [] if from_here == [t.name for t in bad] else from_here  # just listed
     return [f"terms of the loss: {words}{f'; born on the way to {_some(from_here)}' if from_here else ''}"]
 
