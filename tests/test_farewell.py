@@ -22,7 +22,7 @@ for rollout in range(4):
         loss.backward()
         opt.step()
 """
-HINT = "where a batch is gone over several times (the epochs of PPO), --in-a-row 5 or more gets past it"
+HINT = "if that is one batch gone over several times (the epochs of PPO), --in-a-row 5 or more gets past it"
 
 
 @pytest.mark.parametrize(("bad", "epochs", "options", "said"), [(2, 4, (), True), (0, 4, (), False), (2, 4, ("--in-a-row", "5"), False)])

@@ -393,7 +393,7 @@ def gradient_overflow(scene: Scene) -> Finding | None:
     what = f"a value on the way to the gradient of {name}" if goes_on else f"the gradient of {name}"
     largest = f"{what} would be" if size >= ends else f"the result of {view.name} would be at most"
     evidence = [f"{largest} {number(size)}, {dtype} ends at {limit}", "in a wider dtype the same operation is finite"]
-    fixes = [Fix("scale the loss down, or keep this part in float32")] if dtype == "float16" else [Fix(_advice(forward))]
+    fixes = [Fix("scale the loss down, or keep this part in float32")] if dtype == "float16" else [Fix(_advice(forward, view))]
     if dtype == "float16":
         widened = [] if forward.name == "_to_copy" else [Fix("compute this in float32", "{x}.float()", 0)]  # a cast is computed nowhere
         fixes = [*widened, BRAIN, *fixes]
@@ -410,8 +410,12 @@ _BY_SLOPE = ("log", "log2", "log10")
 _IN_LOGS = "compute in logarithms from the start (logsumexp, log_softmax, log_prob): the slope of log is 1 / x, past the range for so small an x"
 
 
-def _advice(forward: View) -> str:
-    return _SOFTEN if _divides_by(forward) else _IN_LOGS if forward.name in _BY_SLOPE else _CALM
+def _advice(forward: View, back: View) -> str:
+    if _divides_by(forward):
+        return _SOFTEN
+    coming, x = back.input(0), back.input(1)  # a logarithm's gradient is what comes back to it, divided by its argument
+    steep = x is None or not x.numel() or biggest(coming) * float(x.abs().min()) <= 1
+    return _IN_LOGS if forward.name in _BY_SLOPE and steep else _CALM
 
 
 def _scaled_by_hand(birth: Birth) -> list[str]:

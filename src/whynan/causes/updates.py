@@ -139,7 +139,7 @@ def _added(view: View, setting: Setting) -> float | None:
 
 
 def _vanished(view: View, setting: Setting, added: float) -> tuple[str, str]:
-    label = f"{number(added)}, which is 0 in {view.op.dtype}, is all that keeps the divisor above 0: the second moment is 0"
+    label = f"{number(added)}, which is 0 in {view.op.dtype}, is all that keeps the divisor above 0: what it is added to is 0"
     return label, f"the optimizer makes {number(added)} of {setting.name}={number(setting.value)} before it adds it"
 
 

@@ -146,7 +146,10 @@ def _explain(scene: Scene) -> Verdict:
     if (extreme := extreme_input(scene, chosen.code)) is not None:
         samples, without = (samples, without) if samples else _without_extreme(scene, extreme)
         gone = without is not None and without.finite and set(samples) == set(extreme.places)
-        finding.evidence.append(f"{extreme.words}; without {'it' if len(samples) == 1 else 'them'}: {without.effect()}" if gone and without else extreme.words)
+        if gone and without:
+            finding.evidence.append(f"{extreme.words}; without {'it' if len(samples) == 1 else 'them'}: {without.effect()}")
+        elif scene.healthy:  # what no healthy step was given
+            finding.evidence.append(extreme.words)
     remedies = finding.remedies + remedies_of(scene, finding, expression, site)
     with forgiven(scene, "changes that are often made"):
         finding.evidence += tempting(scene, finding, expression, site)

@@ -256,7 +256,7 @@ def farewell(incidents: list[Incident], counts: dict[tuple[str, str, int], int],
         say(f"whynan: training stopped after {budget.streak} in a row, {budget.total} in total{limit}; {state}")
         if not damaged and _met_the_same(incidents, budget):
             more = budget.streak + 1
-            say(f"whynan: they met the same values: where a batch is gone over several times (the epochs of PPO), --in-a-row {more} or more gets past it")
+            say(f"whynan: they met the same values: if that is one batch gone over several times (the epochs of PPO), --in-a-row {more} or more gets past it")
     else:
         say("whynan: observed only; nothing was changed")
     if report is not None:
