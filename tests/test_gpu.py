@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -211,6 +213,29 @@ def test_scheduler_follows_updates_read_late() -> None:
     assert [i.step for i in guard.incidents] == [3]
     assert found == expected
     assert same(state(*without), state(*skipped))
+
+
+@pytest.mark.parametrize("look", [lambda loss: loss.item(), lambda loss: float(loss.detach())])
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_loss_that_the_program_reads_and_turns_away_from_is_told(fused: bool, look: Callable[[torch.Tensor], float]) -> None:
+    """The number came to the host anyway: its step is told as observed, and the weights are those of the program's own guard."""
+
+    def guarded(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for x in batches(bad=(3,)):
+            optimizer.zero_grad(set_to_none=True)
+            loss = model(x).square().mean() / x.var(0).sum()
+            if not math.isfinite(look(loss)):
+                continue
+            loss.backward()
+            optimizer.step()
+
+    plain, watched = build(fused), build(fused)
+    guarded(*plain)
+    with whynan.watch(*watched, files=False) as guard:
+        guarded(*watched)
+    (incident,) = guard.incidents
+    assert (incident.step, incident.action.taken, incident.cause.code) == (3, "observed", "WN404")
+    assert same(state(*plain), state(*watched))
 
 
 @pytest.mark.parametrize("where", ["host", "device"])

@@ -403,6 +403,10 @@ def test_loaded_optimizer_state_that_is_bad(box: Sandbox) -> None:
         "not torch.isfinite(loss).all()",
         "math.isnan(loss.item())",
         "not math.isfinite(float(loss))",
+        "torch.isnan(loss.detach())",
+        "not math.isfinite(loss.detach().cpu().item())",
+        "not math.isfinite(loss.data)",
+        "math.isnan(loss.detach().numpy())",
     ],
 )
 def test_own_check_of_the_program_gets_a_diagnosis(box: Sandbox, check: str) -> None:
@@ -732,6 +736,28 @@ for step in range(4):
     (incident,) = done.incidents
     assert (incident["step"], incident["action"]["taken"]) == (2, "skipped")
     assert "only the loss is nan: the gradients of this step are finite" in incident["cause"]["evidence"]
+
+
+def test_a_detached_number_that_is_only_logged_is_silent(box: Sandbox) -> None:
+    """A relative error on validation data, a perplexity past the range and a logged copy of a finite loss are looked at and never gone back from."""
+    source = """
+        import torch
+
+        torch.manual_seed(0)
+        net = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        for step in range(6):
+            loss = net(torch.randn(8, 4)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            print(step, loss.data.item(), (1e4 * loss.detach()).exp().item())
+            relative = (net(torch.randn(8, 4)) / torch.zeros(8, 1)).abs().mean()
+            print(relative.detach().item(), relative.detach().numpy() > 1)
+    """
+    done = box.watched(source)
+    assert (done.status, done.incidents) == (0, [])
+    assert done.out == box.plain(box.write(source)).out
 
 
 @pytest.mark.parametrize("check", ["not torch.isnan(extra)", "math.isfinite(extra)"])

@@ -117,7 +117,7 @@ class Recorder(OnStack):
                 result = func(*args, **(kwargs or {})) if site is None else (passers.get(id(site)) or passer_at(site))(func, args, kwargs or {})
                 if type(result) is float and result - result != 0:  # not finite
                     self._read_out(func, args, kwargs)
-                if args and isinstance(args[0], torch.Tensor) and args[0].requires_grad:
+                if args and isinstance(args[0], torch.Tensor):
                     try:
                         self.seen_probe(args[0], result)
                     except Exception as error:

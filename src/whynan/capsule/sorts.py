@@ -15,10 +15,10 @@ _RANDOM_STEMS = (
     "poisson", "rrelu", "gumbel_softmax", "scaled_dot_product_attention", "standard_gamma", "sample_dirichlet", "binomial",
     "alpha_dropout", "feature_alpha_dropout", "feature_dropout", "native_dropout", "lstm", "gru", "rnn_", "fractional_max_pool",
 )  # fmt: skip
-_PROBES = frozenset({"isnan", "isinf", "isfinite", "item", "__float__", "tolist", "allclose"})
+_PROBES = frozenset({"isnan", "isinf", "isfinite", "item", "__float__", "tolist", "allclose", "numpy"})
 _PASSED = frozenset(
     {"backward", "grad", "requires_grad_", "size", "dim", "numel", "stride", "element_size", "is_floating_point", "__len__", "__hash__",
-     "__repr__", "__format__", "_set_grad_enabled", "numpy", "get_device",
+     "__repr__", "__format__", "_set_grad_enabled", "get_device",
      "register_post_accumulate_grad_hook", "data_ptr", "is_contiguous", "untyped_storage", "storage", "__reduce_ex__",
      "_fix_weakref", "__deepcopy__", "manual_seed", "__bool__", "__int__", "__index__", "ndimension", "share_memory_"}
 )  # fmt: skip

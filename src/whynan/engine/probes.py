@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable
+from math import isfinite
 from typing import Any
 
 import torch
@@ -35,24 +36,41 @@ class Probes:
         self._terms: dict[Place, int] = {}  # how many values of one place, each looked at, went into one backward pass, at most
 
     def probed(self, tensor: torch.Tensor, result: object) -> None:
-        """The program looked at a value that requires grad: if it is a bad scalar, it is a loss."""
+        """The program looked at a value: if it is a bad scalar that requires grad, it is a loss, and so is what it was detached from where losses are made.
+
+        On a device only a look that brings the number itself is heard of (`loss.item()`): to read another would be to wait.
+        """
         session = self.session
         pending = session.window.symptom is not None
-        if (pending and session.window.entry >= 0) or tensor.numel() != 1 or tensor.device.type != "cpu" or not session.optimizers:
+        known = type(result) is float
+        if (pending and session.window.entry >= 0) or tensor.numel() != 1 or not (known or tensor.device.type == "cpu") or not session.optimizers:
             return
-        slot = session.recorder.tape.slot_of(tensor)
+        slot, detached = session.recorder.tape.slot_of(tensor), not tensor.requires_grad
+        if detached:
+            slot, tensor = self._detached_from(slot, tensor)
         if slot is None or slot.entry <= session.window_start:
             return
-        damage = damage_of(tensor.detach())
+        place = self._place(slot.entry)
+        damage = None if known and isfinite(result) else damage_of(tensor.detach())  # type: ignore[arg-type]
         if not damage:
-            self.seen.append((slot.entry, self._place(slot.entry)))
+            self.seen.append((slot.entry, place))
             return
-        if self._is_beside(slot.entry) or (pending and not self._has_left(slot.entry)):
+        if (detached and place not in self._trained) or self._is_beside(slot.entry) or (pending and not self._has_left(slot.entry)):
             return
         if pending:
             session.guarded(self.left)
         session.see(Symptom("loss", damage.kind, "loss"))
         session.window.entry = -slot.entry
+
+    def _detached_from(self, slot: Slot | None, tensor: torch.Tensor) -> tuple[Slot | None, torch.Tensor]:
+        """Return the scalar with a history that this value was made from, as by `loss.detach().cpu()`, if that is all it was made from."""
+        tape = self.session.recorder.tape
+        entry = tape.entries.get(slot.entry) if slot is not None else None
+        while slot is not None and entry is not None and not entry.needs_grad:
+            slot = entry.reads[0] if len(entry.reads) == 1 and isinstance(entry.reads[0], Slot) else None
+            entry = tape.entries.get(slot.entry) if slot is not None else None
+        made = tape.alive(slot) if slot is not None else None
+        return (slot, made) if made is not None and made.requires_grad and made.numel() == 1 else (None, tensor)
 
     def goes_back(self, tensors: Any) -> bool:
         """A backward pass begins; return whether it shows that the program has turned away from the bad value it looked at."""
