@@ -13,8 +13,9 @@ import torch
 
 from whynan.causes.catalogue import Finding, Scene
 from whynan.causes.fixes import Fix
-from whynan.causes.lab import Lab, Put, Swapper
+from whynan.causes.lab import Lab
 from whynan.causes.source import Expression
+from whynan.causes.swapping import Put, Swapper
 from whynan.causes.trying import TRIES, Trial, read_again, trial_of
 from whynan.errors import let_through
 from whynan.records import Remedy

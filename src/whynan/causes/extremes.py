@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from whynan.capsule.replay import Program
     from whynan.capsule.tape.entries import Slot
     from whynan.causes.catalogue import Scene
-    from whynan.causes.lab import Put
+    from whynan.causes.swapping import Put
 
 CODES = ("WN101", "WN201", "WN202", "WN203", "WN303", "WN503")  # causes of values that grow too large, or too near to an edge
 FAR = 30  # how many times the usual largest value of a row
@@ -123,7 +123,7 @@ def _exception(data: torch.Tensor, whole: torch.Tensor) -> Extreme | None:
 def left_out(scene: Scene, found: Extreme) -> tuple[list[int], Put | None]:
     """Return the rows to leave out, and the change of cuts that does so where the step cut its batch out of something larger."""
     from whynan.causes.fixes import plain_name
-    from whynan.causes.lab import Put
+    from whynan.causes.swapping import Put
 
     rows = found.places if found.kind == "row" else []
     if not rows or found.whole.shape == found.shape:

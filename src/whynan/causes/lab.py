@@ -1,4 +1,4 @@
-"""Experiments on the replay: this step with another expression at that line, without these samples, twice in a row.
+"""Experiments on the replay: this step with another expression at that line, in float64, with weights moved a little; what each outcome proves.
 
 A remedy counts as proven only if the replayed step has a finite loss, finite gradients, a gradient that is alive, and a
 loss of the size the run had before: making numbers finite is not enough. Where the step is finite in float64 the
@@ -8,21 +8,19 @@ gradient must point the same way as there, and the healthy steps before must kee
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
-from whynan.capsule.replay import Program, Run, call_entry
-from whynan.capsule.sites import Site, live_site
-from whynan.capsule.tape.entries import Outside, Slot
+from whynan.capsule.replay import Program, Run
+from whynan.capsule.sites import Site
+from whynan.capsule.tape.entries import Slot
 from whynan.causes import made
-from whynan.causes.fixes import plain_name
+from whynan.causes.swapping import Put, Swapper
 from whynan.causes.widening import BRAIN, LARGEST, SHORT, WIDE, converted, size_of
 from whynan.errors import let_through
 from whynan.records import FAR_OFF, number
@@ -30,19 +28,6 @@ from whynan.trace.jumps import Jump
 from whynan.trace.mending import Arbitrary
 from whynan.tripwire.checks import total_norm
 from whynan.tripwire.values import damage_of, largest_of
-
-Swap = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
-Sites = frozenset[Site] | None  # None: wherever it fits
-_FLOOR = call_entry.__code__
-
-
-@dataclass(frozen=True, slots=True)
-class Put:
-    """Another computation in place of a torch function."""
-
-    swap: Swap
-    sites: Sites
-    name: str = ""  # of the only function it takes the place of, where that is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -484,90 +469,3 @@ def _scale(history: list[dict[str, float]], scaler: Any) -> float:
     """By what a gradient scaler multiplies the loss that is gone back from: the losses of the run are without it."""
     known = float(scaler.get_scale()) if scaler is not None and scaler.is_enabled() else history[-1].get("scale", 1.0) if history else 1.0
     return known if known > 0 and math.isfinite(known) else 1.0
-
-
-class Swapper(TorchFunctionMode):
-    """Puts other computations in place of the torch functions called at some sites, wherever they are called from there; the first is counted."""
-
-    def __init__(self, program: Program, puts: Sequence[Put]) -> None:
-        super().__init__()
-        self.recorder = program.recorder
-        self.puts = puts
-        self.places: list[Site | None] = []
-        self._wanted: dict[Any, list[Put]] = {}  # by function: those that may take its place. To walk the stack for each call takes long
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        wanted = self._wanted.get(func)
-        if wanted is None:
-            wanted = self._wanted[func] = [put for put in self.puts if put.name in ("", plain_name(func))]
-        site = (live_site(_FLOOR, 2) or (self.recorder.playing.site if self.recorder.playing is not None else None)) if wanted else None
-        for put in wanted:
-            result = put.swap(func, args, kwargs or {}) if put.sites is None or site in put.sites else NotImplemented
-            if result is not NotImplemented:
-                if put is self.puts[0]:
-                    self.places.append(site)
-                return result
-        result = func(*args, **(kwargs or {}))
-        made.remember(func, args, kwargs or {}, result)
-        return result
-
-
-@contextlib.contextmanager
-def without_rows(program: Program, rows: list[int], size: int, sized: bool = False) -> Iterator[None]:
-    """Leave samples out: every outside tensor with that first dimension loses these rows for the time being.
-
-    With `sized` the calls outside modules that were given the size of the batch (`zeros(len(x))`, `view(len(x), -1)`) get the smaller one.
-    """
-    keep = [i for i in range(size) if i not in set(rows)]
-    found = {id(leaf): leaf for entry in program.entries for leaf in entry.reads if isinstance(leaf, Outside)}
-    handed = [leaf for leaf in found.values() if not leaf.tensor.requires_grad and id(leaf.tensor) not in program.weights]
-    batched = [leaf for leaf in handed if leaf.tensor.dim() and leaf.tensor.shape[0] == size]
-    others = _BY_NUMBER | (dict.fromkeys(_SIZED, _fewer) if sized else {})
-    changed = [(entry, entry.fn) for entry in program.entries if getattr(entry.fn, "__name__", "") in others]
-    before = [(leaf, leaf.saved) for leaf in batched]
-    try:
-        for leaf in batched:
-            leaf.saved = leaf.value()[keep]
-        for entry, function in changed:
-            entry.fn = functools.partial(others[function.__name__], function, keep, size)
-        yield
-    finally:
-        for leaf, saved in before:
-            leaf.saved = saved
-        for entry, function in changed:
-            entry.fn = function
-
-
-def _write_kept(write: Any, keep: list[int], size: int, target: torch.Tensor, index: Any, value: Any) -> None:
-    """Write to rows by their old numbers: `x[3] = 0` must not hit the row that moved to place 3."""
-    if not target.dim() or target.shape[0] != len(keep):
-        target[index] = value
-        return
-    full = target.new_zeros(size, *target.shape[1:])
-    full[keep] = target
-    full[index] = value
-    target.copy_(full[keep])
-
-
-def _read_kept(read: Any, keep: list[int], size: int, target: torch.Tensor, index: Any) -> Any:
-    """Read a row by its old number; a row that was left out is not there."""
-    first, *rest = index if isinstance(index, tuple) else (index,)
-    if target.dim() and target.shape[0] == len(keep) and isinstance(first, int) and not isinstance(first, bool):
-        return target[(keep.index(first % size), *rest)]
-    return target[index]
-
-
-def _fewer(function: Any, keep: list[int], size: int, *args: Any, **kwargs: Any) -> Any:
-    """Call a function with the number of the rows that were kept where it was given that of all."""
-
-    def fit(value: Any) -> Any:
-        if isinstance(value, list | tuple):
-            return type(value)(map(fit, value))
-        return len(keep) if type(value) is int and value == size else value
-
-    return function(*map(fit, args), **{name: fit(value) for name, value in kwargs.items()})
-
-
-_BY_NUMBER: dict[str, Callable[..., Any]] = {"__setitem__": _write_kept, "__getitem__": _read_kept}
-_SIZED = ("zeros", "ones", "full", "empty", "rand", "randn", "randint", "randperm", "arange", "eye", "new_zeros", "new_ones", "new_full", "new_empty",
-          "view", "reshape", "expand", "repeat", "broadcast_to")  # fmt: skip

@@ -15,7 +15,8 @@ from whynan.records import number
 
 if TYPE_CHECKING:
     from whynan.capsule.replay import Program
-    from whynan.causes.lab import Lab, Put
+    from whynan.causes.lab import Lab
+    from whynan.causes.swapping import Put
 
 BOUND = re.compile(r"\{x\}\.clamp(?:\(max=(?P<top>[\d.e+-]+)\)|_min\((?P<low>[\d.e+-]+)\))")
 _OTHER = 1e3  # times as large: another bound that is as good a guess

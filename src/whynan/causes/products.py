@@ -71,7 +71,7 @@ def _heals(scene: Scene, product: View) -> bool:
         return False
     if scene.lab is None or scene.birth is None or scene.symptom.place != "loss":
         return True
-    from whynan.causes.lab import Put
+    from whynan.causes.swapping import Put
     from whynan.trace.mending import places_of, without
 
     gave = scene.lab.run(Put(_selected, None, "mul"))

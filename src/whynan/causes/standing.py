@@ -179,7 +179,7 @@ def _with_finite_values(scene: Scene, title: str) -> Remedy:
 
 def _without_it(scene: Scene, end: Any, title: str) -> Remedy:
     """Replay the step without the operation in which the gradient ends, where it maps its argument element by element."""
-    from whynan.causes.lab import Put
+    from whynan.causes.swapping import Put
 
     assert scene.lab is not None
 

@@ -74,7 +74,7 @@ def _seen(program: Program, name: str, operand: int, site: Site) -> list[float]:
     """Play a forward pass and return the values of an operand in it."""
     import torch
 
-    from whynan.causes.lab import Put, Swapper
+    from whynan.causes.swapping import Put, Swapper
 
     seen: list[float] = []
 

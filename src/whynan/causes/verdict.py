@@ -14,9 +14,10 @@ from whynan.causes.arrays import as_warned, in_arrays
 from whynan.causes.beforehand import beforehand
 from whynan.causes.catalogue import Finding, Rule, Scene, first_match, forgiven
 from whynan.causes.extremes import Extreme, extreme_input, left_out
+from whynan.causes.fewer import without_rows
 from whynan.causes.general import lost_bounds, where_all_failed
 from whynan.causes.handed import batch_size, feeds_a_model, held_by_data, hook_words, line_in_data, sample_words
-from whynan.causes.lab import Lab, Outcome, without_rows
+from whynan.causes.lab import Lab, Outcome
 from whynan.causes.naming import names_of
 from whynan.causes.sampled import are_coupled, are_fed
 from whynan.causes.several import Verdict, decide
