@@ -21,6 +21,7 @@ from whynan.tripwire.values import damage_of
 
 Place = tuple[int, int]  # a code object and an instruction in it
 _MOST = 1000  # places that are remembered
+_COPIED = 4  # calls at most, from a loss to the number that is looked at: `loss.detach().float().cpu()`
 
 
 class Probes:
@@ -45,13 +46,13 @@ class Probes:
         known = type(result) is float
         if (pending and session.window.entry >= 0) or tensor.numel() != 1 or not (known or tensor.device.type == "cpu") or not session.optimizers:
             return
-        slot, detached = session.recorder.tape.slot_of(tensor), not tensor.requires_grad
+        slot, loss, detached = session.recorder.tape.slot_of(tensor), tensor, not tensor.requires_grad
         if detached:
-            slot, tensor = self._detached_from(slot, tensor)
-        if slot is None or slot.entry <= session.window_start:
+            slot, loss = self._detached_from(slot)
+        if slot is None or loss is None or slot.entry <= session.window_start:
             return
         place = self._place(slot.entry)
-        damage = None if known and isfinite(result) else damage_of(tensor.detach())  # type: ignore[arg-type]
+        damage = None if known and isfinite(result) else damage_of(loss.detach())  # type: ignore[arg-type]
         if not damage:
             self.seen.append((slot.entry, place))
             return
@@ -62,15 +63,16 @@ class Probes:
         session.see(Symptom("loss", damage.kind, "loss"))
         session.window.entry = -slot.entry
 
-    def _detached_from(self, slot: Slot | None, tensor: torch.Tensor) -> tuple[Slot | None, torch.Tensor]:
-        """Return the scalar with a history that this value was made from, as by `loss.detach().cpu()`, if that is all it was made from."""
+    def _detached_from(self, slot: Slot | None) -> tuple[Slot | None, torch.Tensor | None]:
+        """Return the scalar with a history that a value was made from by a few calls, as by `loss.detach().cpu()`, if that is all it was made from."""
         tape = self.session.recorder.tape
-        entry = tape.entries.get(slot.entry) if slot is not None else None
-        while slot is not None and entry is not None and not entry.needs_grad:
-            slot = entry.reads[0] if len(entry.reads) == 1 and isinstance(entry.reads[0], Slot) else None
+        for _ in range(_COPIED):
             entry = tape.entries.get(slot.entry) if slot is not None else None
-        made = tape.alive(slot) if slot is not None else None
-        return (slot, made) if made is not None and made.requires_grad and made.numel() == 1 else (None, tensor)
+            if entry is None or len(entry.reads) != 1 or not isinstance(slot := entry.reads[0], Slot):
+                break
+            if (made := tape.alive(slot)) is not None and made.requires_grad:
+                return (slot, made) if made.numel() == 1 else (None, None)
+        return None, None
 
     def goes_back(self, tensors: Any) -> bool:
         """A backward pass begins; return whether it shows that the program has turned away from the bad value it looked at."""
