@@ -46,9 +46,8 @@ class Probes:
         known = type(result) is float
         if (pending and session.window.entry >= 0) or tensor.numel() != 1 or not (known or tensor.device.type == "cpu") or not session.optimizers:
             return
-        slot, loss, detached = session.recorder.tape.slot_of(tensor), tensor, not tensor.requires_grad
-        if detached:
-            slot, loss = self._detached_from(slot)
+        detached, slot = not tensor.requires_grad, session.recorder.tape.slot_of(tensor)
+        slot, loss = self._loss_of(slot) if detached else (slot, tensor)
         if slot is None or loss is None or slot.entry <= session.window_start:
             return
         place = self._place(slot.entry)
@@ -63,14 +62,15 @@ class Probes:
         session.see(Symptom("loss", damage.kind, "loss"))
         session.window.entry = -slot.entry
 
-    def _detached_from(self, slot: Slot | None) -> tuple[Slot | None, torch.Tensor | None]:
+    def _loss_of(self, slot: Slot | None) -> tuple[Slot | None, torch.Tensor | None]:
         """Return the scalar with a history that a value was made from by a few calls, as by `loss.detach().cpu()`, if that is all it was made from."""
         tape = self.session.recorder.tape
         for _ in range(_COPIED):
             entry = tape.entries.get(slot.entry) if slot is not None else None
-            if entry is None or len(entry.reads) != 1 or not isinstance(slot := entry.reads[0], Slot):
+            if entry is None or len(entry.reads) != 1 or not isinstance(read := entry.reads[0], Slot):
                 break
-            if (made := tape.alive(slot)) is not None and made.requires_grad:
+            slot, made = read, tape.alive(read)
+            if made is not None and made.requires_grad:
                 return (slot, made) if made.numel() == 1 else (None, None)
         return None, None
 
