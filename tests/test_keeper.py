@@ -723,7 +723,20 @@ def test_killed_at_random_moments(name: str, tmp_path: Path) -> None:
     assert lost == 0 and done > 100
     keeper.save(tmp_path / name.format(step=done + 1), big(done + 1))
     assert not [n for n in names(tmp_path) if n.startswith(".")]
-    assert len(names(tmp_path)) <= 3
+    assert len(names(tmp_path)) == 2
+
+
+def test_second_names_of_killed_saves_are_removed_by_the_next(tmp_path: Path) -> None:
+    """A program killed between giving the last save its second name and replacing it leaves two names of one file: the next save keeps one of them."""
+    keeper = Keeper(keep=2)
+    for step in range(3):
+        keeper.save(tmp_path / "last.pt", step=step)
+    for _ in range(2):
+        series.keep_previous(tmp_path / "last.pt")  # and killed here
+    assert len(names(tmp_path)) == 4
+    keeper.save(tmp_path / "last.pt", step=3)
+    assert len(names(tmp_path)) == 2
+    assert sorted(torch.load(path)["step"] for path in tmp_path.iterdir()) == [2, 3]
 
 
 def _drain(reader: int) -> bytes:

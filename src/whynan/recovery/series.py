@@ -152,12 +152,14 @@ def _free_name(path: Path) -> Path:
 def surplus(newest: Candidate, keep: int, written: frozenset[Path]) -> list[Candidate]:
     """Return what may go: older than the newest `keep` good ones of the series, and written by a keeper under that name.
 
-    A copy that somebody made carries the mark too; it has another name or another inode, and stays.
+    A copy that somebody made carries the mark too; it has another name or another inode, and stays. A second name that `keep_previous` gave
+    to a file, killed before it was replaced, goes.
     """
     assert newest.mark is not None
     alike = [c for c in members(newest.path) if c.whole and c.mark is not None and c.mark.plain == newest.mark.plain]
     own = [c for c in alike if _own(c, written)]
-    return [c for c in _distinct(own)[keep:] if c.path != newest.path]
+    kept = _distinct(own)[:keep]
+    return [c for c in own if c not in kept and c.path != newest.path]
 
 
 def _distinct(found: list[Candidate]) -> list[Candidate]:
