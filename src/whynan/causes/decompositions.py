@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 
 
 _DECOMPOSITIONS = ("linalg_eigh", "_linalg_eigh", "linalg_svd", "_linalg_svd", "linalg_eig", "linalg_qr", "symeig", "linalg_cholesky_ex")
-
 _TRIANGULAR = {"linalg_qr": ("qr", "R"), "linalg_cholesky_ex": ("cholesky", "L")}  # and the factor that their gradient solves with
-
 _NOT_VECTORS = "build the loss on the values or on a projector instead of single vectors, or add a little noise to the matrix"
 
 

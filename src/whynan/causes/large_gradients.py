@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 
 _SOFTEN = "keep the denominator further from 0: a floor under it, or a softening term added to it"
-
 _CALM = "clip or normalise on the way: shorter unrolls, a lower gain, a smaller loss weight"
 
 # backward operations that only multiply and add up: what they make of finite values is not finite by its size alone
@@ -104,7 +103,6 @@ def gradient_overflow(scene: Scene) -> Finding | None:
 
 
 _BY_SLOPE = ("log", "log2", "log10")
-
 _IN_LOGS = "compute in logarithms from the start (logsumexp, log_softmax, log_prob): the slope of log is 1 / x, past the range for so small an x"
 
 

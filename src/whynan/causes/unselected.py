@@ -190,5 +190,4 @@ def _bad_places(birth: Birth) -> Any:
 
 
 _NO_BRANCH = frozenset({"mul", "select", "slice", "min", "max", "amin", "amax", "sort", "topk"})  # what is picked by size was not meant to be left out
-
 _LIMITING = frozenset({"clamp", "clamp_min", "clamp_max", "minimum", "maximum"})
