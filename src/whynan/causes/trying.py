@@ -12,13 +12,14 @@ from whynan.capsule.replay import Program
 from whynan.capsule.sites import Site, resolve
 from whynan.causes import apart, exponentials
 from whynan.causes.catalogue import Finding, Scene, forgiven
+from whynan.causes.diffs import joined
 from whynan.causes.facts import ELEMENTWISE, as_view, leads_to, lineage, without_zeros
 from whynan.causes.fixes import LOG_OF_EXP, Fix, guarded, source_name
 from whynan.causes.lab import NO_MEMORY, TOLERANCE, Lab, Outcome
 from whynan.causes.lasting import BOUND, kept_in_weights
 from whynan.causes.objections import quotients_moved, rewarded_by, starved_by, unlike_wide, wrong_slope
 from whynan.causes.onward import onward
-from whynan.causes.source import Change, Expression, expression_at, joined, sites_of_node
+from whynan.causes.source import Change, Expression, expression_at, sites_of_node
 from whynan.causes.stopped import Stopped
 from whynan.causes.swapping import Put
 from whynan.records import FAR_OFF, Phase, Remedy
