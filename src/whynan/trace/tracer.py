@@ -69,6 +69,7 @@ class Tracer(ReplayMode):
         self.frame: FrameType | None = None
         self.caller: Site | None = None  # of the library that it runs in
         self.entry: Entry | None = None
+        self.first: dict[int, int] = {}  # the first operation of each entry
         self.modules: list[str] = []
         self.scripted = 0  # how many of them are TorchScript
         self.broken = ""
@@ -99,6 +100,7 @@ class Tracer(ReplayMode):
         """A tape entry begins."""
         self.entry = entry
         self.graph.sites[entry.number] = entry.site
+        self.first.setdefault(entry.number, len(self.graph.ops))
         self._begun = sys.maxsize if entry.kind == "backward" else self._begun
 
     def leaving(self, entry: Entry) -> None:
