@@ -46,7 +46,8 @@ class Probes:
         known = type(result) is float
         if (pending and session.window.entry >= 0) or tensor.numel() != 1 or not (known or tensor.device.type == "cpu") or not session.optimizers:
             return
-        slot, loss, detached = session.recorder.tape.slot_of(tensor), tensor, not tensor.requires_grad
+        slot, detached = session.recorder.tape.slot_of(tensor), not tensor.requires_grad
+        loss: torch.Tensor | None = tensor
         if detached:
             slot, loss = self._detached_from(slot)
         if slot is None or loss is None or slot.entry <= session.window_start:
@@ -68,8 +69,9 @@ class Probes:
         tape = self.session.recorder.tape
         for _ in range(_COPIED):
             entry = tape.entries.get(slot.entry) if slot is not None else None
-            if entry is None or len(entry.reads) != 1 or not isinstance(slot := entry.reads[0], Slot):
+            if entry is None or len(entry.reads) != 1 or not isinstance(read := entry.reads[0], Slot):
                 break
+            slot = read
             if (made := tape.alive(slot)) is not None and made.requires_grad:
                 return (slot, made) if made.numel() == 1 else (None, None)
         return None, None
