@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import nn
 import whynan
 from whynan.capsule.beginning import Beginning
 from whynan.capsule.tape.entries import Entry
+from whynan.engine.guard import open_guard
 
 Batch = tuple[int, torch.Tensor, torch.Tensor]
 Loop = Callable[[nn.Sequential, torch.optim.Optimizer, Iterable[Batch]], object]
@@ -413,8 +415,49 @@ for step in range(9):
 print(*made)
 """)
     assert done.out.split() == [str(step) for step in range(9) if step not in bad], done.err
+    rows = [json.loads(line)["step"] for line in (box.run_dir / "metrics.jsonl").read_text().splitlines()]
     assert {i["action"]["taken"] for i in done.incidents} == {"observed"}
     assert {i["cause"]["code"] for i in done.incidents} == {"WN701"}
+    assert len(rows) == len(set(rows)), "a step is written once"
+
+
+def test_a_step_begins_without_what_is_known_of_one_that_the_program_left() -> None:
+    """Why that one could not be replayed is no reason for the next one, nor what other ranks gave to it."""
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with whynan.watch(model, optimizer, files=False):
+        guard = open_guard()
+        assert guard is not None
+        received = guard.recorder.received
+        for step in range(6):
+            loss = model(torch.randn(8, 4) * (float("nan") if step == 3 else 1.0)).square().mean()
+            if step == 3:
+                received.refused, received.kept = "planted", [(0, None), (guard.recorder.tape.last, None)]  # type: ignore[list-item]
+            if torch.isnan(loss):
+                continue
+            optimizer.zero_grad()
+            if step == 4:
+                assert received.refused == "planted"
+            loss.backward()
+            if step == 4:
+                assert (received.refused, received.kept) == ("", [])
+            optimizer.step()
+
+
+@pytest.mark.parametrize(("policy", "made"), [("observe", 6), ("skip", 5)])
+def test_updates_in_a_hook_of_the_backward_pass_are_counted_as_any(policy: str, made: int) -> None:
+    """One that an observer lets the program make of a bad gradient was made; one that is left out was not."""
+    model = nn.Linear(4, 1)
+    each: dict[torch.Tensor, torch.optim.SGD] = {p: torch.optim.SGD([p], 0.01) for p in model.parameters()}
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p: each[p].step())
+    with whynan.watch(model, *each.values(), files=False, policy=policy) as watch:
+        for step in range(6):
+            model(torch.randn(8, 4) * (float("nan") if step == 5 else 1.0)).square().mean().backward()
+        guard = open_guard()
+        assert guard is not None
+        assert guard.session.applied == made
+    assert [i.step for i in watch.incidents] == [5]
 
 
 # -- two passes of a step, and the last update ----------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -160,6 +161,109 @@ def test_what_a_function_reaches_is_found_without_running_anything() -> None:
     assert modules_of(lambda held, x: held.unused(x), (holder,), {}) == [other]
     assert modules_of(Refusing().run, (Refusing(),), {}) == []
     assert modules_of(torch.Tensor.as_subclass, (torch.ones(1), torch.Tensor), {}) == []
+
+
+class Late(torch.autograd.Function):
+    """Names what is not there yet."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return late(x)  # type: ignore[name-defined, no-any-return]  # noqa: F821
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: torch.Tensor) -> Any:
+        return slopes[0]
+
+
+class Later(Late):
+    """Has its forward pass from another one."""
+
+
+@pytest.mark.parametrize("function", [Late, Later])
+def test_a_name_that_gets_its_value_later_is_found_from_then_on(function: Any) -> None:
+    """What is remembered of code is what it names, not what that was."""
+    model = nn.Linear(1, 1)
+    assert modules_of(function.apply, (torch.ones(1),), {}) == []
+    globals()["late"] = model
+    try:
+        assert modules_of(function.apply, (torch.ones(1),), {}) == [model]
+    finally:
+        del globals()["late"]
+    assert modules_of(function.apply, (torch.ones(1),), {}) == []
+
+
+@pytest.mark.parametrize(("home", "found"), [("torchnets", True), ("torchvision.models", True), ("numpy_of_mine", True), (None, True), ("torch.nn", False)])
+def test_a_library_is_known_by_its_whole_name(home: Any, found: bool) -> None:
+    """A module of the program's whose name begins like that of a library is none; a class need not say where it stands."""
+    model = nn.Linear(1, 1)
+    runner = type("Runner", (), {"go": lambda self, x: self.net(x), "__module__": home})()
+    runner.net = model
+    assert (modules_of(runner.go, (), {}) == [model]) or not found
+    holder = type("Holder", (), {"__module__": home})()
+    holder.net = model
+    assert modules_of(lambda held: held.net, (holder,), {}) == [model] * found
+
+
+class _Unhashable(type):
+    __hash__ = None  # type: ignore[assignment]
+
+
+class _Lazy:
+    """Answers for another object, as the proxies of web frameworks do."""
+
+    @property
+    def __class__(self) -> Any:
+        raise AssertionError
+
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]
+        raise AssertionError
+
+
+ODD: dict[str, Callable[[], Any]] = {
+    "a dead proxy": lambda: weakref.proxy(nn.ReLU()),
+    "a class that lies": _Lazy,
+    "a class without a home": lambda: type("Odd", (), {"__module__": None})(),
+    "a class of no hash": lambda: _Unhashable("Odd", (), {})(),
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("where", ["in a function of its own", "in a module"])
+def test_an_odd_object_beside_a_model_does_not_end_the_watching(odd: str, where: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Code may name objects that cannot be asked for anything: they are not, and the bad step is dropped."""
+    _here["odd"] = held = ODD[odd]()
+    space: dict[str, Any] = {"held": held, "torch": torch}
+    exec(compile(ODD_PROGRAM, __file__, "exec"), space)
+    function, net = space["Function"], space["Net"]()
+    assert modules_of(function.apply, (torch.ones(1),), {}) == []
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+    with whynan.watch(net, optimizer, files=False) as guard:
+        for step in range(6):
+            y = net(torch.rand(8, 4))
+            loss = (function.apply(y) if where == "in a function of its own" else y).abs().mul(step != 4).log().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    assert [(i.step, i.action.taken) for i in guard.incidents] == [(4, "skipped")]
+    assert "internal error" not in capsys.readouterr().err
+
+
+ODD_PROGRAM = """
+class Function(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2 if x is not None else held
+    @staticmethod
+    def backward(ctx, slope):
+        return slope * 2
+
+class Net(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(4, 1)
+    def forward(self, x):
+        return super().forward(x) if x is not None else held
+"""
 
 
 @pytest.mark.parametrize("given", [False, True])

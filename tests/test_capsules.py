@@ -120,7 +120,7 @@ def moved(box: Sandbox) -> Path:
 
 
 HEALTHY = re.compile(r"(, |; )?same loss [^()]*on the kept healthy steps? \([\d, ]+\)")
-RUN_ONLY = re.compile(r"sample \d+ is (number|from)|computed in a hook|would leave all|\w+ of \w+: \w+\[.*all \d+ are")
+RUN_ONLY = re.compile(r"sample \d+ is (number|from)|computed in a hook|would leave all|input: .* lie between \S+ and \S+$")
 
 
 def in_a_capsule(incident: dict[str, Any]) -> dict[str, Any]:

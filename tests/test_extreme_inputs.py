@@ -27,8 +27,39 @@ COLUMN = """
 net.weight.data.fill_(0.1)
 for step in range(4):
     x = torch.randn(8, 4)
-    x[:, 2] = 20000 + 1000 * torch.rand(8)
+    if step == 2:
+        x[:, 2] = 20000 + 1000 * torch.rand(8)
     loss = torch.exp(net(x)).mean()
+"""
+MADE = """
+import torch
+torch.manual_seed(0)
+net = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(net.parameters(), 1e-3)
+for step in range(6):
+    x = torch.randn(8, 4)
+    if step == 4:
+        x[3] = -99999.0
+    loss = net(x).abs().exp().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+COMPUTED = """
+import torch
+torch.manual_seed(0)
+net = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(net.parameters(), 1e-3)
+call = CALL
+for step in range(6):
+    x = torch.randint(1, 100, (8, 4)).float() / 50 - 1
+    x = x.clone()
+    if step == 4:
+        x = torch.where(torch.arange(8)[:, None] == 3, x * 0 - 196000, x)
+    loss = call(x).abs().exp().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
 """
 AS_EVER = """
 for step in range(4):
@@ -54,6 +85,28 @@ def test_what_lies_far_outside_is_told(body: str, samples: list[int], words: str
     assert words in sentences(incident)
     assert incident["origin"]["samples"] == samples
     assert not samples or "; without it: loss " in sentences(incident)
+
+
+def test_a_capsule_tells_it_too(box: Sandbox) -> None:
+    """Also of a batch that the step itself has made, which nobody holds any more: a replay makes it again."""
+    script = box.write(MADE)
+    box.forked("run", "--run-dir", str(box.run_dir), script.name)
+    done = box.forked("replay", "--trust", str(box.run_dir))
+    assert "input: row 3 of f32[8, 4] holds -99999" in " ".join(done.out.split()), done.out
+    assert "the same diagnosis" in done.err
+    assert "also said" not in done.err
+
+
+@pytest.mark.parametrize("call", ["net", "torch.compile(lambda v: net(v), backend='eager')"])
+def test_what_only_the_run_can_tell_is_told_as_such(call: str, box: Sandbox) -> None:
+    """That no healthy step was given such values is known to the run alone; a model may run inside a compiled function."""
+    script = box.write(COMPUTED.replace("CALL", call))
+    ran = box.forked("run", "--run-dir", str(box.run_dir), script.name)
+    words = "input: row 3 of f32[8, 4] holds -196000"
+    assert words in " ".join(ran.err.split()), ran.err
+    assert words not in " ".join((done := box.forked("replay", "--trust", str(box.run_dir))).out.split())
+    assert f"also said: {words}" in done.err
+    assert done.status == 0
 
 
 def test_values_that_healthy_steps_hold_too_are_no_news(box: Sandbox) -> None:

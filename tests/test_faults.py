@@ -320,6 +320,40 @@ def test_internal_error_while_watching(box: Sandbox, where: str) -> None:
     assert_told_once(box, done.err)
 
 
+def test_nothing_is_told_of_what_happened_after_watching_ended(box: Sandbox) -> None:
+    """Weights that go bad when nobody looks any more are none of the step that was looked at last."""
+
+    def break_late() -> None:
+        from whynan.engine.noticing import Noticing
+
+        look, calls = Noticing.look, iter(range(99))
+
+        def fail(self: Noticing, *given: object) -> None:
+            if next(calls) == 3:
+                raise ZeroDivisionError("planted")
+            look(self, *given)
+
+        Noticing.look = fail  # type: ignore[method-assign]
+
+    done = box.watched(HEALTHY_THEN_BAD, before=break_late)
+    assert done.out.split() == ["False"], done.err
+    assert not done.incidents
+    assert "error[WN" not in done.err
+    assert_told_once(box, done.err)
+
+
+HEALTHY_THEN_BAD = """
+import torch
+model = torch.nn.Linear(4, 1)
+opt = torch.optim.SGD(model.parameters(), 0.01)
+for step in range(6):
+    x = torch.randn(8, 4)
+    loss = model(x * float("nan") if step == 4 else x).square().mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+print(bool(model.weight.isfinite().all()))
+"""
 IN_A_DIAGNOSIS = [
     "whynan.engine.diagnosing:diagnose",
     "whynan.engine.acting:Acting.act",

@@ -15,6 +15,39 @@ from torch import nn
 
 import whynan
 
+NET = """
+import numpy as np, torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 1)
+    def forward(self, x):
+        bad = np.random.rand() < 0.4
+        return (self.linear(x).abs() * (0.0 if bad else 1.0)).log().mean()
+"""
+
+
+@pytest.mark.parametrize("name", ["torchnets", "numpymodels"])
+def test_numbers_drawn_in_a_file_named_like_a_library_are_drawn_again(name: str, box: Sandbox) -> None:
+    """A file of the program's is its own, whatever its name begins with: its draws from numpy are those of the step in a replay."""
+    box.write(NET, f"{name}.py")
+    done = box.watched(f"""
+import numpy as np, torch
+from {name} import Net
+np.random.seed(0); torch.manual_seed(0)
+net = Net()
+opt = torch.optim.SGD(net.parameters(), 1e-3)
+for step in range(12):
+    loss = net(torch.rand(16, 4))
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""")
+    assert done.incidents
+    assert {i["cause"]["code"] for i in done.incidents} == {"WN101"}
+
+
 PROGRAM = """
 import collections, itertools, random
 import numpy as np

@@ -5,7 +5,6 @@ Does not import torch: a process that simulates or reads files must not pay for 
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import pickle
 import shutil
@@ -89,21 +88,26 @@ class _Awaiting(MetaPathFinder):
     def __init__(self, then: Callable[[], object]) -> None:
         self._then = then
 
-    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name != "torch":
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        loader: Any = spec.loader if spec is not None else None
-        if loader is not None:
-            run, then = loader.exec_module, self._then
-
-            def exec_module(module: ModuleType) -> None:
-                run(module)
-                then()
-
-            loader.exec_module = exec_module
+        others = (finder.find_spec(name, path, target) for finder in list(sys.meta_path) if finder is not self and hasattr(finder, "find_spec"))
+        spec = next((found for found in others if found is not None), None)
+        if spec is not None and spec.loader is not None:
+            self._follow(spec.loader)
         return spec
+
+    def _follow(self, loader: Any) -> None:
+        """Stay until it is imported: many ask whether there is a torch before they do (`importlib.util.find_spec`)."""
+        run = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            run(module)
+            if module.__name__ == "torch" and self in sys.meta_path:
+                sys.meta_path.remove(self)
+                self._then()
+
+        loader.exec_module = exec_module
 
 
 class Children:

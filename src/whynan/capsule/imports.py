@@ -14,6 +14,7 @@ from types import ModuleType
 from whynan.capsule.sites import is_internal
 
 _INSTALLED = tuple({os.path.realpath(p) + os.sep for p in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), sysconfig.get_path("stdlib"))})
+_LIBRARIES = frozenset({"torch", "numpy", "whynan"})
 
 
 @functools.lru_cache(maxsize=64)
@@ -56,6 +57,15 @@ def defined(text: str, name: str, whole: bool) -> ast.stmt | None:
         if whole and any(isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store) and part.id == name for part in ast.walk(node)):
             return node
     return None
+
+
+def is_library(module: object) -> bool:
+    """Whether what calls itself a module's name is that of torch, of numpy or of whynan, or of a part of them. A class may say anything of itself.
+
+    >>> is_library("torch.nn"), is_library("torchvision.models"), is_library(None)
+    (True, False, False)
+    """
+    return isinstance(module, str) and module.partition(".")[0] in _LIBRARIES
 
 
 def is_users(module: ModuleType) -> bool:

@@ -6,18 +6,22 @@ import dis
 import enum
 import sys
 from collections.abc import Iterator
-from types import CodeType, FunctionType
+from types import CellType, CodeType, FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any
 
 import torch
 
 from whynan.capsule.imports import is_users
 
+MISSING = object()  # what a variable holds that has no value
+_mro_of, _table_of = type.__dict__["__mro__"].__get__, type.__dict__["__dict__"].__get__  # also where a metaclass says something else
+
 
 def functions_of(cls: type) -> Iterator[FunctionType]:
     """Yield the functions of a class and of those of its bases that are the user's."""
     for base in cls.__mro__:
-        module = sys.modules.get(base.__module__)
+        home = home_of(base)
+        module = sys.modules.get(home) if isinstance(home, str) else None
         if module is None or not is_users(module):
             continue
         for value in vars(base).values():
@@ -49,20 +53,48 @@ def cells(function: Any) -> dict[str, Any]:
     {'x': 1}
     """
     code = getattr(function, "__code__", None)
-    found: dict[str, Any] = {}
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False) if code is not None else ():
-        try:
-            found[name] = cell.cell_contents
-        except ValueError:
-            continue
-    return found
+    held = zip(code.co_freevars, map(contents, function.__closure__ or ()), strict=False) if code is not None else ()
+    return {name: value for name, value in held if value is not MISSING}
 
 
-def _codes(code: CodeType) -> Iterator[CodeType]:
+def contents(cell: CellType) -> Any:
+    """Return what a variable of an outer function holds."""
+    try:
+        return cell.cell_contents
+    except ValueError:  # not filled yet
+        return MISSING
+
+
+def codes_in(code: CodeType) -> Iterator[CodeType]:
+    """Yield a code object and those of the functions made in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _codes(constant)
+            yield from codes_in(constant)
+
+
+def attributes_of(value: Any) -> dict[str, Any]:
+    """Return the table of an object's own attributes; an empty one where it has none, or its class says something else in its place.
+
+    >>> attributes_of(len), attributes_of(1)
+    ({}, {})
+    """
+    described = of_class(type(value), "__dict__")
+    table = described.__get__(value) if type(described) in (GetSetDescriptorType, MemberDescriptorType) else None
+    return table if type(table) is dict else {}
+
+
+def of_class(kind: type, name: str) -> Any:
+    """Return what a class, or the first of its bases that does, has under a name, as it stands there; None where none has."""
+    for cls in _mro_of(kind):
+        if name in (table := _table_of(cls)):
+            return table[name]
+    return None
+
+
+def home_of(kind: type) -> Any:
+    """Return what a class says of the module it stands in: mostly a name."""
+    return _table_of(kind).get("__module__")
 
 
 def reads(code: CodeType) -> list[tuple[str, ...]]:
@@ -72,7 +104,7 @@ def reads(code: CodeType) -> list[tuple[str, ...]]:
     [('math', 'floor'), ('a', 'b', 'c')]
     """
     found: list[tuple[str, ...]] = []
-    for part in _codes(code):
+    for part in codes_in(code):
         chain: tuple[str, ...] = ()
         for instruction in dis.get_instructions(part):
             if instruction.opname == "EXTENDED_ARG":

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from whynan.capsule import compact, names
+from whynan.capsule.imports import is_library
 from whynan.capsule.made import cells
 from whynan.capsule.sources import Sources
 from whynan.capsule.tensors import Tensors
@@ -75,7 +76,7 @@ class Encoder:
             return self.lose(str(reason))
         except RecursionError:
             return self.lose("nested too deeply")
-        except (LookupError, AttributeError, TypeError, ValueError) as error:  # a `__getattr__`, `items` or `__reduce__` of the user's
+        except (LookupError, AttributeError, TypeError, ValueError, ReferenceError) as error:  # a `__getattr__`, `items` or `__reduce__` of the user's
             let_through(error)
             return self.lose(f"{type(value).__name__}: {type(error).__name__}: {error}"[:200])
         finally:
@@ -180,7 +181,7 @@ class Encoder:
         if cache := compact.cached(value):
             return {"is": "cached", "fn": _there(self.callable(cache[0])), "parameters": self.pairs(cache[1])}
         kind = type(value)
-        if compact.base_of(kind) is None and kind.__module__.partition(".")[0] not in ("torch", "numpy", "whynan") and (made := compact.reduced(value)):
+        if compact.base_of(kind) is None and not is_library(kind.__module__) and (made := compact.reduced(value)):
             return {"is": "made", "fn": _there(self.encode(made[0])), "args": self._items(made[1])}
         return None
 

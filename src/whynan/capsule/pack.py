@@ -98,7 +98,7 @@ def _write_json(path: Path, value: Json) -> None:
 
 def _drop(program: dict[str, Json], kept: Need | None) -> None:
     if kept is None or kept < Need.OTHERS:
-        program["optimizers"], program["roots"], program["leaves"] = [], [], None
+        program["optimizers"], program["roots"], program["leaves"], program["uses"] = [], [], None, {}
     if kept is None or kept < Need.STATE:
         program["optimizer"] = program["scaler"] = None
 
@@ -131,6 +131,7 @@ class Packer:
         self.tensors.need = Need.OTHERS
         document["leaves"] = [self.objects.encode(t) for t in program.leaves]
         document["optimizers"] = [self.objects.encode(o, "optimizer") for o in contents.optimizers]
+        document["uses"] = {str(e.number): [self.objects.encode(eager(m), "model") for m in e.uses] for e in program.entries if e.uses}
         document["roots"] = [self.objects.encode(eager(r), "model") for r in program.roots]
         document["places"] = {name: self.sources.site(site) for name, site in contents.places.items()}
         document["clip"] = contents.clip

@@ -382,13 +382,17 @@ class Recorder(OnStack):
         entry = self.playing if self.replaying else self.failed
         return 0 if entry is None or entry.kind == "backward" else entry.number
 
-    def roll(self, under_way: bool = False) -> None:
-        """Begin a new step; one without optimizers may be under way already: its forward pass comes before anybody knows that the last one is over."""
+    def roll(self, under_way: bool = False, left: int | None = None) -> None:
+        """Begin a new step; one without optimizers may be under way already: its forward pass comes before anybody knows that the last one is over.
+
+        So may one after a step that the program has `left` at an entry: what the models began with stays then.
+        """
         self.beside.setup.step_over(self.tape)
         self.tape.roll()
-        self.roots.roll(under_way)
+        if left is None:
+            self.roots.roll(under_way)
         if self.received.kept or self.received.refused:
-            self.received.clear()
+            self.received.clear(left)
         self.failed = None
 
 

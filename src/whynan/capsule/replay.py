@@ -123,6 +123,18 @@ class Program:
         short.skip_backward = True
         return short
 
+    def results(self) -> dict[Slot | Inner, torch.Tensor]:
+        """Return what its calls make until the loss: also where the program holds none of it any more, as in a capsule. None where memory is too short.
+
+        Cost: a forward pass.
+        """
+        short = self.until_loss()
+        try:
+            with short.still():
+                return short.play().made
+        except MemoryError:
+            return {}
+
     def changed(self, change: Callable[[], AbstractContextManager[object]]) -> Program:
         """Return the same step as another source would make it."""
         other = copy.copy(self)
@@ -266,7 +278,7 @@ class Program:
         if entry.rng is not None:
             put_rng(entry.rng)
             put(entry.generators)
-        before = take_rng(others=True) if entry.kind == "module" and entry.rng is not None and entry.rng[2] is None else None
+        before = take_rng(others=True) if entry.runs_model and entry.rng is not None and entry.rng[2] is None else None
         catcher = _Catcher(entry, run) if entry.wanted else nullcontext()
         with ExitStack() as stack:
             stack.enter_context(torch.set_grad_enabled(entry.grad_enabled and not self.without_graph))
@@ -275,7 +287,7 @@ class Program:
             stack.enter_context(catcher)
             result = None if self.skip_backward and entry.kind == "backward" else call_entry(entry, args, kwargs)
         if before is not None and moved(before):
-            self.guessed = f"{type(entry.fn).__name__} drew from Python's or numpy's random, which it was not known to do: the numbers of the replay are others"
+            self.guessed = f"{entry.name} drew from Python's or numpy's random, which it was not known to do: the numbers of the replay are others"
         if entry.kind == "write" and result is None:
             result = args[0]
         if entry.kind == "grad" and result is None and entry.outputs:

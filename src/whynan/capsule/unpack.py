@@ -72,6 +72,7 @@ class _Loader:
             self.code.decode = decode
             self.code.finish()
         entries = [self._entry(e) for e in document["entries"]]
+        self._fill_uses(entries, document.get("uses"))
         optimizer, scaler = decode(document.get("optimizer")), decode(document.get("scaler"))
         optimizers = [decode(o) for o in document["optimizers"]] or ([optimizer] if optimizer is not None else [])
         roots = [decode(r) for r in document["roots"]] or [e.fn for e in entries]
@@ -118,6 +119,12 @@ class _Loader:
         if node.get("compiled") and isinstance(entry.fn, torch.nn.Module):
             entry.fn.__dict__["_compiled_call_impl"] = entry.fn._call_impl  # played eagerly, known to have been compiled
         return entry
+
+    def _fill_uses(self, entries: list[Entry], uses: Any) -> None:
+        """Say of calls recorded whole which models they run."""
+        for entry in entries if isinstance(uses, dict) else ():
+            if isinstance(named := uses.get(str(entry.number)), list):
+                entry.uses = tuple(m for m in self.decoder.items(named) if isinstance(m, torch.nn.Module))
 
     def _filled(self, node: dict[str, Any]) -> Entry:
         get = self.decoder.decode

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     import torch
 
     from whynan.capsule.replay import Program
-    from whynan.capsule.tape.entries import Slot
     from whynan.causes.catalogue import Scene
     from whynan.causes.swapping import Put
 
@@ -57,13 +56,12 @@ class Extreme:
 def extreme_input(scene: Scene, code: str) -> Extreme | None:
     """Return what of the batch lies far outside the rest and outside of what the kept healthy steps were given, where the cause is one of size.
 
-    Cost: a few reductions of each tensor that was handed in, in the failing step alone.
+    Cost: a forward pass and a few reductions of each tensor that was handed in, in the failing step alone, and in healthy ones where there is something.
     """
     if code not in CODES or scene.jump is not None or scene.birth is None:
         return None
     try:
-        handed = _handed(scene.program, scene.program.recorder.tape.alive)
-        found = [each for data, whole in handed for each in [_exception(data, whole)] if each is not None]
+        found = [each for data, whole in _handed(scene.program) for each in [_exception(data, whole)] if each is not None]
         best = max(found, key=lambda each: abs(each.value), default=None)
         return None if best is None or any(_as_large(program, best) for program in scene.healthy.values()) else best
     except Exception as error:  # a note is not worth a diagnosis
@@ -72,24 +70,22 @@ def extreme_input(scene: Scene, code: str) -> Extreme | None:
 
 
 def _as_large(program: Program, best: Extreme) -> bool:
-    """Whether a healthy step was given values of that size as well. Cost: its forward pass is played."""
-    short = program.until_loss()
-    with short.still():
-        made = short.play().made
-        usual = [data for data, _ in _handed(short, made.get) if data.dim() == len(best.shape) and data.numel()]
-        return any(float(data.abs().amax()) >= abs(best.value) / FAR for data in usual)
+    """Whether a healthy step was given values of that size as well."""
+    usual = [data for data, _ in _handed(program) if data.dim() == len(best.shape) and data.numel()]
+    return any(float(data.abs().amax()) >= abs(best.value) / FAR for data in usual)
 
 
-def _handed(program: Program, made: Callable[[Slot], torch.Tensor | None]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield the numbers that calls were handed from outside and modules without a gradient, weights apart: as cut for the step, and whole."""
+def _handed(program: Program) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield the numbers that calls were handed from outside and models without a gradient, weights apart: as cut for the step, and whole."""
     from whynan.capsule.tape.entries import Outside, Slot
 
     def value(argument: Any) -> Any:
         return argument.value().detach() if isinstance(argument, Outside) else argument
 
+    made = program.results()
     for entry in program.entries:
         for read in {id(read): read for read in entry.reads}.values():
-            tensor = read.tensor if isinstance(read, Outside) else made(read) if isinstance(read, Slot) and entry.kind == "module" else None
+            tensor = read.tensor if isinstance(read, Outside) else made.get(read) if isinstance(read, Slot) and entry.runs_model else None
             if tensor is None or tensor.requires_grad or id(tensor) in program.weights or not _is_plain(tensor):
                 continue
             whole = value(read) if isinstance(read, Outside) else tensor

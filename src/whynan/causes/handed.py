@@ -62,23 +62,23 @@ def _rows_given(program: Program, entry: Entry) -> Iterator[int]:
 def constant_ids(program: Program) -> list[str]:
     """Say which whole numbers that came in are all the same: token ids, labels, indices.
 
-    Cost: one comparison per integer tensor that was handed in, in the failing step alone.
+    Cost: a forward pass and one comparison per integer tensor that was handed in, in the failing step alone.
     """
     found = []
-    for entry, name, tensor in given(program.entries, program.recorder.tape.alive):
+    for entry, name, tensor in given(program.entries, program.results().get):
         if tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.numel() < 2:
             continue
         first = tensor.flatten()[0]
         if bool((tensor == first).all()):
             shape = f"{short_dtype(str(tensor.dtype))}[{', '.join(map(str, tensor.shape))}]"
-            found.append(f"{name} of {_called(entry)}: {shape}, all {tensor.numel()} are {first.item()}")
+            found.append(f"{name} of {entry.name}: {shape}, all {tensor.numel()} are {first.item()}")
     return list(dict.fromkeys(found))
 
 
 def hook_words(program: Program) -> list[str]:
     """Say that the code ran in a hook of another model."""
     within = next((e.within for e in program.entries if e.within is not None), None)
-    return [] if within is None else [f"computed in a hook of {within.name}, inside a call of {_called(within.entry)}"]
+    return [] if within is None else [f"computed in a hook of {within.name}, inside a call of {within.entry.name}"]
 
 
 def sample_words(program: Program, samples: list[int]) -> list[str]:
@@ -153,7 +153,3 @@ def _parameters(entry: Entry) -> list[str]:
         return list(inspect.signature(function).parameters)
     except (TypeError, ValueError):
         return []
-
-
-def _called(entry: Entry) -> str:
-    return type(entry.fn).__name__ if hasattr(entry.fn, "forward") else getattr(entry.fn, "__name__", str(entry.fn))

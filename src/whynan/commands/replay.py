@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from whynan.capsule.read import Capsule
 
 
+_NOTES = 20  # of a capsule's incident that are gone through
+
+
 @click.command(short_help="Diagnose a saved step again.")
 @click.option("--trust", is_flag=True, help="Run the definitions in the source files the capsule carries, and import the packages it names.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True, help="How to print the diagnosis.")
@@ -95,6 +98,8 @@ def _tell(made: Any, told: dict[str, Any], form: str) -> int:
     before, after = _verdict(told), (incident.cause.code, span.file, span.line)
     if before == after:
         click.echo("whynan: the same diagnosis as in the run", err=True)
+        for words in _more(told, incident):
+            click.echo(_printable(f"whynan: the run, which knew the steps before and the data set, also said: {words}"), err=True)
         return 0
     if after[1:] in _handed_in(told):
         words = f"{before[1]}:{before[2]} ({before[0]})"
@@ -102,6 +107,12 @@ def _tell(made: Any, told: dict[str, Any], form: str) -> int:
         return 0
     click.echo(f"whynan: not the diagnosis of the run, which was {before[0]} at {before[1]}:{before[2]}", err=True)
     return 1
+
+
+def _more(told: dict[str, Any], made: Incident) -> list[str]:
+    """Return what the run said of the cause that its capsule does not show."""
+    said = told["cause"].get("evidence")
+    return [str(words)[:300] for words in said[:_NOTES] if words not in made.cause.evidence] if isinstance(said, list) else []
 
 
 def _handed_in(told: dict[str, Any]) -> list[tuple[str, int]]:

@@ -82,7 +82,6 @@ class Acting:
             session.journal.again()
             return "observed"  # the state is damaged and nobody is to touch it: the next steps are bad for the same reason
         if symptom.place == "buffer" and not session.window.several and self.leaving.has_left():
-            session.write_metrics(optimizer)
             return "observed"
         if session.window.apart:
             return self._leave_alone(gather(session, symptom, optimizer, scaler))

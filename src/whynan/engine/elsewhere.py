@@ -22,6 +22,7 @@ class Elsewhere:
         self.session, self.recorder, self.acting, self.regular, self.finish = session, session.recorder, acting, regular, finish
         self.in_backward = False
         self.stepped: torch.optim.Optimizer | None = None  # inside the backward pass that runs
+        self._left_out = False  # an update of it was not made
         self.moves_here: Callable[[], bool] = lambda: False  # whether watching goes on in the thread that asks
         self.switch_off: Callable[[], None] = lambda: None
 
@@ -40,6 +41,7 @@ class Elsewhere:
             if bad:
                 session.see(symptom_of("gradient", bad))
         if session.window.symptom is not None and not session.budget.observes:
+            self._left_out = True
             return None
         return call(optimizer, *args, **kwargs)
 
@@ -59,7 +61,8 @@ class Elsewhere:
     def settle(self) -> None:
         """Optimizers stepped inside the backward pass: settle that step now."""
         optimizer, self.stepped = self.stepped, None
+        left_out, self._left_out = self._left_out, False
         window = self.session.window
         if window.symptom is not None and not window.told:
             self.acting.act(optimizer)
-        self.finish(optimizer, not window.told)
+        self.finish(optimizer, not left_out)

@@ -211,6 +211,19 @@ class Guard:
             self._finish_files()
 
     def _settle(self) -> None:
+        if self.recorder.running:
+            self._tell_what_is_pending()
+        if self.recorder.before_call is not None:
+            self.session.guarded(self.recorder.before_call)
+        if not self.recorder.running:
+            return  # watching has failed: what the program did from there on was not seen, and nothing is said of it
+        self.session.guarded(lambda: self.recorder.suspended(self.regular.settle))
+        self.session.guarded(self.foreseeing.settle)
+        self.session.guarded(lambda: self.recorder.suspended(self.acting.telling.look_at_the_end))
+        self.session.guarded(self.foreseeing.standing.settle)
+        self.session.guarded(lambda: self.foreseeing.state(wait=True))
+
+    def _tell_what_is_pending(self) -> None:
         try:
             self.waiting.settle()
             self.loading.tell_overrides()
@@ -222,13 +235,6 @@ class Guard:
             pass
         except Exception as error:
             self._internal_error(error)
-        if self.recorder.before_call is not None:
-            self.session.guarded(self.recorder.before_call)
-        self.session.guarded(lambda: self.recorder.suspended(self.regular.settle))
-        self.session.guarded(self.foreseeing.settle)
-        self.session.guarded(lambda: self.recorder.suspended(self.acting.telling.look_at_the_end))
-        self.session.guarded(self.foreseeing.standing.settle)
-        self.session.guarded(lambda: self.foreseeing.state(wait=True))
 
     def _finish_files(self) -> None:
         if self.journal.closed:

@@ -12,7 +12,7 @@ from whynan.capsule.tape.entries import Outside
 from whynan.capsule.unseen import unseen
 from whynan.engine.dropping import Dropping
 from whynan.engine.noticing import Noticing
-from whynan.engine.session import Session, Window
+from whynan.engine.session import Session
 from whynan.engine.telling import Telling
 from whynan.tripwire.values import Damage, damage_of
 
@@ -37,10 +37,7 @@ class Leaving:
         if not zeroed:
             self.noticing.markers.leave()
         session = self.session
-        session.step_count += 1
-        session.window = Window()
-        session.recorder.tape.roll()
-        session.window_start = session.recorder.tape.number()
+        session.next_step(left=session.recorder.tape.last if zeroed else abs(session.window.entry))
 
     def has_left(self) -> bool:
         """Whether buffers are bad by a pass that the program has left without our hearing of it (`np.isnan(loss.detach())`): tell it; this step is another.

@@ -113,13 +113,17 @@ class Session:
         self.window.symptom = symptom
         self.window.entry = entry.number if entry is not None else 0
 
-    def next_step(self, under_way: bool = False) -> None:
-        """Begin a new optimizer step; its forward pass may have run already."""
+    def next_step(self, under_way: bool = False, left: int | None = None) -> None:
+        """Begin a new optimizer step; its forward pass may have run already.
+
+        One that the program has `left`, whose last known entry that is, was no update: what its models began with stays, for the next one
+        may have called them already, and what collectives gave to calls after that entry.
+        """
         if self.step_count >= self.earlier.due and self.window.symptom is None:
             self.earlier.keep(self.step_count, self.recorder.tape, self.function)
         self.step_count += 1
         self.window = Window()
-        self.recorder.roll(under_way)
+        self.recorder.roll(under_way, left)
         self.window_start = self.recorder.tape.number()
 
     def write_metrics(self, optimizer: torch.optim.Optimizer | None) -> None:

@@ -56,7 +56,7 @@ class _Places(TorchFunctionMode):
         last = _node_number()
         if last > first:
             entry = self.entry
-            self.made.append((first, last, live_site(_FLOOR, 2) or (entry.site if entry else None), entry is not None and entry.kind != "module"))
+            self.made.append((first, last, live_site(_FLOOR, 2) or (entry.site if entry else None), entry is not None and not entry.runs_model))
         return result
 
     def place(self, number: int) -> tuple[Site | None, bool]:

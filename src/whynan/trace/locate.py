@@ -146,7 +146,7 @@ def weights_birth(program: Program, birth: Birth) -> Made | None:
     tape, leaf, before = program.recorder.tape, birth.leaf, program.recorder.beside.setup.before
     if leaf is None or leaf.role not in ("parameter", "buffer") or leaf.first_use >= len(birth.graph.ops):
         return None
-    used = next((e.number for e in program.entries if e.kind == "module"), birth.graph.ops[leaf.first_use].entry)
+    used = next((e.number for e in program.entries if e.runs_model), birth.graph.ops[leaf.first_use].entry)
     calls = before | {n: entry for n, entry in tape.entries.items() if tape.rolled < n < used}
     between = {n for n, entry in calls.items() if entry.kind in ("call", "write")}
     if not between:

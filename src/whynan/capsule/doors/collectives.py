@@ -101,12 +101,12 @@ class Received:
         self.own: set[int] = set()  # the entries that made what this rank gave, outside modules
         self.refused = ""  # why one rank alone could not replay the step
 
-    def clear(self) -> None:
-        """Begin a new step."""
-        self.kept.clear()
+    def clear(self, since: int | None = None) -> None:
+        """Begin a new step; it has what calls `since` an entry were given, where its calls are on the tape already."""
+        self.kept = [(entry, kept) for entry, kept in self.kept if since is not None and entry > since]
+        self.own = {entry for entry in self.own if since is not None and entry > since}
         self.places.clear()
         self._reduced.clear()
-        self.own.clear()
         self.refused = ""
 
     def rewind(self) -> None:

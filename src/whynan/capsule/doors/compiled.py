@@ -23,6 +23,7 @@ from torch.compiler import is_compiling
 from torch.jit._fuser import optimized_execution
 
 from whynan.capsule.doors.engine import Doors
+from whynan.capsule.made import cells
 from whynan.capsule.recorder import Recorder
 from whynan.capsule.sites import is_torch
 from whynan.capsule.unseen import unseen
@@ -163,17 +164,10 @@ def stepped_by(function: Any) -> torch.optim.Optimizer | None:
     if code is None or code.co_argcount or "step" not in code.co_names or "backward" in code.co_names:
         return None
     around = {*code.co_names, *code.co_freevars}
-    cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=False))
-    seen = [function.__globals__.get(name) if name not in cells else _content(cells[name]) for name in around]
+    held = cells(function)
+    seen = [held.get(name) if name in code.co_freevars else function.__globals__.get(name) for name in around]
     optimizers = [o for o in seen if isinstance(o, torch.optim.Optimizer)]
     return optimizers[0] if len(optimizers) == 1 else None
-
-
-def _content(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not filled yet
-        return None
 
 
 def _has_compiled() -> bool:

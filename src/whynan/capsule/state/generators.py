@@ -28,7 +28,7 @@ class Generators:
         """Take note of the generators among some values; torch's, numpy's and Python's common ones are looked after elsewhere."""
         kinds = _kinds()
         for value in values:
-            if isinstance(value, kinds) and value is not torch.default_generator and _has_state(value):
+            if issubclass(type(value), kinds) and value is not torch.default_generator and _has_state(value):
                 self.known[id(value)] = value
 
     def find_around(self, root: torch.nn.Module) -> None:

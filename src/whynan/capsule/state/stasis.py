@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
+from whynan.capsule.made import contents
 from whynan.capsule.state.generators import States, put
 from whynan.capsule.state.holdings import Mutable, can_change, frozen_state, holdings, put_back, write_back
 from whynan.capsule.state.randomness import put_rng, take_rng
-from whynan.capsule.state.surroundings import Spot, contents, taken, tensors_among
+from whynan.capsule.state.surroundings import Spot, taken, tensors_among
 from whynan.capsule.state.surroundings import put as put_around
 from whynan.capsule.tape.facts import is_memory, is_readable
 

@@ -12,20 +12,20 @@ import dis
 import functools
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, SimpleNamespace
 from typing import Any, Protocol
 
 import torch
 
-from whynan.capsule.imports import is_users
+from whynan.capsule.imports import is_library, is_users
+from whynan.capsule.made import MISSING, attributes_of, codes_in, contents, home_of
 from whynan.capsule.sites import is_installed, is_internal
 from whynan.capsule.state.holdings import CONTAINERS, TABLES, fill, is_small
 from whynan.capsule.tape.facts import is_readable
 from whynan.tripwire.values import holds_bad
 
-_MISSING = object()
 _OF_MODULES = frozenset(torch.nn.Module().__dict__)  # buffers, parameters, hooks: looked after elsewhere
 _STORES = dis.opmap["STORE_GLOBAL"]
 _STORES_CELL = dis.opmap["STORE_DEREF"]
@@ -54,10 +54,10 @@ class Name:
     name: str
 
     def take(self) -> Any:
-        return self.table.get(self.name, _MISSING)
+        return self.table.get(self.name, MISSING)
 
     def put(self, saved: Any) -> None:
-        if saved is _MISSING:
+        if saved is MISSING:
             self.table.pop(self.name, None)
         else:
             self.table[self.name] = saved
@@ -76,7 +76,7 @@ class Cell:
         return contents(self.cell)
 
     def put(self, saved: Any) -> None:
-        if saved is not _MISSING:
+        if saved is not MISSING:
             self.cell.cell_contents = saved
 
     def differs(self, saved: Any) -> bool:
@@ -112,7 +112,7 @@ class Inside(Held):
 
     def differs(self, saved: Any) -> bool:
         if isinstance(saved, dict):
-            return len(saved) != len(self.held) or any(self.held.get(k, _MISSING) is not v for k, v in saved.items())
+            return len(saved) != len(self.held) or any(self.held.get(k, MISSING) is not v for k, v in saved.items())
         return len(saved) != len(self.held) or any(a is not b for a, b in zip(self.held, saved, strict=False))
 
 
@@ -227,25 +227,17 @@ def names_numpy(root: torch.nn.Module) -> bool:
     numpy = sys.modules.get("numpy")
     if numpy is None:
         return False
-    files = {cls.__module__ for module in root.modules() for cls in type(module).__mro__ if not cls.__module__.startswith("torch")}
+    files = {cls.__module__ for module in root.modules() for cls in type(module).__mro__ if not is_library(cls.__module__)}
     tables = {id(table): table for file in files if (table := getattr(sys.modules.get(file), "__dict__", None)) is not None}
-    named = [v for table in tables.values() for v in list(table.values()) if isinstance(v, FunctionType) and not is_internal(v.__code__)]
+    named = [v for table in tables.values() for v in list(table.values()) if type(v) is FunctionType and not is_internal(v.__code__)]
     tables |= {id(function.__globals__): function.__globals__ for function in named}
     known = (numpy, numpy.random, getattr(numpy.random.rand, "__self__", None))
-    return any(v in known or getattr(v, "__self__", None) is known[2] for table in tables.values() for v in list(table.values()) if _is_plain(v))
+    return any(any(_behind_method(v) is k for k in known) for table in tables.values() for v in list(table.values()))
 
 
-def _is_plain(value: Any) -> bool:
-    """Whether a value can be compared without doing anything: a module or a function."""
-    return isinstance(value, ModuleType | BuiltinFunctionType | MethodType)
-
-
-def contents(cell: CellType) -> Any:
-    """Return what a variable of an outer function holds."""
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return _MISSING
+def _behind_method(value: Any) -> Any:
+    """Return what a method is one of; anything else as it is, without asking it for anything."""
+    return value.__self__ if type(value) in (BuiltinFunctionType, MethodType) else value
 
 
 class _Search:
@@ -261,14 +253,14 @@ class _Search:
             if own not in self._classes and _is_own(own):
                 self._classes.add(own)
                 for value in vars(own).values():
-                    if isinstance(value, staticmethod | classmethod):
+                    if type(value) in (staticmethod, classmethod):
                         value = value.__func__
-                    self._function(value.fget if isinstance(value, property) else value)
+                    self._function(value.fget if type(value) is property else value)
 
     def _function(self, value: Any) -> None:
         if type(value) in (FunctionType, _Cached):  # any other object may do as it likes when it is asked for an attribute
             value = getattr(value, "__wrapped__", value)
-        if not isinstance(value, FunctionType) or is_internal(value.__code__) or is_installed(value.__code__):
+        if type(value) is not FunctionType or is_internal(value.__code__) or is_installed(value.__code__):
             return
         if id(value) not in self._functions and len(self._functions) < _MANY:
             self._functions[id(value)] = value
@@ -297,11 +289,11 @@ class _Search:
         """
         kind = type(value)
         if kind is FunctionType or kind is MethodType:
-            self._function(getattr(value, "__func__", value))
-            value = getattr(value, "__self__", None)
+            self._function(value.__func__ if kind is MethodType else value)
+            value = value.__self__ if kind is MethodType else None
             kind = type(value)
-        if isinstance(value, torch.nn.Module | type) or id(value) in self.spots or not depth:
-            if isinstance(value, type) and _is_own(value):
+        if issubclass(kind, torch.nn.Module | type) or id(value) in self.spots or not depth:
+            if issubclass(kind, type) and _is_own(value):
                 self.classes(value)
         elif kind in CONTAINERS:
             if direct and len(value) <= _MOST:
@@ -312,9 +304,9 @@ class _Search:
             self.spots[id(value)] = Values(value, of_module or not direct)
         elif kind.__dictoffset__ and (kind is SimpleNamespace or _is_own(kind)):
             of_module = of_module or (not direct and _is_record(value))
-            self.spots[id(value)] = Inside(vars(value), of_module)
+            self.spots[id(value)] = Inside(attributes_of(value), of_module)
             self.classes(kind)
-            for inner in list(vars(value).values()):
+            for inner in list(attributes_of(value).values()):
                 self.meet(inner, depth - 1, of_module=of_module)
 
 
@@ -332,14 +324,6 @@ def _is_array(value: Any) -> bool:
     return numpy is not None and type(value) is numpy.ndarray and value.size <= _NUMBERS and value.flags.writeable and value.dtype != object
 
 
-def codes_in(code: CodeType) -> Iterator[CodeType]:
-    """Yield a code object and those of the functions made in it."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from codes_in(constant)
-
-
 def _stored(code: CodeType, opcode: int) -> list[str]:
     """Return the names of the variables of a sort that a function sets."""
     if opcode not in code.co_code[::2]:
@@ -349,5 +333,6 @@ def _stored(code: CodeType, opcode: int) -> list[str]:
 
 def _is_own(cls: type) -> bool:
     """Whether a class stands in a file of the program's own."""
-    module = sys.modules.get(cls.__module__ or "")
+    home = home_of(cls)
+    module = sys.modules.get(home) if isinstance(home, str) else None
     return module is not None and is_users(module)

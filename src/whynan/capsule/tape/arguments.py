@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from whynan.capsule.made import contents
 from whynan.capsule.state.generators import Generators
-from whynan.capsule.state.surroundings import contents
 from whynan.capsule.tape.entries import Inner, Outside, Slot
 from whynan.capsule.tape.nested import CONTAINERS, LEAVES, tensors_of
 from whynan.capsule.unseen import unseen

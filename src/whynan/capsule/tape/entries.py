@@ -106,6 +106,11 @@ class Entry:
         self.site, self.grad_enabled, self.autocast, self.reads, self.first_node = site, grad_enabled, autocast, reads, first_node
 
     @property
+    def name(self) -> str:
+        """What was called: the class of a module, the name of a function."""
+        return type(self.fn).__name__ if hasattr(self.fn, "forward") else getattr(self.fn, "__name__", str(self.fn))
+
+    @property
     def runs_model(self) -> bool:
         """Whether this is the call of a model, or a call recorded whole that runs one."""
         return self.kind == "module" or bool(self.uses)
