@@ -295,18 +295,19 @@ def _samples(scene: Scene, finding: Finding) -> tuple[list[int], Outcome | None]
                 break
     if size and finding.among not in (0, size):
         return (finding.rows if _is_cut(birth, size, finding.among) else []), None  # else they are rows of something else than the batch
+    known = finding.rows if not finding.among or are_fed(birth, finding.among) else []  # what no replay without them can show
     if not rows or not size or len(rows) >= size or max(rows) >= size:
-        return finding.rows, None
+        return known, None
     outcome = _without(scene, lab, rows, size)
     if rows != every and len(every) < size and (outcome is None or not outcome.finite):
         rows = every  # the others spoil the gradient
         outcome = _without(scene, lab, rows, size)
     if outcome is None:
-        return rows, None  # a program that cannot do without these rows has its answer elsewhere
+        return known if finding.rows else rows, None  # a program that cannot do without these rows has its answer elsewhere
     lab.left = outcome.loss if outcome.finite else lab.left
     good = lab.judge(outcome)[0] if scene.jump is not None else outcome.finite
     scene.tried(f"the step without samples {rows[:8]}{' …' if len(rows) > 8 else ''}", outcome.effect() if good else f"still {wrong(scene)}")
-    return (rows if outcome.finite or finding.rows else []), outcome
+    return (rows if good or (finding.rows and scene.jump is None) else []), outcome
 
 
 def _without_extreme(scene: Scene, extreme: Extreme) -> tuple[list[int], Outcome | None]:
