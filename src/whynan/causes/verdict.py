@@ -273,7 +273,7 @@ def _values(scene: Scene, chosen: Rule, expression: Expression | None) -> tuple[
     view = factorised(view) or view
     names = names_of(view, expression)
     rows = [stats(names.get(name, name), tensor) for name, tensor in list(view.inputs().items())[:4]]
-    return rows, stats("result", output) if output is not None else None
+    return list(dict.fromkeys(rows)), stats("result", output) if output is not None else None
 
 
 def _samples(scene: Scene, finding: Finding) -> tuple[list[int], Outcome | None]:
