@@ -506,3 +506,29 @@ for step in range(5):
 """
     incident = first(box, body)
     assert (incident["cause"]["code"], incident["cause"]["title"]) == ("WN401", "logaddexp of two that are both -inf")
+
+
+@pytest.mark.parametrize(
+    ("kept", "guard"),
+    [("torch.where(has, pooled, torch.zeros(1))", "where"), ("pooled[has[:, 0]]", "index"), ("pooled.nan_to_num()", "nan_to_num")],
+    ids=["where", "rows that are picked", "nan_to_num"],
+)
+def test_a_guard_that_keeps_the_loss_finite_is_told_why_it_does_not_keep_the_gradient(kept: str, guard: str, box: Sandbox) -> None:
+    """The loss is told as finite, with the line that keeps the bad rows out of it; two places of one line stand under that line once."""
+    body = f"""
+for step in range(3):
+    x, mask = torch.randn(6, 5, 4), torch.arange(5) < torch.tensor([[3], [1], [0 if step == 2 else 2], [5], [4], [2]])
+    h = net(x)
+    score = h.squeeze(-1).masked_fill(mask == 0, float("-inf"))
+    pooled = (score.softmax(-1).unsqueeze(-1) * h).sum(1)
+    has = mask.any(1, keepdim=True)
+    loss = {kept}.square().mean()  # the guard
+"""
+    program = HEAD + body + TAIL
+    done = box.watched(program)
+    (incident,) = done.incidents
+    line = next(number for number, text in enumerate(program.splitlines(), 1) if "# the guard" in text)
+    told = f" is finite: {guard} at line {line} does not take these entries; on the way back their gradient is 0, and 0 * nan is nan"
+    assert incident["cause"]["code"] == "WN401" and any(words.endswith(told) for words in incident["cause"]["evidence"]), incident["cause"]
+    assert "this keeps it out of the loss, not out of the gradient" in sentences(incident)
+    assert done.err.count("score = h.squeeze") == 1 and "an `if` that asks whether everything is masked" in done.err

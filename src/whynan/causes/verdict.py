@@ -17,6 +17,7 @@ from whynan.causes.extremes import Extreme, extreme_input, left_out
 from whynan.causes.fewer import without_rows
 from whynan.causes.general import lost_bounds, where_all_failed
 from whynan.causes.handed import batch_size, feeds_a_model, held_by_data, hook_words, line_in_data, sample_words
+from whynan.causes.kept_out import kept_out
 from whynan.causes.lab import Lab, Outcome
 from whynan.causes.naming import names_of
 from whynan.causes.sampled import are_coupled, are_fed
@@ -51,7 +52,10 @@ def judge(scene: Scene) -> tuple[Origin, Cause, list[Remedy], list[Experiment]]:
     scene.birth = verdict.scene.birth  # what is told beside the verdict is about the same birth
     scene.terms = named_terms(scene.birth)
     remedies, useless = where_all_failed(chosen, [_as_recorded(scene.lab, r) for r in _listed(verdict.remedies)])
+    guarded, guards = kept_out(verdict.scene)
+    finding.spans += [span for span in guards if (span.file, span.line) not in {(s.file, s.line) for s in finding.spans}]
     beside = [
+        *guarded,
         *lost_bounds(verdict.scene, chosen, finding),
         *_members(scene),
         *term_words(scene.birth, scene.terms),

@@ -71,7 +71,8 @@ def _spans(origin: Origin, label: str, gutter: int) -> list[str]:
     for span, mark, text in shown:
         if last and span.line > last + 1:
             lines.append("...")
-        lines += _marked(span, mark, text, gutter)
+        marked = _marked(span, mark, text, gutter)
+        lines += marked[1:] if span.line == last and marked[0] in lines else marked  # two places of one line stand under it once
         last = span.line
     lines.append(f"{pad} |")
     for span in origin.from_:
