@@ -30,7 +30,9 @@ def kept_out(scene: Scene) -> tuple[list[str], list[Span]]:
         return [], []
     loss /= scene.lab.scale if scene.lab is not None else 1.0
     name, back = base(guard).strip("_"), f"0 * {'nan' if birth.op.damage.nan else 'inf'} is nan"
-    return [f"the loss ({number(loss)}) is finite: {name} at line {span.line} does not take these entries; on the way back their gradient is 0, and {back}"], [span]
+    return [f"the loss ({number(loss)}) is finite: {name} at line {span.line} does not take these entries; on the way back their gradient is 0, and {back}"], [
+        span
+    ]
 
 
 def _guard(birth: Birth) -> Op | None:
