@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from whynan.errors import UsageError
+from whynan.errors import UsageError, one_line
 
 
 def callable_at(address: str) -> Callable[..., Any]:
@@ -67,8 +67,3 @@ def _file(path: str) -> ModuleType:
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
-
-
-def one_line(error: BaseException) -> str:
-    """Return an exception as one line."""
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]}"

@@ -15,7 +15,7 @@ from whynan.capsule.rebuild import NeedsTrust
 from whynan.capsule.sites import show_as
 from whynan.capsule.trusted import TrustedCode
 from whynan.diagnosis import Case, diagnose
-from whynan.errors import let_through
+from whynan.errors import let_through, one_line
 from whynan.records import Incident, Symptom
 from whynan.trace.lines import Line
 
@@ -129,8 +129,7 @@ def _rehearse(program: unpack.LoadedProgram, capsule: Capsule) -> None:
         run = program.play()
     if run.error is None or capsule.head["incident"].get("symptom", {}).get("place") == "exception":
         return
-    words = str(run.error).splitlines() or [""]
-    raise CapsuleError(f"call {run.failed_at.number if run.failed_at else '?'} failed on replay: {type(run.error).__name__}: {words[0][:200]}{capsule.lacks()}")
+    raise CapsuleError(f"call {run.failed_at.number if run.failed_at else '?'} failed on replay: {one_line(run.error, 200)}{capsule.lacks()}")
 
 
 def _case(capsule: Capsule, loaded: unpack.Loaded) -> Case:

@@ -18,7 +18,7 @@ def aloud(text: str) -> None:
 
 
 @contextlib.contextmanager
-def apart() -> Iterator[None]:
+def off_standard_streams() -> Iterator[None]:
     """Keep what is opened in this block off the numbers of the standard streams: what is said into a closed one would land in it.
 
     Cost: one file opened and closed.

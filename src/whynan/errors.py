@@ -29,6 +29,15 @@ class TrainingStopped(BaseException):
     """
 
 
+def one_line(error: BaseException, most: int = 160) -> str:
+    r"""Return an exception as one line: its kind, and the beginning of what it says.
+
+    >>> one_line(ValueError("no such group\nof parameters"))
+    'ValueError: no such group'
+    """
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:most]}"
+
+
 def let_through(error: BaseException) -> None:
     """Raise an exception again that a signal handler of the program raised while our code ran: it is the program's, no failure of ours.
 

@@ -26,7 +26,8 @@ Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | Non
 
 SCHEMA = 1
 FAR_OFF = ("finite, but absurd: ", "finite, but the gradient is absurd: ")  # how a remedy is told whose replay is finite and far from what was before
-DAMAGED = ("WN601", "WN602", "WN603", "WN608")  # codes of state that was bad before the step: skipping cannot help
+DEAD = ("WN601", "WN608")  # codes of a weight that was bad before the step
+DAMAGED = (*DEAD, "WN602", "WN603")  # of any state that was: skipping cannot help
 
 
 class Phase(StrEnum):
@@ -84,7 +85,7 @@ class TensorStats:
         if single and not self.nonfinite and self.min is not None:
             words.append(number(self.min))
         elif self.min is not None and self.max is not None:
-            words += [f"{label} {text}" for label, text in zip(("min", "max"), apart(self.min, self.max), strict=True)]
+            words += [f"{label} {text}" for label, text in zip(("min", "max"), told_apart(self.min, self.max), strict=True)]
         if self.zeros and not single:
             words.append(f"zeros {self.zeros}")
         damage = (("nan", self.nan), ("inf", self.posinf), ("-inf", self.neginf))
@@ -420,10 +421,10 @@ def number(value: float) -> str:
     return f"{value:.4g}"
 
 
-def apart(low: float, high: float) -> tuple[str, str]:
+def told_apart(low: float, high: float) -> tuple[str, str]:
     """Print two numbers with as many digits as tell them apart.
 
-    >>> apart(1.0, 1.00001287), apart(0.25, 0.25)
+    >>> told_apart(1.0, 1.00001287), told_apart(0.25, 0.25)
     (('1.00000', '1.00001'), ('0.25', '0.25'))
     """
     first, second = number(low), number(high)

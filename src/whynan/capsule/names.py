@@ -20,6 +20,15 @@ class CapsuleError(Exception):
     """A capsule that cannot be read or played: one line, said to the user as it is."""
 
 
+def first_line(error: BaseException) -> str:
+    r"""Return the beginning of what an error says, or its kind where it says nothing.
+
+    >>> first_line(ValueError("no such group\nof parameters")), first_line(KeyError())
+    ('no such group', 'KeyError')
+    """
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+
+
 _NOT_ALLOWED = frozenset(
     {"from_file", "apply_", "map_", "map2_", "register_hook", "register_post_accumulate_grad_hook", "storage", "untyped_storage",
      "set_", "share_memory_", "module_load", "numpy", "data_ptr", "save", "load", "compile", "storage_type", "from_dlpack",

@@ -26,7 +26,7 @@ from whynan.capsule.tape.arguments import Rebuild
 from whynan.capsule.tape.entries import Entry, Inner, Outside, Slot
 from whynan.capsule.tape.facts import is_leaf
 from whynan.capsule.tensors import Need, Tensors
-from whynan.ends import apart
+from whynan.ends import off_standard_streams
 from whynan.records import Json, jsonable
 from whynan.tripwire.values import stats
 
@@ -50,7 +50,7 @@ class Contents:
     values_in_data: list[str] = field(default_factory=list)  # what the data set's line had to compute with
 
 
-@apart()
+@off_standard_streams()
 def write(contents: Contents, directory: Path, limit: int = LIMIT) -> Path | str:
     """Write a capsule into a new directory, whole or not at all; return it, or the reason why there is none.
 

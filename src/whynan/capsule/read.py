@@ -13,7 +13,7 @@ import safetensors
 import safetensors.torch
 import torch
 
-from whynan.capsule.names import CapsuleError
+from whynan.capsule.names import CapsuleError, first_line
 
 SCHEMA = 1
 _HEAD_LIMIT, _PROGRAM_LIMIT, _SOURCE_LIMIT = 64 << 20, 1 << 30, 8 << 20
@@ -54,7 +54,7 @@ class Capsule:
         try:
             return dict(safetensors.torch.load_file(path))
         except (safetensors.SafetensorError, OSError, ValueError, RuntimeError) as error:
-            raise CapsuleError(f"{path} cannot be read: {_line(error)}") from None
+            raise CapsuleError(f"{path} cannot be read: {first_line(error)}") from None
 
 
 def read(folder: Path) -> Capsule:
@@ -79,7 +79,7 @@ def _json(folder: Path, name: str, limit: int) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_constant)
     except (ValueError, OSError, RecursionError) as error:
-        raise CapsuleError(f"{path} cannot be read: {_line(error)}") from None
+        raise CapsuleError(f"{path} cannot be read: {first_line(error)}") from None
     if not isinstance(value, dict):
         raise CapsuleError(f"{path} does not hold a JSON object")
     return value
@@ -113,7 +113,3 @@ def _source(folder: Path, item: Any) -> Text:
     if digest != item["sha256"]:
         raise CapsuleError(f"{path} was changed since the capsule was written")
     return Text(text=raw.decode("utf-8", errors="replace"), **{k: item[k] for k in fields})
-
-
-def _line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
-from whynan.capsule.names import CapsuleError, class_named, function_named, module_named
+from whynan.capsule.names import CapsuleError, class_named, first_line, function_named, module_named
 from whynan.capsule.stepped import step_again
 
 _BUILTINS = {t.__name__: t for t in (int, float, bool, str, bytes, list, tuple, dict, set, frozenset, object, complex, type, slice, range, type(None))}
@@ -101,7 +101,7 @@ class Decoder:
         try:
             return known(self, value) if known is not None else self.extra[key](value)
         except _MISMADE as error:
-            raise CapsuleError(f"the capsule holds a {key} that is none: {_line(error)}") from None
+            raise CapsuleError(f"the capsule holds a {key} that is none: {first_line(error)}") from None
 
     def _referred(self, index: Any) -> Any:
         if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < len(self.nodes):
@@ -119,7 +119,7 @@ class Decoder:
         try:
             made = maker(self, node, index) if maker is not None else self.extra[str(kind)](node)
         except _MISMADE as error:
-            raise CapsuleError(f"object {index} of the capsule ({kind}) cannot be made: {_line(error)}") from None
+            raise CapsuleError(f"object {index} of the capsule ({kind}) cannot be made: {first_line(error)}") from None
         finally:
             self._open.discard(index)
         self._made[index] = made
@@ -384,7 +384,3 @@ _INLINE: dict[str, Callable[[Decoder, dict[str, Any]], Any]] = {
     "own": _own,
     "apply": _applied,
 }
-
-
-def _line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -8,8 +8,9 @@ from itertools import islice
 
 from whynan.capsule.sites import Site, resolve
 from whynan.causes.catalogue import Finding, Scene
+from whynan.causes.diffs import joined
 from whynan.causes.fixes import Fix
-from whynan.causes.source import Expression, joined
+from whynan.causes.source import Expression
 from whynan.causes.swapping import Put
 from whynan.causes.trying import TRIES, Trial, judged, read_again, trial_of
 from whynan.records import Remedy

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import math
+from dataclasses import dataclass, field
 from typing import Any
 
 from whynan.causes.edits import as_operand
@@ -15,19 +16,16 @@ from whynan.causes.made import PICKS, Made, maker
 from whynan.causes.source import Expression
 
 _DEPTH = 8
-played: list[Any] = []  # the exponents that the last logarithm of a replay was made from
-_written: list[str] = []  # and those in its text: as many, or the text says something else
-_kept: list[tuple[ast.AST, str]] = []  # exponents that may not be computed once more: they are given a name where they are
 
 
 def around(expression: Expression, kind: str) -> tuple[ast.AST, str] | None:
     """Return the node to replace and its text: the logarithm around a power, or the power alone."""
     if kind == "powers by hand":
-        text = _text(expression, expression.node, _DEPTH)
+        text = _Text(expression).of(expression.node, _DEPTH)
         return None if text is None or "soft" not in text else (expression.node, f"torch.exp({text})")
     for node in expression.parents():
         if isinstance(node, ast.Call) and expression.parts(node)[0] == "log" and len(expression.parts(node)[1]) == 1:
-            text = _text(expression, expression.parts(node)[1][0], _DEPTH)
+            text = _Text(expression).of(expression.parts(node)[1][0], _DEPTH)
             return None if text is None or "soft" not in text else (node, text)
     return None
 
@@ -36,10 +34,9 @@ def of_exponents(expression: Expression, count: int) -> tuple[Any, ...] | None:
     """Return the logarithm at a place and the same from the exponents in it; nothing where the text has not as many as the replay."""
     if expression.name != "log" or len(expression.nodes) != 1 or not _holds_exponential(expression, expression.nodes[0], _DEPTH):
         return None
-    _written.clear()
-    _kept.clear()
-    text = _text(expression, expression.nodes[0], _DEPTH)
-    return None if text is None or len(_written) != count else (expression.node, text, *_kept)
+    logarithm = _Text(expression)
+    text = logarithm.of(expression.nodes[0], _DEPTH)
+    return None if text is None or len(logarithm.exponents) != count else (expression.node, text, *logarithm.kept)
 
 
 def of_one(expression: Expression) -> tuple[ast.AST, str] | None:
@@ -91,35 +88,70 @@ def _holds_exponential(expression: Expression, node: ast.AST, depth: int) -> boo
     return any(expression.parts(c)[0] == "exp" for c in calls) or any(_holds_exponential(expression, g, depth - 1) for g in given if g is not None)
 
 
-def _text(expression: Expression, node: ast.AST, depth: int) -> str | None:
-    """Return the source of the logarithm of an expression."""
-    if depth == 0:
-        return None
-    given = expression.assigned(node.id) if isinstance(node, ast.Name) else None
-    if given is not None and (_is_soft(expression, given) or _holds_exponential(expression, given, depth)):
-        if not _repeatable_around_exponents(expression, given):
+@dataclass(slots=True)
+class _Text:
+    """The source of a logarithm, as far as it is written."""
+
+    expression: Expression
+    exponents: list[str] = field(default_factory=list)  # in it: as many as were played, or it says something else
+    kept: list[tuple[ast.AST, str]] = field(default_factory=list)  # those that may not be computed once more: they are given a name where they are
+
+    def of(self, node: ast.AST, depth: int) -> str | None:
+        """Return the source of the logarithm of an expression."""
+        if depth == 0:
             return None
-        node = given
-    if isinstance(node, ast.BinOp):
-        return _operator(expression, node, depth)
-    name, operands = expression.parts(node) if isinstance(node, ast.Call) else ("", [])
-    if isinstance(node, ast.Call) and operands:
-        if name == "softmax":
-            return f"torch.log_softmax({_arguments(expression, operands, node)})"
-        if name == "exp" and len(operands) == 1:
-            _written.append(_exponent_text(expression, operands[0], node))
-            return _written[-1]
-        if name == "sigmoid":
-            return f"torch.nn.functional.logsigmoid({expression.segment(operands[0])})"
-        if name == "sum":
-            inner = _text(expression, operands[0], depth - 1)
-            rest = _arguments(expression, operands[1:], node)
-            return None if inner is None or not rest else f"torch.logsumexp({inner}, {rest})"
-        if name == "pow" and len(operands) == 2:
-            return _power(expression, operands[0], operands[1], depth)
-    if isinstance(node, ast.Constant) or _holds_exponential(expression, node, depth):
-        return None
-    return _plain_log(expression, node)
+        given = self.expression.assigned(node.id) if isinstance(node, ast.Name) else None
+        if given is not None and (_is_soft(self.expression, given) or _holds_exponential(self.expression, given, depth)):
+            if not _repeatable_around_exponents(self.expression, given):
+                return None
+            node = given
+        if isinstance(node, ast.BinOp):
+            return self._operator(node, depth)
+        name, operands = self.expression.parts(node) if isinstance(node, ast.Call) else ("", [])
+        if isinstance(node, ast.Call) and operands:
+            if name == "softmax":
+                return f"torch.log_softmax({_arguments(self.expression, operands, node)})"
+            if name == "exp" and len(operands) == 1:
+                self.exponents.append(self._exponent(operands[0], node))
+                return self.exponents[-1]
+            if name == "sigmoid":
+                return f"torch.nn.functional.logsigmoid({self.expression.segment(operands[0])})"
+            if name == "sum":
+                inner = self.of(operands[0], depth - 1)
+                rest = _arguments(self.expression, operands[1:], node)
+                return None if inner is None or not rest else f"torch.logsumexp({inner}, {rest})"
+            if name == "pow" and len(operands) == 2:
+                return self._power(operands[0], operands[1], depth)
+        if isinstance(node, ast.Constant) or _holds_exponential(self.expression, node, depth):
+            return None
+        return _plain_log(self.expression, node)
+
+    def _exponent(self, exponent: ast.expr, call: ast.Call) -> str:
+        """Return what an exponential is of; by a name, where it stands in another statement and may not be computed once more."""
+        text = self.expression.segment(exponent)
+        here = any(part is exponent for part in ast.walk(self.expression.node))
+        if here or self.expression.is_repeatable(exponent):
+            return as_operand(text)
+        name = self.expression.free_name("exponent" if not self.kept else f"exponent_of_{len(self.kept) + 1}")
+        self.kept.append((exponent, f"{name} := {text}" if exponent in call.args else f"({name} := {text})"))
+        return name
+
+    def _operator(self, node: ast.BinOp, depth: int) -> str | None:
+        if isinstance(node.op, ast.Pow):
+            return self._power(node.left, node.right, depth)
+        signs: dict[type[ast.operator], str] = {ast.Mult: "+", ast.Div: "-"}
+        sign = signs.get(type(node.op))
+        parts = [self.of(side, depth - 1) for side in (node.left, node.right)]
+        if sign is None and _holds_exponential(self.expression, node, depth):
+            return None if not isinstance(node.op, ast.Add) or None in parts else f"torch.logaddexp({parts[0]}, {parts[1]})"
+        if sign is None or parts[0] is None or parts[1] is None:
+            return None if sign is not None else _plain_log(self.expression, node)
+        right = as_operand(parts[1]) if sign == "-" else parts[1]
+        return f"{parts[0]} {sign} {right}"
+
+    def _power(self, base: ast.AST, exponent: ast.AST, depth: int) -> str | None:
+        inner = self.of(base, depth - 1)
+        return None if inner is None else f"{as_operand(self.expression.segment(exponent))} * {as_operand(inner)}"
 
 
 def _repeatable_around_exponents(expression: Expression, node: ast.AST) -> bool:
@@ -130,17 +162,6 @@ def _repeatable_around_exponents(expression: Expression, node: ast.AST) -> bool:
     if name == "sum" and operands:
         return all(_repeatable_around_exponents(expression, operand) for operand in operands)
     return (name == "exp" and len(operands) == 1) or expression.is_repeatable(node)
-
-
-def _exponent_text(expression: Expression, exponent: ast.expr, call: ast.Call) -> str:
-    """Return what an exponential is of; by a name, where it stands in another statement and may not be computed once more."""
-    text = expression.segment(exponent)
-    here = any(part is exponent for part in ast.walk(expression.node))
-    if here or expression.is_repeatable(exponent):
-        return as_operand(text)
-    name = expression.free_name("exponent" if not _kept else f"exponent_of_{len(_kept) + 1}")
-    _kept.append((exponent, f"{name} := {text}" if exponent in call.args else f"({name} := {text})"))
-    return name
 
 
 def _plain_log(expression: Expression, node: ast.AST) -> str:
@@ -159,40 +180,21 @@ def _arguments(expression: Expression, operands: list[ast.expr], node: ast.Call)
     return ", ".join([*map(expression.segment, operands), *(f"{k.arg}={expression.segment(k.value)}" for k in node.keywords)])
 
 
-def _operator(expression: Expression, node: ast.BinOp, depth: int) -> str | None:
-    if isinstance(node.op, ast.Pow):
-        return _power(expression, node.left, node.right, depth)
-    signs: dict[type[ast.operator], str] = {ast.Mult: "+", ast.Div: "-"}
-    sign = signs.get(type(node.op))
-    parts = [_text(expression, side, depth - 1) for side in (node.left, node.right)]
-    if sign is None and _holds_exponential(expression, node, depth):
-        return None if not isinstance(node.op, ast.Add) or None in parts else f"torch.logaddexp({parts[0]}, {parts[1]})"
-    if sign is None or parts[0] is None or parts[1] is None:
-        return None if sign is not None else _plain_log(expression, node)
-    right = as_operand(parts[1]) if sign == "-" else parts[1]
-    return f"{parts[0]} {sign} {right}"
-
-
-def _power(expression: Expression, base: ast.AST, exponent: ast.AST, depth: int) -> str | None:
-    inner = _text(expression, base, depth - 1)
-    return None if inner is None else f"{as_operand(expression.segment(exponent))} * {as_operand(inner)}"
-
-
 def swapped(func: Any, args: tuple[Any, ...], kind: str) -> Any:
     """Return the same from the calls that a replay remembers."""
     import torch
 
     name = getattr(func, "__name__", "").strip("_")
     if kind == "powers by hand":
-        base = _log(args[0], _DEPTH) if name == "pow" else None
+        base = _log(args[0], _DEPTH, []) if name == "pow" else None
         return NotImplemented if base is None else torch.exp(args[1] * base)
-    inner = _log(args[0], _DEPTH) if name == "log" else None
+    inner = _log(args[0], _DEPTH, []) if name == "log" else None
     return NotImplemented if inner is None else inner
 
 
-def from_exponents(value: Any) -> Any:
-    """Return the logarithm of a quotient, product or sum with exponentials in it, from the exponents; None where there is no exponential."""
-    return _log(value, _DEPTH) if _has_exponential(value, _DEPTH) else None
+def from_exponents(value: Any, exponents: list[Any]) -> Any:
+    """Return the logarithm of a quotient, product or sum with exponentials in it, from the exponents, which are noted; None where there is no exponential."""
+    return _log(value, _DEPTH, exponents) if _has_exponential(value, _DEPTH) else None
 
 
 def _has_exponential(value: Any, depth: int) -> bool:
@@ -205,7 +207,7 @@ def _has_exponential(value: Any, depth: int) -> bool:
 _FOLLOWED = ("mul", "rmul", "div", "truediv", "add", "radd", "sum", "prod", "pow", "exp")
 
 
-def _log(value: Any, depth: int) -> Any:
+def _log(value: Any, depth: int, exponents: list[Any]) -> Any:
     """Return the logarithm of a value, from what it was made of."""
     import torch
 
@@ -218,25 +220,25 @@ def _log(value: Any, depth: int) -> Any:
     if name in ("softmax", "sigmoid"):
         return log_of(made)
     if name == "exp":
-        played.append(args[0])
+        exponents.append(args[0])
         return args[0]
     if name in PICKS and _has_exponential(args[0], depth - 1):
-        inner = _log(args[0], depth - 1)
+        inner = _log(args[0], depth - 1, exponents)
         return None if inner is None else made.func(inner, *args[1:], **made.kwargs)
     if name == "sum":
-        inner = _log(args[0], depth - 1)
+        inner = _log(args[0], depth - 1, exponents)
         return None if made.dim is None or inner is None else torch.logsumexp(inner, made.dim, keepdim=made.keepdim)
     if name == "prod":
-        inner = _log(args[0], depth - 1)
+        inner = _log(args[0], depth - 1, exponents)
         return None if made.dim is None or inner is None else torch.sum(inner, made.dim, keepdim=made.keepdim)
     if name == "pow":
-        inner = _log(args[0], depth - 1)
+        inner = _log(args[0], depth - 1, exponents)
         return None if inner is None else args[1] * inner
     if name in ("add", "radd") and _has_exponential(value, depth):
-        left, right = (_log(a, depth - 1) for a in args[:2])
+        left, right = (_log(a, depth - 1, exponents) for a in args[:2])
         return None if left is None or right is None else torch.logaddexp(*map(torch.as_tensor, (left, right)))
     if name in ("mul", "rmul", "div", "truediv"):
-        left, right = (_log(a, depth - 1) for a in args[:2])
+        left, right = (_log(a, depth - 1, exponents) for a in args[:2])
         return None if left is None or right is None else left + right if "mul" in name else left - right
     return value.log()
 

@@ -24,7 +24,7 @@ from whynan.causes.stopped import Stopped
 from whynan.causes.swapping import Put
 from whynan.causes.widening import size_of
 from whynan.errors import let_through
-from whynan.tripwire.checks import total_norm
+from whynan.tripwire.checks import parameters_of, total_norm
 
 UPDATES = 8
 PARAMETERS, VALUES = 1_000_000, 20_000_000  # of the program, and computed in the step: above them so many replays take too long
@@ -103,20 +103,16 @@ def _fit(lab: Lab, optimizer: torch.optim.Optimizer) -> bool:
         return False
     if any(isinstance(value, torch.nn.Module | torch.optim.Optimizer) for value in vars(optimizer).values()):
         return False
-    if has_hooks(optimizer) or not is_of_a_library(optimizer) or any(p.is_shared() for p in _weights(optimizer)):
+    if has_hooks(optimizer) or not is_of_a_library(optimizer) or any(p.is_shared() for p in parameters_of(optimizer)):
         return False
     held = {id(leaf) for leaf in lab.program.leaves}
-    return all(type(p) in (torch.nn.Parameter, torch.Tensor) and id(p) in held for p in _weights(optimizer))
-
-
-def _weights(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    return [p for group in optimizer.param_groups for p in group["params"]]
+    return all(type(p) in (torch.nn.Parameter, torch.Tensor) and id(p) in held for p in parameters_of(optimizer))
 
 
 def _walk(scene: Scene, lab: Lab, put: Put | None, optimizer: torch.optim.Optimizer, programs: list[Program], stopped: list[Stopped]) -> Walk | None:
     walk = Walk([], [])
     with _kept(optimizer):
-        step = _step(scene, lab, copy_of(optimizer, {id(p): p for p in _weights(optimizer)}))
+        step = _step(scene, lab, copy_of(optimizer, {id(p): p for p in parameters_of(optimizer)}))
         for update, program in enumerate(itertools.islice(itertools.cycle(programs), UPDATES + 1)):
             stopped.clear()
             outcome = lab.run(put, program=program, after=step)
@@ -135,7 +131,7 @@ def _step(scene: Scene, lab: Lab, optimizer: torch.optim.Optimizer) -> Callable[
     """Return what makes an update with the gradients that a replay left, unscaled and clipped as the program does it."""
 
     def step(program: Program) -> None:
-        grads = [p.grad for p in _weights(optimizer) if p.grad is not None]
+        grads = [p.grad for p in parameters_of(optimizer) if p.grad is not None]
         if not grads:
             raise ValueError("the replay leaves no gradients for this optimizer")
         scale = lab.scale if program.entries[-1].kind == "backward" else 1.0
@@ -152,7 +148,7 @@ def _step(scene: Scene, lab: Lab, optimizer: torch.optim.Optimizer) -> Callable[
 @contextmanager
 def _kept(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """Put the weights back; what a live graph has saved of them is still what it was."""
-    weights = [(p, copied(p)) for p in _weights(optimizer)]
+    weights = [(p, copied(p)) for p in parameters_of(optimizer)]
     with torch.autograd._unsafe_preserve_version_counter(tuple(p for p, _ in weights)):  # type: ignore[attr-defined]
         try:
             yield

@@ -16,12 +16,12 @@ from whynan.causes.jointly import Part, changes_at, together
 from whynan.causes.lab import Outcome
 from whynan.causes.source import Expression
 from whynan.causes.swapping import Swapper
-from whynan.records import Phase, Remedy, Span, number
+from whynan.records import DAMAGED, Phase, Remedy, Span, number
 from whynan.trace.birth import Birth
 from whynan.trace.locate import locate
 from whynan.trace.mending import Place, Remains, places_of, remaining_birth, without
 
-_SETTLED = ("WN601", "WN602", "WN603", "WN604", "WN605", "WN606", "WN608", "WN703", "WN801", "WN802", "WN803")
+_SETTLED = (*DAMAGED, "WN604", "WN605", "WN606", "WN703", "WN801", "WN802", "WN803")
 _ORDER = ("second", "third", "fourth")
 MOST = 1 + len(_ORDER)  # places that are looked for
 RUNS = 12  # and how often they may run

@@ -118,7 +118,7 @@ def _no_gradient(scene: Scene, still: Any) -> Finding:
         evidence.append(still.detail)
     weights = [p for group in scene.optimizer.param_groups for p in group["params"]]
     if all(p.grad is None for p in weights):
-        return _absent(scene, weights, evidence, still)
+        return _absent(scene, weights, evidence)
     from whynan.trace.dying import Endings, endings
 
     try:
@@ -195,7 +195,7 @@ def _without_it(scene: Scene, end: Any, title: str) -> Remedy:
     return Remedy(title, "", False, "proven", f"without this operation: {outcome.effect()}; gradient alive")
 
 
-def _absent(scene: Scene, weights: list[Any], evidence: list[str], still: Any) -> Finding:
+def _absent(scene: Scene, weights: list[Any], evidence: list[str]) -> Finding:
     own = {id(p) for p in weights}
     others = sum(p.grad is not None and id(p) not in own for root in scene.program.roots for p in root.parameters())
     evidence.append(f"none of the {len(weights)} tensors of the optimizer has a gradient")

@@ -10,15 +10,16 @@ from dataclasses import dataclass, field, replace
 
 from whynan.capsule.replay import Program
 from whynan.capsule.sites import Site, resolve
-from whynan.causes import apart, exponentials
+from whynan.causes import exponentials, rejoined
 from whynan.causes.catalogue import Finding, Scene, forgiven
+from whynan.causes.diffs import joined
 from whynan.causes.facts import ELEMENTWISE, as_view, leads_to, lineage, without_zeros
 from whynan.causes.fixes import LOG_OF_EXP, Fix, guarded, source_name
 from whynan.causes.lab import NO_MEMORY, TOLERANCE, Lab, Outcome
 from whynan.causes.lasting import BOUND, kept_in_weights
 from whynan.causes.objections import quotients_moved, rewarded_by, starved_by, unlike_wide, wrong_slope
 from whynan.causes.onward import onward
-from whynan.causes.source import Change, Expression, expression_at, joined, sites_of_node
+from whynan.causes.source import Change, Expression, expression_at, sites_of_node
 from whynan.causes.stopped import Stopped
 from whynan.causes.swapping import Put
 from whynan.records import FAR_OFF, Phase, Remedy, number
@@ -37,7 +38,7 @@ class Trial:
     put: Put | None = None  # what it puts in the place of torch's functions, where it is nothing else
     written: tuple[Expression, Change] | None = None
     tolerance: float = TOLERANCE  # by how much the loss of a healthy step may move
-    far: bool = False  # the change is not at the line of the birth: its place is named
+    far: rejoined.Rejoined | None = None  # a change that is not at the line of the birth: its places are named
     stopped: list[Stopped] = field(default_factory=list)  # filled by playing
     vary: Callable[[Fix], Put] | None = None  # the same with another number
 
@@ -141,17 +142,17 @@ def trial_of(scene: Scene, fix: Fix, expression: Expression | None, site: Site |
         return _around(lab, fix, expression, site)
     if fix.inner == "bfloat16":  # it rounds more, so healthy losses may move a little
         return Trial(lab.in_bfloat16, tolerance=5 * TOLERANCE)
-    if fix.inner in apart.KINDS:
-        return _putting(lab, Put(apart.swap(fix.inner), None), far=True)
+    if fix.inner in rejoined.KINDS:
+        trial = _putting(lab, Put(far := rejoined.Rejoined(fix.inner), None))
+        trial.far = far
+        return trial
     return _in_place(scene, fix, expression, site)
 
 
-def _putting(
-    lab: Lab, put: Put, expression: Expression | None = None, change: Change | None = None, far: bool = False, stopped: list[Stopped] | None = None
-) -> Trial:
+def _putting(lab: Lab, put: Put, expression: Expression | None = None, change: Change | None = None, stopped: list[Stopped] | None = None) -> Trial:
     """Make a trial of another computation in the place of a function, and the text of it where there is one."""
     written = (expression, change) if expression is not None and change is not None else None
-    return Trial(lambda program: lab.run(put, program=program), put, written, far=far, stopped=[] if stopped is None else stopped)
+    return Trial(lambda program: lab.run(put, program=program), put, written, stopped=[] if stopped is None else stopped)
 
 
 def read_again(scene: Scene, expression: Expression | None) -> Expression | None:
@@ -192,7 +193,7 @@ def _around(lab: Lab, fix: Fix, expression: Expression, site: Site | None) -> Tr
 def _in_place(scene: Scene, fix: Fix, expression: Expression, site: Site | None) -> Trial | None:
     """A change of the operation itself or of one of its operands."""
     assert scene.lab is not None
-    runtime = _runtime_name(scene, fix, expression)
+    runtime = _runtime_name(scene, expression)
     if runtime != source_name(expression.name):
         expression = expression.as_plain_call()
     if not _fits(scene, fix, runtime):
@@ -213,7 +214,6 @@ def judged(scene: Scene, finding: Finding, fix: Fix, trial: Trial) -> Remedy:
     lab = scene.lab
     assert lab is not None
     _widen(scene)
-    apart.begin()
     if moved := quotients_moved(scene, fix):
         return Remedy(fix.title, trial.diff, fix.safe, "failed", moved)
     try:
@@ -228,7 +228,7 @@ def judged(scene: Scene, finding: Finding, fix: Fix, trial: Trial) -> Remedy:
     stopped, diff = max(trial.stopped, default=Stopped()), trial.diff
     title = _placed(fix.title, lab.places) if trial.far else fix.title
     if trial.far and not diff:
-        diff = joined(apart.written(fix.inner, [_read_at(scene, site) for site in lab.places]))
+        diff = joined(trial.far.written([_read_at(scene, site) for site in lab.places]))
     same = _finite_loss(scene) if trial.tolerance == TOLERANCE else None
     if outcome.error and scene.symptom.place != "exception" and lab.run().error == outcome.error:
         return Remedy(title, diff, fix.safe, "not tried", f"the step cannot be replayed to its end: {outcome.error}")
@@ -357,7 +357,7 @@ def _handed_through(scene: Scene, fix: Fix, expression: Expression, runtime: str
     return any(type(m).__module__.startswith("torch.nn.") for m in running)
 
 
-def _runtime_name(scene: Scene, fix: Fix, expression: Expression) -> str:
+def _runtime_name(scene: Scene, expression: Expression) -> str:
     """A module call in the source (`self.attn(…)`) runs a function of another name."""
     name = source_name(expression.name)
     birth = scene.birth

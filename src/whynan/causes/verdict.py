@@ -27,7 +27,7 @@ from whynan.causes.terms import named_terms, term_words
 from whynan.causes.trying import remedies_of, tempting
 from whynan.causes.weighing import bad_weight, is_weight, source_text, weight_name
 from whynan.errors import let_through
-from whynan.records import NOWHERE, Cause, Confidence, Experiment, Origin, Phase, Remedy, Span, TensorStats, number
+from whynan.records import DEAD, NOWHERE, Cause, Confidence, Experiment, Origin, Phase, Remedy, Span, TensorStats, number
 from whynan.trace.birth import Birth, View
 from whynan.trace.graph import Colour, Leaf, Op
 from whynan.trace.hidden import hidden_birth
@@ -226,7 +226,7 @@ def _origin(scene: Scene, chosen: Rule, finding: Finding, expression: Expression
     if birth is None:
         places = {"gradient": Phase.BACKWARD, "optimizer state": Phase.OPTIMIZER, "scaler": Phase.OPTIMIZER, "parameter": Phase.PARAMETER}
         phase = finding.phase or places.get(scene.symptom.place, Phase.FORWARD)
-        known = span.known or chosen.code in ("WN803", "WN601", "WN603", "WN608")
+        known = span.known or chosen.code in (*DEAD, "WN603", "WN803")
         return Origin(phase, span, exact=known, note="" if known else scene.trouble)
     phase = birth.phase
     if finding.backward:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from whynan.commands.run import torch_is_there
-from whynan.errors import UsageError
+from whynan.errors import UsageError, one_line
 from whynan.records import Incident, dumps
 
 if TYPE_CHECKING:
@@ -44,8 +44,7 @@ def replay(path: Path, trust: bool, form: str) -> int:
     except UsageError:
         raise
     except Exception as error:  # whatever is in it: a capsule is somebody else's file
-        words = str(error).splitlines() or [""]
-        raise UsageError(_printable(f"{path} is damaged, or not a capsule of this version: {type(error).__name__}: {words[0][:200]}")) from None
+        raise UsageError(_printable(f"{path} is damaged, or not a capsule of this version: {one_line(error, 200)}")) from None
     return _tell(made, capsule.head["incident"], form)
 
 

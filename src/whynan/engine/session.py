@@ -21,6 +21,7 @@ from whynan.errors import TrainingStopped, let_through
 from whynan.records import Symptom, number_of
 from whynan.recovery.policy import Budget
 from whynan.report.journal import Journal
+from whynan.tripwire.checks import parameters_of as parameters_of  # the engine has it from here
 from whynan.tripwire.values import Damage
 
 T = TypeVar("T")
@@ -193,11 +194,6 @@ class Session:
         for name, parameter in self.names_of(parameters_of(optimizer)):
             if parameter.grad is not None:
                 yield name, parameter.grad
-
-
-def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """Return what an optimizer updates."""
-    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def rate_of(optimizer: torch.optim.Optimizer) -> float | None:

@@ -16,7 +16,7 @@ from whynan.engine.noticing import Noticing
 from whynan.engine.session import Session, parameters_of
 from whynan.engine.together import Together
 from whynan.engine.undoing import before_update
-from whynan.records import DAMAGED, Incident, Symptom
+from whynan.records import DAMAGED, DEAD, Incident, Symptom
 from whynan.recovery.place import rank_here
 from whynan.tripwire.stillness import Still
 from whynan.tripwire.values import damage_of
@@ -57,7 +57,7 @@ class Telling:
 
     def mourn(self, incident: Incident) -> None:
         """Remember a weight that is dead: it is told once, the steps after it are counted."""
-        if incident.cause.code in ("WN601", "WN608"):
+        if incident.cause.code in DEAD:
             self._dead = next((leaf for leaf in self.session.leaves() if damage_of(leaf.detach())), None)
 
     def still_dead(self) -> bool:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from whynan.tripwire.checks import parameters_of
+
 MOST = 64  # trainings that are remembered
 
 
@@ -50,7 +52,7 @@ class Trainings:
 
     def _begun(self, step: int, optimizer: torch.optim.Optimizer) -> Training:
         """Begin a training, or go on with one: a new optimizer for the same weights takes its place if the old one is gone."""
-        weights = [p for group in optimizer.param_groups for p in group["params"]]
+        weights = parameters_of(optimizer)
         same = {key: t for key, t in self._known.items() if t.shares(set(map(id, weights)))}
         for key in [key for key, t in same.items() if t.optimizer() is None] + list(self._known)[:-MOST]:
             self._known.pop(key, None)

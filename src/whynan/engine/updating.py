@@ -13,6 +13,7 @@ from whynan.capsule.state.randomness import put_rng, take_rng
 from whynan.capsule.stepped import has_hooks, unwatched_step
 from whynan.errors import let_through
 from whynan.records import Experiment, Incident, count, number
+from whynan.tripwire.checks import parameters_of
 from whynan.tripwire.values import damage_of
 
 MOST = 256 << 20  # bytes of weights that are copied for it
@@ -57,29 +58,25 @@ def _fit(optimizer: Any) -> bool:
         return False
     if any(isinstance(value, torch.nn.Module | torch.optim.Optimizer) for value in vars(optimizer).values()):
         return False
-    weights = _weights(optimizer)
+    weights = parameters_of(optimizer)
     plain = all(type(p) in (torch.nn.Parameter, torch.Tensor) for p in weights)
     return plain and sum(p.numel() * p.element_size() for p in weights) <= MOST and any(p.grad is not None and damage_of(p.grad) for p in weights)
-
-
-def _weights(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def _tried(optimizer: torch.optim.Optimizer) -> _Update:
     """Step a copy, and compare its weights with those it had."""
     stand_ins: dict[int, torch.Tensor] = {}
-    for weight in _weights(optimizer):
+    for weight in parameters_of(optimizer):
         fresh = stand_ins[id(weight)] = weight.detach().clone().requires_grad_(weight.requires_grad)
         fresh.grad = None if weight.grad is None else weight.grad.detach().clone()
     trial = copy_of(optimizer, stand_ins)
-    hit = [~torch.isfinite(p.grad.to_dense()) if p.grad is not None else torch.zeros_like(p, dtype=torch.bool) for p in _weights(trial)]
+    hit = [~torch.isfinite(p.grad.to_dense()) if p.grad is not None else torch.zeros_like(p, dtype=torch.bool) for p in parameters_of(trial)]
     rng = take_rng(others=True)
     try:
         unwatched_step(trial)(trial)
     finally:
         put_rng(rng)
-    pairs = [(new.detach(), old.detach()) for new, old in zip(_weights(trial), _weights(optimizer), strict=True)]
+    pairs = [(new.detach(), old.detach()) for new, old in zip(parameters_of(trial), parameters_of(optimizer), strict=True)]
     moves = [(new - old)[mask].abs().max() for (new, old), mask in zip(pairs, hit, strict=True) if mask.any()]
     return _Update(
         sum(int((~torch.isfinite(new)).sum()) for new, _ in pairs),

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from whynan.errors import one_line
 from whynan.probing import examining, groups, precision, ranges, rates
 from whynan.probing.attacking import Attacks, has_safe_form
 from whynan.probing.results import Finding, Group, Level, Probed, Verdict, merged
@@ -162,5 +163,5 @@ def _told(group: Group, look: Callable[[Attacks], Verdict], attacks: Attacks, sa
     try:
         return look(attacks)
     except Exception as error:
-        attacks.note(group, "not finished", f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]}")
+        attacks.note(group, "not finished", one_line(error))
         return Verdict(group, "not run", "it failed; the note says why")

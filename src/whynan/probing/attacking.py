@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
+from whynan.errors import one_line
 from whynan.probing import examining
 from whynan.probing.results import Finding, Group, Level
 from whynan.probing.steps import Outcome, SubjectStep, Values, attempt, other_weights
@@ -62,12 +63,12 @@ class Attacks:
     def _judge(self, group: Group, name: str, step: SubjectStep, values: Values, outcome: Outcome, inside: bool) -> None:
         error = outcome.error
         if error is not None and (examining.raised_by_user(error) or not _is_numerical(error)):
-            self.found.append(Finding(Level.REFUSED, group, name, _one_line(error)))
+            self.found.append(Finding(Level.REFUSED, group, name, one_line(error, 120)))
             return
         incident = self._diagnosed(step, values)
         what = f"{type(error).__name__}" if error is not None else f"the {outcome.place} is not finite"
         if incident is None and error is not None:
-            self.found.append(Finding(Level.REFUSED, group, name, _one_line(error)))
+            self.found.append(Finding(Level.REFUSED, group, name, one_line(error, 120)))
             return
         level = Level.FINDING if inside or has_safe_form(incident) else Level.NOTE
         self.found.append(Finding(level, group, name, what, incident))
@@ -99,7 +100,3 @@ def has_safe_form(incident: Incident | None) -> bool:
 
 def _is_numerical(error: BaseException) -> bool:
     return isinstance(error, LinAlgError | FloatingPointError | ZeroDivisionError | OverflowError)
-
-
-def _one_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:120]}"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from whynan.addresses import found_at, one_line
-from whynan.errors import UsageError
+from whynan.addresses import found_at
+from whynan.errors import UsageError, one_line
 from whynan.probing.subject import Subject, subject_of
 
 

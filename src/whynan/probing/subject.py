@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from whynan.errors import UsageError
+from whynan.errors import UsageError, one_line
 from whynan.probing.inputs import tensors_in
 
 _TARGETS = ("target", "targets", "label", "labels", "y", "y_true")
@@ -144,8 +144,8 @@ def calling(subject: Subject) -> Call:
         if isinstance(loss, torch.Tensor):
             return way
         trouble = trouble or TypeError(f"the loss is {_kind(loss)}, not a tensor")
-    words = str(trouble).splitlines() or [""]
-    raise UsageError(f"the step cannot be run on the sample batch: {type(trouble).__name__}: {words[0][:160]}") from trouble
+    assert trouble is not None
+    raise UsageError(f"the step cannot be run on the sample batch: {one_line(trouble)}") from trouble
 
 
 def _ways(subject: Subject) -> list[Call]:

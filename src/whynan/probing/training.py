@@ -11,12 +11,11 @@ from typing import Any
 
 import torch
 
-from whynan.addresses import one_line
 from whynan.capsule.snapshot import copy_of
 from whynan.capsule.state.randomness import put_rng
 from whynan.capsule.state.stasis import Stasis
 from whynan.capsule.stepped import unwatched_step
-from whynan.errors import UsageError
+from whynan.errors import UsageError, one_line
 from whynan.probing.steps import SubjectStep, values_of
 from whynan.records import number_of
 from whynan.tripwire.values import damage_of

@@ -74,7 +74,7 @@ class DroppedStep:
         self._next = self._next or (bool(reads) and not after)
         if after:
             self._history[number] = [self._tape.key_of(read) for read in reads], False
-        if after and poisoned and not _is_record(args, next(iter(args), None)):
+        if after and poisoned and not _sets_one_element(args, next(iter(args), None)):
             self.made.add(number)
         done = False
         for place, read in enumerate(reads):
@@ -131,7 +131,12 @@ class DroppedStep:
 
     def leaves_out(self, target: torch.Tensor, sources: Any) -> bool:
         """Whether a write is left out: of something of the dropped step, after its update, to something older; what was done to it for that write is undone."""
-        if self._next or self._age or (target.requires_grad and is_leaf(target)) or (any(s is target for s in sources[:1]) and _is_record(sources, target)):
+        if (
+            self._next
+            or self._age
+            or (target.requires_grad and is_leaf(target))
+            or (any(s is target for s in sources[:1]) and _sets_one_element(sources, target))
+        ):
             return False
         if not any(self._tape.maker_of(Outside(source, 0)) in self.made for source in tensors_of(sources) if source is not target):
             return False
@@ -150,7 +155,7 @@ class DroppedStep:
         tape = self._tape
         writes = [entry for entry in tape if entry.kind == "write" and entry.number in self.made]
         found = {entry.number: (entry, target) for entry in writes if (target := _target_tensor(entry, tape)) is not None}
-        targets = {number: target for number, (entry, target) in found.items() if entry.kwargs or not _is_record(entry.args, target)}
+        targets = {number: target for number, (entry, target) in found.items() if entry.kwargs or not _sets_one_element(entry.args, target)}
         places = {memory_of(target) for target in targets.values()}
         state = {memory_of(t) for root in recorder.roots.modules() for t in (*root.parameters(), *root.buffers())}
         for kept in tape.memory.written(self._first):
@@ -182,7 +187,7 @@ def _of_forward_pass(entries: Iterable[Entry]) -> set[int]:
     return found
 
 
-def _is_record(args: Any, target: Any) -> bool:
+def _sets_one_element(args: Any, target: Any) -> bool:
     """Whether a write sets one element of a tensor (`losses[step] = loss`): what the program writes down about its steps stays as it wrote it."""
     index = args[1] if len(args) == 3 else None
     places = (index,) if isinstance(index, int) else index if isinstance(index, tuple) else ()

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from whynan.ends import aloud, apart
+from whynan.ends import aloud, off_standard_streams
 from whynan.errors import UsageError
 from whynan.recovery import atomic, marks, series
 from whynan.recovery.health import Hurt, describe, examine, roles_of
@@ -114,7 +114,7 @@ class Keeper:
         self._written.add(target)
         return Saved(target, removed=sharded.decided(lambda: self._rotate(Candidate(target, mark))))
 
-    @apart()
+    @off_standard_streams()
     def _write(self, path: Path, state: Any, step: int | None, finite: bool = True) -> Mark:
         time = series.next_time(series.members(path))
         with atomic.replacing(path) as (file, temporary):

@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_op
 from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 
 from whynan.capsule.doors.collectives import several
-from whynan.ends import apart
+from whynan.ends import off_standard_streams
 from whynan.errors import UsageError, let_through
 from whynan.recovery import atomic, series
 from whynan.recovery.health import Hurt, Role, examine, roles_of
@@ -99,7 +99,7 @@ def examine_all(state: Any, roles: Mapping[str, Role], allow: Sequence[str]) -> 
     return tuple(h if len(found) == 1 else Hurt(f"rank {rank}: {h.name}", h.nan, h.inf, h.note) for rank, hurts in enumerate(found) for h in hurts)
 
 
-@apart()
+@off_standard_streams()
 def write(path: Path, state: Any, step: int | None) -> Mark:
     """Write a directory in one piece. Raises the `OSError` of whichever rank had it, on every rank."""
     with contextlib.ExitStack() as undo:

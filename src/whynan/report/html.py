@@ -24,7 +24,6 @@ from whynan.report.tree import Branch, branches
 
 MOST_KINDS = 30  # told in full
 MOST_ROWS = 1000  # of the table of incidents
-MOST_WARNINGS = 60
 _RANKS = 256
 
 

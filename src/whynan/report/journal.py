@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from whynan import __version__
-from whynan.ends import aloud, apart, own_path
+from whynan.ends import aloud, off_standard_streams, own_path
 from whynan.errors import UsageError
 from whynan.records import Action, Incident, Json, Notice, dumps
 from whynan.recovery.place import is_ranked, rank_here
@@ -72,7 +72,7 @@ class Journal:
 
     # -- files --------------------------------------------------------------------------------------------------
 
-    @apart()
+    @off_standard_streams()
     def home(self) -> Path | None:
         """Return the run directory, making it on first use."""
         if not self.files or self._broken:
@@ -137,7 +137,7 @@ class Journal:
             return
         try:
             if self._metrics is None and rows and (home := self.home()) is not None:
-                with apart():
+                with off_standard_streams():
                     self._metrics = (home / "metrics.jsonl").open("a", encoding="utf-8")
             if self._metrics is not None and not self._metrics.closed:
                 self._metrics.write("".join(_row(_known(*values)) for values in rows))
@@ -145,7 +145,7 @@ class Journal:
         except OSError as error:
             self._give_up(error)
 
-    @apart()
+    @off_standard_streams()
     def validation(self, updates: int, values: Mapping[str, float]) -> None:
         """Write what the user's validation gave."""
         home = self.home()
@@ -181,7 +181,7 @@ class Journal:
             with self._voice():
                 terminal.show(incident)
 
-    @apart()
+    @off_standard_streams()
     def pending(self, incident: Incident | None) -> None:
         """Write down a diagnosis that is still to be settled with other ranks, for where that never happens; None takes it away again."""
         home = self.home()
@@ -211,7 +211,7 @@ class Journal:
             own = home if self._root is not None else home / "ranks" / f"rank-{incident.rank}"
             self._append(own, replace(incident, action=action))
 
-    @apart()
+    @off_standard_streams()
     def _append(self, home: Path, incident: Incident) -> None:
         try:
             home.mkdir(parents=True, exist_ok=True)
@@ -232,7 +232,7 @@ class Journal:
         home = self.home()
         if home is not None:
             try:
-                with apart(), (home / "warnings.jsonl").open("a", encoding="utf-8") as file:
+                with off_standard_streams(), (home / "warnings.jsonl").open("a", encoding="utf-8") as file:
                     file.write(dumps(notice.to_json()) + "\n")
             except OSError as error:
                 self._give_up(error)
@@ -252,7 +252,7 @@ class Journal:
             with contextlib.suppress(OSError):
                 self._metrics.close()
         if self._begun is not None and not self._broken:
-            with apart():
+            with off_standard_streams():
                 about.finish(self._begun, steps, {**(watched or {}), "incidents": sum(self.counts.values())})
         if self.notices:
             where = self.directory / "warnings.jsonl" if self.directory is not None and self.files and not self._broken else None
@@ -264,7 +264,7 @@ class Journal:
             with self._voice():
                 terminal.farewell(self.incidents, self.counts, budget, _short_path(report), steps)
 
-    @apart()
+    @off_standard_streams()
     @own_path()
     def _write_report(self) -> Path | None:
         """Write the report of the whole job; of several ranks the last one to end has the last word."""
@@ -317,7 +317,7 @@ class Journal:
         home = self.home()
         where = ""
         if home is not None:
-            with contextlib.suppress(OSError), apart():
+            with contextlib.suppress(OSError), off_standard_streams():
                 with (home / "internal-error.txt").open("a", encoding="utf-8") as file:
                     file.write(f"whynan {__version__}\n{text}")
                 where = f"; details in {home / 'internal-error.txt'}"

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 WIDTH = 80
 _NO_TEXT = "(the text of this line is not at hand)"
-_BAR = "   |"
 _MET = ("WN601", "WN602", "WN603", "WN701", "WN702", "WN801", "WN802", "WN901")  # codes whose place is not the birth: the value came from elsewhere
 
 

@@ -199,18 +199,12 @@ class Damper(Tracer):
     def __init__(self, roles: dict[int, tuple[str, str]], places: frozenset[Place], usual: dict[tuple[Key, str], float], size: float) -> None:
         super().__init__(roles)
         self.places, self.usual, self.size = places, usual, size  # `size` for what no healthy step has made
-        self._first: dict[int, int] = {}
-
-    def entering(self, entry: Any) -> None:
-        """A tape entry begins."""
-        super().entering(entry)
-        self._first.setdefault(entry.number, len(self.graph.ops))
 
     def _made(self, op: Op, args: Any, result: Any) -> None:
         forward = self.graph.forward_of(op) if op.backward and not op.live else None
         born = forward or op
         limit = self.usual.get((_key(self.graph, op), ""), self.size)
-        if limit and (born.entry, born.index - self._first.get(born.entry, 0)) in self.places:
+        if limit and (born.entry, born.index - self.first.get(born.entry, 0)) in self.places:
             for tensor in _floats(result):
                 with self._changing(tensor):
                     tensor.detach().clamp_(-limit, limit)

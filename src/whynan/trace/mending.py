@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from whynan.capsule.replay import Program, Run
-from whynan.capsule.tape.entries import Entry
 from whynan.capsule.tape.nested import tensors_of
 from whynan.trace.birth import Birth, ancestors
 from whynan.trace.graph import Colour, Graph, Leaf, Op
@@ -120,18 +119,12 @@ class Mender(Tracer):
 
     def __init__(self, roles: dict[int, tuple[str, str]], mended: frozenset[Place], keep: frozenset[int]) -> None:
         super().__init__(roles, keep)
-        self.light = False
+        self.light = False  # a mended step has another graph: it is recorded again beside the values that are kept
         self.mended = mended
         self.starts: list[int] = []
         self.losses: list[float] = []
         self.error: BaseException | None = None
-        self._first: dict[int, int] = {}  # the first operation of each entry
         self._views = {-1 - number for entry, number in mended if entry == -1}  # a mended leaf and what only looks at it
-
-    def entering(self, entry: Entry) -> None:
-        """A tape entry begins."""
-        super().entering(entry)
-        self._first.setdefault(entry.number, len(self.graph.ops))
 
     def settle(self, run: Run, ends: list[torch.Tensor]) -> None:
         """Look at how the step ended."""
@@ -187,7 +180,7 @@ class Mender(Tracer):
     def _chosen(self, op: Op) -> bool:
         made = self.graph.node_maker.get(op.node) if op.backward and not op.live else None
         born = op if made is None else self.graph.ops[made]
-        return (born.entry, born.index - self._first.get(born.entry, 0)) in self.mended
+        return (born.entry, born.index - self.first.get(born.entry, 0)) in self.mended
 
 
 class Arbitrary(ReplayMode):

@@ -118,6 +118,11 @@ def scalar_damage(value: float) -> Damage:
     return Damage(nan=math.isnan(value), posinf=value == math.inf, neginf=value == -math.inf)
 
 
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Return what an optimizer updates."""
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
 def optimizer_state(optimizer: torch.optim.Optimizer) -> Iterable[tuple[str, torch.Tensor]]:
     """Yield the floating-point tensors of an optimizer's state with readable names."""
     for number, state in enumerate(optimizer.state.values()):
@@ -130,7 +135,7 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> Iterable[tuple[str, tor
 
 def fits_beside(optimizer: torch.optim.Optimizer) -> bool:
     """Whether a copy of an optimizer's weights and state fits into the free memory of their GPU, with as much to spare."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    parameters = parameters_of(optimizer)
     if not parameters or not parameters[0].is_cuda:
         return True
     state = [v for s in optimizer.state.values() if isinstance(s, dict) for v in s.values() if isinstance(v, torch.Tensor)]

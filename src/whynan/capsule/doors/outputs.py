@@ -1,6 +1,6 @@
 """What modules return, heard while a model runs: the largest absolute value of the outputs that a limit names.
 
-Nothing is hung on a module: its calls pass a door of ours anyway (`intercept`), and the door hands over what it returned. So copies and
+Nothing is hung on a module: its calls pass a door of ours anyway (`doors/modules.py`), and the door hands over what it returned. So copies and
 files of the model, its compiled code and what torch decides by the presence of hooks are as without us. What runs inside compiled code
 passes no door and is not heard.
 """

@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from whynan.capsule.state.buffers import Buffers, Copies
 from whynan.capsule.state.holdings import BASE_KEYS, Mutable, frozen_state, holdings, own_modules, put_back
-from whynan.capsule.state.prints import MAY_HOLD, Print, differs, is_small, mark, print_of
+from whynan.capsule.state.prints import MAY_HOLD, Print, can_be_gone_through, differs, mark, print_of
 from whynan.capsule.state.randomness import ForeignDraws, Rng
 from whynan.capsule.state.surroundings import Surroundings
 from whynan.capsule.tape.facts import is_memory
@@ -139,9 +139,9 @@ class ModuleState:
                 if name in BASE_KEYS:
                     continue
                 if left is None:
-                    if type(value) in MAY_HOLD and is_small(value):
+                    if type(value) in MAY_HOLD and can_be_gone_through(value):
                         yield table, name, value, exchanged
-                elif left.get(name) != mark(value) and is_small(value):
+                elif left.get(name) != mark(value) and can_be_gone_through(value):
                     self._set.add(id(table))
                     yield table, name, value, True
 

@@ -18,12 +18,12 @@ def mark(value: Any) -> object:
     """Return something by which to tell that an attribute was set or filled anew, without holding a tensor."""
     if isinstance(value, torch.Tensor):
         return id(value), weakref.ref(value)  # another tensor may have the number of one that is gone
-    if type(value) in MAY_HOLD and is_small(value):
+    if type(value) in MAY_HOLD and can_be_gone_through(value):
         return tuple(mark(v) for v in (value.values() if type(value) is dict else value)), len(value)
     return id(value)
 
 
-def is_small(value: Any) -> bool:
+def can_be_gone_through(value: Any) -> bool:
     """Whether a value can be gone through at every call: not a vocabulary, not a tree that knows its parents."""
     todo, members = [(value, 0)], 0
     while todo:

@@ -40,7 +40,6 @@ class Tally:
         self.negatives: set[float] = set()
         self.constancy = Constancy(column)
         self._variety = 0.0
-        self._batch = batch
         self.bad, self.missing, self.outside, self.negative = (Marks(batch) for _ in range(4))
         self.zero, self.padded, self.unlabelled, self.empty = (Marks(batch) for _ in range(4))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from whynan.causes.logspace import from_exponents, log_of, log_of_total, of_exponents, of_one, played
+from whynan.causes.logspace import from_exponents, log_of, log_of_total, of_exponents, of_one
 from whynan.causes.made import PICKS, Made, maker, without_zeros
 
 if TYPE_CHECKING:
@@ -14,52 +14,47 @@ if TYPE_CHECKING:
 KINDS = ("log directly", "log of exp", "variance by hand", "scale first")
 
 
-def swap(kind: str) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]:
-    """Return a computation made straight from what an argument was made of, however many lines lie between."""
-    import torch
+class Rejoined:
+    """A computation made straight from what an argument was made of, however many lines lie between, and how it is written where a replay made it."""
 
-    def change(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._exponents: list[int] = []  # of how many exponents each logarithm was made
+
+    def __call__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Compute what a call computes, or say that it is not such a call."""
+        import torch
+
         name = getattr(func, "__name__", "").strip("_")
-        made = _KINDS[kind](torch, name, args) if args else None
-        return NotImplemented if made is None else made
+        exponents: list[Any] = []
+        made = _KINDS[self.kind](torch, name, args, exponents) if args else None
+        if made is None:
+            return NotImplemented
+        self._exponents.append(len(exponents))
+        return made
 
-    return change
-
-
-_exponents: list[int] = []  # of how many exponents each logarithm of the present replay was made
-
-
-def begin() -> None:
-    """Forget what was put together in the replay before."""
-    _exponents.clear()
-
-
-def written(kind: str, places: list[Expression | None]) -> list[tuple[Expression, Change]]:
-    """Return the texts of a change at the places where calls were put together in the last replay; nothing where one of them cannot be written."""
-    if kind != "log of exp" or not places or len(places) != len(_exponents):
-        return []
-    found: dict[object, tuple[Expression, Change]] = {}
-    for expression, count in zip(places, _exponents, strict=True):
-        change = (of_one(expression) if count == 0 else of_exponents(expression, count)) if expression is not None else None
-        if expression is None or change is None:
+    def written(self, places: list[Expression | None]) -> list[tuple[Expression, Change]]:
+        """Return the texts of the change at the places where the replay made it; nothing where one of them cannot be written."""
+        if self.kind != "log of exp" or not places or len(places) != len(self._exponents):
             return []
-        found[expression.file, id(expression.code), expression.node.lineno, expression.node.col_offset] = expression, change
-    return list(found.values())
+        found: dict[object, tuple[Expression, Change]] = {}
+        for expression, count in zip(places, self._exponents, strict=True):
+            change = (of_one(expression) if count == 0 else of_exponents(expression, count)) if expression is not None else None
+            if expression is None or change is None:
+                return []
+            found[expression.file, id(expression.code), expression.node.lineno, expression.node.col_offset] = expression, change
+        return list(found.values())
 
 
-def _log_directly(torch: Any, name: str, args: tuple[Any, ...]) -> Any:
+def _log_directly(torch: Any, name: str, args: tuple[Any, ...], _: list[Any]) -> Any:
     return _log_of(torch, args[0], name) if name in ("log", "log1p") else None
 
 
-def _log_of_exponentials(torch: Any, name: str, args: tuple[Any, ...]) -> Any:
-    played.clear()
-    found = _log_of_exp(torch, args[0], name) if name in ("log", "log1p") else None
-    if found is not None:
-        _exponents.append(len(played))
-    return found
+def _log_of_exponentials(torch: Any, name: str, args: tuple[Any, ...], exponents: list[Any]) -> Any:
+    return _log_of_exp(torch, args[0], name, exponents) if name in ("log", "log1p") else None
 
 
-def _variance(torch: Any, name: str, args: tuple[Any, ...]) -> Any:
+def _variance(torch: Any, name: str, args: tuple[Any, ...], _: list[Any]) -> Any:
     """Compute mean(x²) - mean(x)² as the variance: it cannot cancel below 0."""
     if name not in ("sub", "isub") or len(args) < 2:
         return None
@@ -71,7 +66,7 @@ def _variance(torch: Any, name: str, args: tuple[Any, ...]) -> Any:
     return torch.var(inner.args[0], dim=of_squares.dim, correction=0, keepdim=of_squares.keepdim)
 
 
-def _scaled_first(torch: Any, name: str, args: tuple[Any, ...]) -> Any:
+def _scaled_first(torch: Any, name: str, args: tuple[Any, ...], _: list[Any]) -> Any:
     """Compute (a @ b) / c as (a / c) @ b: the product then fits."""
     if name not in ("div", "truediv", "mul") or len(args) < 2 or not isinstance(args[1], int | float):
         return None
@@ -80,7 +75,7 @@ def _scaled_first(torch: Any, name: str, args: tuple[Any, ...]) -> Any:
     return torch.matmul(product.args[0] * factor, product.args[1]) if product is not None and abs(factor) < 1 else None
 
 
-_KINDS: dict[str, Callable[[Any, str, tuple[Any, ...]], Any]] = {
+_KINDS: dict[str, Callable[[Any, str, tuple[Any, ...], list[Any]], Any]] = {
     "log directly": _log_directly,
     "log of exp": _log_of_exponentials,
     "variance by hand": _variance,
@@ -117,8 +112,8 @@ def _picked(made: Made, of_source: Callable[[Any], Any]) -> Any:
     return None if inner is None else made.func(inner, *made.args[1:], **made.kwargs)
 
 
-def _log_of_exp(torch: Any, value: Any, name: str) -> Any:
-    """Compute log(1 + exp(x)), log(1 - exp(x)), log(sum(exp(x))), log(mean(exp(x))) or log(cosh(x)) from x."""
+def _log_of_exp(torch: Any, value: Any, name: str, exponents: list[Any]) -> Any:
+    """Compute log(1 + exp(x)), log(1 - exp(x)), log(sum(exp(x))), log(mean(exp(x))) or log(cosh(x)) from x; others from their exponents, which are noted."""
     made = maker(value)
     if made is None:
         return None
@@ -128,9 +123,9 @@ def _log_of_exp(torch: Any, value: Any, name: str) -> Any:
         return made.args[0].abs() + torch.nn.functional.softplus(-2 * made.args[0].abs()) - 0.6931471805599453
     inner = next((m for m in (maker(a, "exp") for a in made.args) if m is not None), None) if name == "log" else None
     if inner is None:
-        return from_exponents(value) if name == "log" else None
+        return from_exponents(value, exponents) if name == "log" else None
     if made.name in ("add", "radd") and any(isinstance(a, int | float) and a == 1 for a in made.args):
         return torch.nn.functional.softplus(inner.args[0])
     if made.name == "rsub" and isinstance(made.args[-1], int | float) and made.args[-1] == 1:
         return torch.log(-torch.expm1(inner.args[0]))
-    return log_of_total(made, inner.args[0]) if made.name in ("sum", "mean") else from_exponents(value)
+    return log_of_total(made, inner.args[0]) if made.name in ("sum", "mean") else from_exponents(value, exponents)
