@@ -406,6 +406,5 @@ for step in range(100):
     (incident,) = done.incidents
     assert (incident["cause"]["code"], incident["origin"]["samples"]) == ("WN105", [])
     assert any("take the mean off before squaring, or keep these sums in float64" in e for e in incident["cause"]["evidence"])
-    assert [r["only"] for r in incident["remedies"] if "at or above" in r["title"]] == [
-        f"below 1e-12: here {incident['origin']['inputs'][0]['min']:.4g} becomes 1e-12"
-    ]
+    lowest = incident["origin"]["inputs"][0]["min"]
+    assert [r["only"] for r in incident["remedies"] if "at or above" in r["title"]] == [f"below 1e-12: here {lowest:.4g} becomes 1e-12"]

@@ -175,7 +175,7 @@ def _untried(incident: Incident) -> str:
     failed = next((r for r in incident.remedies if r.result == "failed"), None)
     told = failed is not None and f"does not help: {failed.title}: {failed.effect}" in incident.cause.evidence
     if failed is not None and not told:
-        return f"it was not replayed; what was did not help: {failed.title}: {failed.effect}"
+        return f"this advice was not replayed; `{failed.title}` was, and does not help: {failed.effect}"
     return "this advice was not replayed" if told or incident.cause.confidence == "proven" else "no change at this line could be replayed"
 
 
