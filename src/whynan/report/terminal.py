@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from whynan.ends import aloud
-from whynan.records import DAMAGED, FAR_OFF, Incident, Origin, Phase, Remedy, Span, TensorStats
+from whynan.records import DAMAGED, FAR_OFF, LEFT_OUT, Incident, Origin, Phase, Remedy, Span, TensorStats
 from whynan.recovery.policy import Budget
 from whynan.report.telling import changing
 
@@ -223,6 +223,7 @@ def _painted(line: str) -> Text:
 
 
 _OF_DATA = ("WN4", "WN7")  # families of causes that the weights have no part in
+_OBSERVED = "whynan: observed only; nothing was changed"
 _AS_BEFORE = "weights, moments and buffers are as before it"
 
 
@@ -258,7 +259,8 @@ def farewell(incidents: list[Incident], counts: dict[tuple[str, str, int], int],
             more = budget.streak + 1
             say(f"whynan: they met the same values: if that is one batch gone over several times (the epochs of PPO), --in-a-row {more} or more gets past it")
     else:
-        say("whynan: observed only; nothing was changed")
+        by_itself = all(LEFT_OUT in incident.cause.evidence for incident in incidents)
+        say(f"whynan: the program itself left {'this step' if total == 1 else 'these steps'} out; nothing was to be done" if by_itself else _OBSERVED)
     if report is not None:
         say(f"whynan: wrote {report}")
     replay = f"      whynan replay {report.parent}" if report is not None and _can_replay(report.parent) else ""
