@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from whynan.causes.arguments import forward_view, written_spans
 from whynan.causes.catalogue import Finding, Scene, rule
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from whynan.trace.birth import Birth, View
+    from whynan.trace.graph import Op
 
 
 @rule("WN301", "inf-minus-inf", "infinity minus infinity", rank=41)
@@ -90,7 +91,7 @@ def _written_finite(birth: Birth) -> Fix:
     from whynan.trace.birth import View as Made
 
     title = "use a large finite number instead of the infinity"
-    wrote = [Made(writer, birth) for writer in birth.slice.written_by[:1] if hasattr(writer, "scalars")]
+    wrote = [Made(cast("Op", writer), birth) for writer in birth.slice.written_by[:1] if hasattr(writer, "scalars")]
     masked = [made.site for made in wrote if made.name == "masked_fill" and made.scalar("value") == float("-inf") and made.site is not None]
     return Fix(f"{title} that the mask writes", "-30.0", 2, site=masked[0]) if masked else Fix(title)
 

@@ -58,7 +58,7 @@ def judge(scene: Scene) -> tuple[Origin, Cause, list[Remedy], list[Experiment]]:
         *guarded,
         *lost_bounds(verdict.scene, chosen, finding),
         *_members(scene),
-        *term_words(scene.birth, scene.terms),
+        *term_words(scene.birth, scene.terms, scene.lab.scale),
         *sample_words(scene.program, verdict.samples),
         *hook_words(scene.program),
         *useless,

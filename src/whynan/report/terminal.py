@@ -253,8 +253,9 @@ def farewell(incidents: list[Incident], counts: dict[tuple[str, str, int], int],
     elif taken == "stopped":
         damaged = last.cause.code in DAMAGED or (last.symptom.place == "parameter" and last.origin.phase is Phase.PARAMETER)
         state = "what a step begins with is damaged" if damaged else "weights are as before the last bad step"
-        limit = f", where {budget.in_total} are allowed" if budget.total > budget.in_total else ""
-        say(f"whynan: training stopped after {budget.streak} in a row, {budget.total} in total{limit}; {state}")
+        row = f"{budget.streak} in a row, {budget.total} in total"
+        over = f"{budget.total} bad steps in total, where {budget.in_total} are allowed"
+        say(f"whynan: training stopped after {over if budget.total > budget.in_total else row}; {state}")
         if not damaged and _met_the_same(incidents, budget):
             more = budget.streak + 1
             say(f"whynan: they met the same values: if that is one batch gone over several times (the epochs of PPO), --in-a-row {more} or more gets past it")
