@@ -79,3 +79,10 @@ def test_the_right_formula_is_shown_beside_an_input_that_is_far_off(loss: str, k
     assert "(same mathematics); alone it leaves this step finite, but " in " ".join(beside.split())
     assert kept in beside
     assert "absurd: loss " in " ".join(beside.split())
+
+
+def test_a_stop_by_the_total_names_the_limit_that_was_passed(box: Sandbox) -> None:
+    """One bad step after several healthy ones is no row: the number in total is the reason."""
+    program = EPOCHS.replace("rollout == {bad}", "rollout % 2 == 1").format(epochs=1).replace("range(4)", "range(40)")
+    done = box.watched(program, "--in-total", "3")
+    assert "whynan: training stopped after 4 bad steps in total, where 3 are allowed; weights are as before" in done.err, done.err

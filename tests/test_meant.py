@@ -57,6 +57,8 @@ for s in range(6):
     opt.step()
 """)
     assert [(i["step"], i["action"]["taken"]) for i in done.incidents] == [(3, "observed")]
+    assert "the program itself leaves this step out: no update is made with it" in done.incidents[0]["cause"]["evidence"]
+    assert "whynan: the program itself left this step out; nothing was to be done" in done.err and "observed only" not in done.err
 
 
 def test_nan_as_a_mark_in_a_buffer(box: Sandbox) -> None:

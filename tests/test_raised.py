@@ -382,3 +382,29 @@ for s in range(5):
     first = incident["remedies"][0]
     assert (incident["cause"]["code"], incident["step"]) == ("WN703", 3)
     assert title in first["title"] and diff in first["diff"] and "table" not in first["title"], first
+
+
+def test_columns_are_no_samples_of_a_batch_that_is_never_gone_back_from(box: Sandbox) -> None:
+    """What a refused number was computed from has one value for each feature; it says how such a variance is to be computed."""
+    done = box.watched("""
+import torch
+from torch import nn
+torch.manual_seed(0)
+net, scale, offset = nn.Linear(4, 3), torch.tensor([0.3, 5.0, 0.2, 20.0]), torch.tensor([0.5, 350.0, 0.0, 101325.0])
+opt, sums, squares = torch.optim.SGD(net.parameters(), 0.01), torch.zeros(4), torch.zeros(4)
+for step in range(100):
+    x = offset + scale * torch.randn(32, 4)
+    sums, squares = sums + x.mean(0), squares + (x * x).mean(0)
+    mean = sums / (step + 1)
+    var = squares / (step + 1) - mean**2
+    dist = torch.distributions.Categorical(logits=net((x - mean) / torch.sqrt(var + 1e-3)))
+    loss = -dist.log_prob(dist.sample()).mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""")
+    (incident,) = done.incidents
+    assert (incident["cause"]["code"], incident["origin"]["samples"]) == ("WN105", [])
+    assert any("take the mean off before squaring, or keep these sums in float64" in e for e in incident["cause"]["evidence"])
+    lowest = incident["origin"]["inputs"][0]["min"]
+    assert [r["only"] for r in incident["remedies"] if "at or above" in r["title"]] == [f"below 1e-12: here {lowest:.4g} becomes 1e-12"]

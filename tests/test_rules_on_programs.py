@@ -286,3 +286,17 @@ for s in range(6):
         for words in incident["cause"]["evidence"]
     )
     assert not any(".float().float()" in remedy["diff"] for remedy in incident["remedies"])
+
+
+def test_a_root_of_two_squares_is_told_by_both_of_its_arguments(box: Sandbox) -> None:
+    """There hypot has no slope, whichever of the two is looked at."""
+    body = """
+for step in range(3):
+    x = torch.randn(8, 4)
+    x[5] *= step != 2
+    out = net(x) - net.bias
+    loss = torch.hypot(out[:, 0], out[:, 0] * 2).square().mean()
+"""
+    incident = first(box, body)
+    assert incident["cause"]["label"] == "hypot has no slope where both of its arguments are 0"
+    assert "1 of 8 pairs of arguments of hypot are 0 (row 5)" in incident["cause"]["evidence"]

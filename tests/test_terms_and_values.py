@@ -311,3 +311,14 @@ def test_values_that_look_alike_are_told_with_more_digits() -> None:
     """`min 1 max 1` of an acosh would hide that some are above 1."""
     assert TensorStats("x", "float32", (2,), min=1.0, max=1.0000129).line() == "f32[2]  min 1.00000  max 1.00001"
     assert TensorStats("x", "float32", (2,), min=1.0, max=1.0).line() == "f32[2]  min 1  max 1"
+
+
+def test_terms_that_are_weighted_are_not_shown_as_if_they_added_up() -> None:
+    """Of a finite loss that is their mean, or weights one of them by a number, it is said; a plain sum is told as before."""
+
+    def with_sum(summed: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> str:
+        return note(broken(lambda model, x: summed((model(x) * x).square().sum(1).sqrt().mean(), model(x).square().mean())))
+
+    assert with_sum(lambda rough, fine: rough + fine).startswith("terms of the loss: rough ")
+    weighted = [with_sum(lambda rough, fine: rough + 0.1 * fine), with_sum(lambda rough, fine: (rough + fine) / 2)]
+    assert all(words.startswith("terms of the loss (") and "), before what weights them: rough " in words for words in weighted), weighted

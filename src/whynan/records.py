@@ -25,6 +25,7 @@ from typing import TypeAlias
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
 SCHEMA = 1
+LEFT_OUT = "the program itself leaves this step out: no update is made with it"  # the evidence of a loss that it looked at and turned away from
 FAR_OFF = ("finite, but absurd: ", "finite, but the gradient is absurd: ")  # how a remedy is told whose replay is finite and far from what was before
 DEAD = ("WN601", "WN608")  # codes of a weight that was bad before the step
 DAMAGED = (*DEAD, "WN602", "WN603")  # of any state that was: skipping cannot help

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from whynan.causes.arguments import computed_forward, factorised, from_spans
 from whynan.causes.catalogue import Finding, Scene, rule
-from whynan.causes.facts import VIEWS, as_view, at_or_below, consumers, counted, doubled, lies_below, lineage, share, skip_views
+from whynan.causes.facts import VIEWS, as_view, at_or_below, consumers, counted, doubled, is_same, lies_below, lineage, share, skip_views
 from whynan.causes.fixes import Fix, guarded
 from whynan.records import number
 
@@ -92,10 +92,13 @@ def root_of_negative(scene: Scene) -> Finding | None:
         return None
     count, low = int(lies_below(base, 0).sum()), float(base[base.isfinite()].min())
     evidence = [share(count, base, "values are negative"), f"the smallest is {number(low)}"]
-    if any(_cancels(made, low) for made in lineage(view, depth=2)):
-        evidence.append("it is a difference that cancelled: rounding pushed it below 0")
+    cancelled = next((made for made in lineage(view, depth=2) if _cancels(made, low)), None)
+    of_squares = cancelled is not None and _takes_off_a_square(cancelled)
+    if cancelled is not None:
+        how = "; take the mean off before squaring, or keep these sums in float64" if of_squares else ""
+        evidence.append(f"it is a difference that cancelled: rounding pushed it below 0{how}")
     power = float(exponent) if isinstance(exponent, int | float) else 0.5
-    fixes = [_SPREAD, *guarded(view.name.replace("float_power", "pow"), view.op.dtype, power)]
+    fixes = [_SPREAD, *[_TWO_PASSES] * of_squares, *guarded(view.name.replace("float_power", "pow"), view.op.dtype, power)]
     return Finding(f"the root of {number(low)} is not real", evidence, fixes, from_spans(view))
 
 
@@ -107,6 +110,15 @@ def _cancels(view: View, low: float) -> bool:
     return any(abs(low) <= 64 * torch.finfo(t.dtype).eps * float(t.abs().max()) for t in terms)
 
 
+def _takes_off_a_square(view: View) -> bool:
+    """Whether what a difference takes off is a square, as the mean is in E[x^2] - E[x]^2."""
+    made = as_view(skip_views(view.maker(1)))
+    if made is None or made.name not in ("pow", "mul"):
+        return False
+    return made.scalar("exponent") == 2 if made.name == "pow" else is_same(made.maker(0), made.maker(1))
+
+
+_TWO_PASSES = Fix("take the mean off before squaring, in two passes (for running sums: Welford's update), or keep these sums in float64")
 _SPREAD = Fix("compute the variance with torch.var (correction=0), which cannot cancel", "{inner}", safe=True, inner="variance by hand")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from whynan.causes.arguments import forward_view, written_spans
 from whynan.causes.catalogue import Finding, Scene, rule
@@ -14,7 +14,8 @@ from whynan.records import Phase
 if TYPE_CHECKING:
     import torch
 
-    from whynan.trace.birth import View
+    from whynan.trace.birth import Birth, View
+    from whynan.trace.graph import Op
 
 
 @rule("WN301", "inf-minus-inf", "infinity minus infinity", rank=41)
@@ -79,10 +80,20 @@ def inf_minus_inf(scene: Scene) -> Finding | None:
         Fix("take only a finite number off", "torch.where({x}.isfinite(), {x}, torch.zeros_like({x}))", 1),
         Fix("let places that are infinite on both sides count as 0", _COUNTED.format("0.0"), choice=_COUNTED.format("1.0")),
         Fix("keep both sides finite", _KEPT.format("1e4"), choice=_KEPT.format("2e4")),
-        Fix("use a large finite number instead of the infinity"),
+        _written_finite(birth),
     ]
     evidence = counted(count, "sums of products hold infinities of both signs") if crossing else f"in {counted(count, 'places')} both sides are infinite"
     return Finding("inf - inf is nan", [evidence], fixes[-1:] if crossing else fixes, written_spans(birth, "the infinity came from here"))
+
+
+def _written_finite(birth: Birth) -> Fix:
+    """Advise a finite number in the place of an infinity, tried where a mask wrote it at a line of its own."""
+    from whynan.trace.birth import View as Made
+
+    title = "use a large finite number instead of the infinity"
+    wrote = [Made(cast("Op", writer), birth) for writer in birth.slice.written_by[:1] if hasattr(writer, "scalars")]
+    masked = [made.site for made in wrote if made.name == "masked_fill" and made.scalar("value") == float("-inf") and made.site is not None]
+    return Fix(f"{title} that the mask writes", "-30.0", 2, site=masked[0]) if masked else Fix(title)
 
 
 _COUNTED = "torch.where({{0}}.isinf() & {{1}}.isinf(), {}, {{0}} - {{1}})"

@@ -108,6 +108,8 @@ def _of_place(view: View) -> dict[str, str]:
         neutral = f"argument {place}" if len(sources) > 1 else "argument"
         if source.name in linear:
             neutral = _OF_LINEAR[linear[source.name]]
+        elif view.name.startswith("nll_loss") and source.name == "self":
+            neutral = "log-probabilities"
         elif view.name == "addcdiv":
             neutral = _QUOTIENT.get(source.name, neutral)
         if source.name in _SCHEMA:

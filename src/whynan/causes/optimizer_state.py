@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
+from whynan.capsule.stepped import unwatched_step
 from whynan.causes.catalogue import Finding, Scene, rule
 from whynan.causes.fixes import Fix
 from whynan.records import Remedy
@@ -116,14 +118,26 @@ def _try_cleared(scene: Scene) -> list[Remedy]:
 
 def _what_it_does(scene: Scene) -> str:
     """Say what the update makes of a state that is not finite: an infinite second moment is divided by, and what it belongs to stands still."""
+    return "the update divides by it, and these weights do not move" if stands_still(scene) else "the update would write it into the weights"
+
+
+def stands_still(scene: Scene) -> bool:
+    """Whether the next updates leave the weights whose state is not finite where they are, by making two."""
+
+    def held() -> list[tuple[Any, Any]]:
+        kept = [(p, v) for p in weights for v in scene.optimizer.state.get(p, {}).values() if getattr(v, "shape", None) == p.shape]
+        return [(p, hit) for p, value in kept if (hit := ~value.isfinite()).any()]
+
+    def asked() -> bool:
+        before = [(p, hit, p.detach()[hit]) for p, hit in held()]
+        scene.program.recorder.suspended(unwatched_step(scene.optimizer), scene.optimizer)
+        return bool(before) and _weights_finite(scene) and all(bool((p.detach()[hit] == now).all()) for p, hit, now in before)
+
     weights = [p for g in scene.optimizer.param_groups for p in g["params"] if p.grad is not None] if scene.optimizer is not None else []
-    held = [(p, ~v.isfinite()) for p in weights for v in scene.optimizer.state.get(p, {}).values() if getattr(v, "shape", None) == p.shape]
-    bad = [(p, hit, p.detach()[hit]) for p, hit in held if bool(hit.any())]
     try:
-        still = bool(bad) and _updated(scene, lambda: _weights_finite(scene) and all(bool((p.detach()[hit] == before).all()) for p, hit, before in bad))
+        return bool(weights) and _updated(scene, asked)
     except Exception:  # it wants a closure
-        still = False
-    return "the update divides by it, and these weights do not move" if still else "the update would write it into the weights"
+        return False
 
 
 def _weights_finite(scene: Scene) -> bool:
@@ -133,7 +147,6 @@ def _weights_finite(scene: Scene) -> bool:
 def _updated(scene: Scene, asked: Callable[[], bool], empty: bool = False) -> bool:
     """Make the update, with an empty state or as it is, ask, and put everything back. Raises what the optimizer raises."""
     from whynan.capsule.snapshot import Snapshot
-    from whynan.capsule.stepped import unwatched_step
 
     step = unwatched_step(scene.optimizer)
     with Snapshot(scene.optimizer):

@@ -159,10 +159,9 @@ def divergence(scene: Scene) -> Finding | None:
         return _one_update(scene, birth.op.dtype)
     series, factor = grown
     lr = next((h["lr"] for h in reversed(scene.history) if h.get("lr") is not None), None)
-    shown = " → ".join([number(series[0]), "…"] * (len(series) > _SHOWN) + [number(v) for v in series[-_SHOWN:]])
     rows = {h.get("step") for h in scene.history[-len(series) :]}
     unit = "evaluations" if len(rows) <= len(series) // 2 else "steps"  # several in one step of LBFGS
-    evidence = [f"the {what} over the last {len(series)} {unit}: {shown} → not finite", f"it grew {number(factor)} times"]
+    evidence = [f"the {what} over the last {len(series)} {unit}: {_shown(series)} → not finite", f"it grew {number(factor)} times"]
     if lr is not None:
         evidence.append(f"the learning rate is {number(lr)}")
     return Finding(
@@ -170,6 +169,20 @@ def divergence(scene: Scene) -> Finding | None:
         evidence,
         [Fix(_SLOWER)],
     )
+
+
+def growth(scene: Scene) -> list[str]:
+    """Say that the gradients had grown step by step before an update that they broke."""
+    grown = _growth([h.get("grad_norm") for h in scene.history])
+    if grown is None:
+        return []
+    series, factor = grown
+    shown = f"the gradient norm over the last {len(series)} steps: {_shown(series)}; it grew {number(factor)} times"
+    return [f"{shown}: the update is only where this ended"]
+
+
+def _shown(series: list[float]) -> str:
+    return " → ".join([number(series[0]), "…"] * (len(series) > _SHOWN) + [number(v) for v in series[-_SHOWN:]])
 
 
 def _one_update(scene: Scene, dtype: str) -> Finding | None:

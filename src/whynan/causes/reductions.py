@@ -102,7 +102,7 @@ def fully_masked_softmax(scene: Scene) -> Finding | None:
         fixes = [fix for fix in (nearest,) if fix is not None] + fixes
     else:
         evidence.append(masks.handed_in(birth, first))
-    wrong = _tempting(axis) if name == "softmax" else []
+    wrong = _tempting(axis, f"{count} of {total} {kind}") if name == "softmax" else []
     return Finding(label, evidence, fixes, spans, rows=first if samples else [], wrong=wrong)
 
 
@@ -152,10 +152,10 @@ def _in_place(view: View, name: str, axis: int) -> list[Fix]:
     return fixes
 
 
-def _tempting(axis: object) -> list[Fix]:
+def _tempting(axis: object, masked: str) -> list[Fix]:
     return [
         Fix("nan_to_num after the softmax, which lets the row count as 0", f"torch.nan_to_num({{0}}.softmax({axis}))"),
-        Fix("a guard for the case that all is masked", "({x} * 0 if bool(({x} == float('-inf')).all()) else {x})", 0),
+        Fix(f"an `if` that asks whether everything is masked (here {masked})", "({x} * 0 if bool(({x} == float('-inf')).all()) else {x})", 0),
     ]
 
 

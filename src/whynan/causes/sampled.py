@@ -74,5 +74,10 @@ def _first_dims(graph: Graph, source: Source) -> set[int]:
         if not isinstance(made, Leaf) and base(made).endswith("_"):
             found.add(_UNKNOWN)  # it may be a part of the tensor that was written
         elif not isinstance(made, Leaf) and base(made) in ELEMENTWISE:
-            todo += made.sources
+            todo += [s for s in made.sources if not _is_spread(graph, s, made)]
     return found
+
+
+def _is_spread(graph: Graph, source: Source, made: Op) -> bool:
+    """Whether an argument has no rows of its own: one number for each column is given to every row."""
+    return (base(made) not in VIEWS or base(made) == "expand") and len(_shape(graph, source)) < len(made.shape)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from whynan.causes.arguments import from_spans
 from whynan.causes.backward import EDGES, before_clipping, parts
@@ -106,12 +106,25 @@ def infinite_slope(scene: Scene) -> Finding | None:
             what = f"x^{number(power)}" if forward.name == "pow" and power is not None else name
             after = "and so is the gradient" if scene.symptom.kind == "inf" else "inf * 0 is nan"
             label = f"the slope of {what} at {number(edge)} is infinite{',' if after[0] == 'a' else ';'} {after}"
+    both = _both_zero(forward)
+    if both is not None:
+        evidence.append(share(int(both.sum()), both, f"pairs of arguments of {name} are 0") + (f" ({rows(both)})" if rows(both) else ""))
+        label = f"{name} has no slope where both of its arguments are 0"
     evidence.append(_before_it(scene, birth, forward))
     evidence += before_clipping(scene)
     fixes = [*_alive(forward.name, forward.op.dtype), *guarded(forward.name, forward.op.dtype, power)]
     if forward.name == "sqrt" or (forward.name == "pow" and power == 0.5):
         fixes.insert(0, Fix("use the norm, which defines the slope at 0 as 0", "torch.linalg.vector_norm({inner})", safe=True, inner="sumsq"))
     return Finding(label, evidence, fixes, from_spans(forward), empty=empty)
+
+
+def _both_zero(forward: View) -> Any:
+    """Say where both arguments of hypot are 0; nothing where they never are."""
+    left, right = forward.input(0), forward.input(1 if len(forward.op.sources) > 1 else 0)
+    if forward.name.strip("_") != "hypot" or left is None or right is None:
+        return None
+    both = (left == 0) & (right == 0)
+    return both if bool(both.any()) else None
 
 
 def _before_it(scene: Scene, birth: Birth, forward: View) -> str:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from whynan.trace.birth import Birth
     from whynan.trace.terms import Term
 
+_SHOWN = 5e-4  # by how much a sum may be off the loss in the digits that are shown
 LISTED = 6  # terms that are told one by one
 _LISTS = ("stack", "cat", "concat", "concatenate", "sum")  # of which the terms are members of a list
 
@@ -67,8 +68,8 @@ def _flat(term: Term, name: str, among: bool = False) -> list[tuple[str, Term]]:
     return found or [(name, term)]
 
 
-def term_words(birth: Birth | None, named: list[Named]) -> list[str]:
-    """Say the terms in one line: each by its value, or how many are bad where there are many."""
+def term_words(birth: Birth | None, named: list[Named], scale: float = 1.0) -> list[str]:
+    """Say the terms in one line: each by its value, or how many are bad of many; and where they do not add up to the loss, that they are weighted."""
     if birth is None or not named:
         return []
     terms = [term.value for term in named]
@@ -79,7 +80,14 @@ def term_words(birth: Birth | None, named: list[Named]) -> list[str]:
     else:
         words = f"{len(bad)} of {len(terms)} not finite: {_some([f'{t.name} {_value(t)}' for t in bad])}" if bad else f"all {len(terms)} finite"
         from_here = [] if from_here == [t.name for t in bad] else from_here  # just listed
-    return [f"terms of the loss: {words}{f'; born on the way to {_some(from_here)}' if from_here else ''}"]
+    return [f"terms of the loss{_weighted(birth, terms, scale)}: {words}{f'; born on the way to {_some(from_here)}' if from_here else ''}"]
+
+
+def _weighted(birth: Birth, terms: list[TensorStats], scale: float) -> str:
+    loss, values = birth.losses[-1] / scale if birth.losses else math.nan, [t.min for t in terms if t.min is not None and not t.nonfinite]
+    if not math.isfinite(loss) or len(values) < len(terms) or math.isclose(sum(values), loss, rel_tol=_SHOWN, abs_tol=1e-12):
+        return ""
+    return f" ({number(loss)}), before what weights them"
 
 
 def _some(names: list[str]) -> str:

@@ -22,7 +22,7 @@ from whynan.causes.onward import onward
 from whynan.causes.source import Change, Expression, expression_at, sites_of_node
 from whynan.causes.stopped import Stopped
 from whynan.causes.swapping import Put
-from whynan.records import FAR_OFF, Phase, Remedy
+from whynan.records import FAR_OFF, Phase, Remedy, number
 
 TRIES = 4
 _MISFITS = tuple(f"the replay raised {kind}" for kind in ("ValueError", "TypeError", "AttributeError", "IndexError"))  # the trial was no change of this program
@@ -262,7 +262,7 @@ def judged(scene: Scene, finding: Finding, fix: Fix, trial: Trial) -> Remedy:
         words += "; the update is finite"
     if good and not diff:
         title, words = title + _made_at(scene, fix), f"with that: {words}"
-    return Remedy(title, diff, fix.safe, "proven" if good else "failed", words, alive=not stopped.dead, only=_beyond(fix, words) if good else "")
+    return Remedy(title, diff, fix.safe, "proven" if good else "failed", words, alive=not stopped.dead, only=_beyond(scene, fix, words) if good else "")
 
 
 def _stays(scene: Scene, lab: Lab, fix: Fix, trial: Trial) -> str:
@@ -273,10 +273,16 @@ def _stays(scene: Scene, lab: Lab, fix: Fix, trial: Trial) -> str:
     return kept_in_weights(lab, fix, trial.put, trial.vary)
 
 
-def _beyond(fix: Fix, words: str) -> str:
-    """Say past which number alone a bound acts, where the healthy steps kept their loss with it."""
+def _beyond(scene: Scene, fix: Fix, words: str) -> str:
+    """Say past which number alone a bound acts, where the healthy steps kept their loss with it; and from how far off it takes this one there."""
     found = BOUND.fullmatch(fix.template) if fix.operand is not None and "same loss on the kept" in words else None
-    return "" if found is None else f"above {found['top']}" if found["top"] else f"below {found['low']}"
+    if found is None or found["top"]:
+        return "" if found is None else f"above {found['top']}"
+    view = scene.birth.forward if scene.birth is not None else None
+    held = view.input(fix.operand or 0) if view is not None and fix.site is None else None
+    finite = held[held.isfinite()] if held is not None and held.is_floating_point() else None
+    lowest = float(finite.min()) if finite is not None and finite.numel() else 0.0
+    return f"below {found['low']}" + (f": here {number(lowest)} becomes {found['low']}" if lowest < 0 else "")
 
 
 def _made_at(scene: Scene, fix: Fix) -> str:

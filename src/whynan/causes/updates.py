@@ -7,9 +7,12 @@ import math
 from typing import TYPE_CHECKING
 
 from whynan.causes.catalogue import Finding, Scene, rule
-from whynan.causes.facts import LIMITS, as_view, share
+from whynan.causes.facts import LIMITS, as_view, is_same, share
 from whynan.causes.fixes import Fix
 from whynan.causes.held_settings import TRIED, Setting, With, guards, rounds_to_zero, tried
+from whynan.causes.naming import names_of
+from whynan.causes.optimizer_state import stands_still
+from whynan.causes.progress import growth
 from whynan.records import Phase, Remedy, number, number_of
 
 if TYPE_CHECKING:
@@ -29,6 +32,7 @@ _DIVISIONS = (
     "_fused_adam",
     "_fused_adamw",
 )
+_SMALLER = "bring loss and gradients into a range whose squares are finite: other units, a smaller loss weight, or clipping before the update"
 _USUAL = {
     True: "a schedule that gives nan takes the root of a negative number, or divides 0 by 0",
     False: "a schedule that gives inf divides by 0, or raises 0 to a negative power",
@@ -101,9 +105,10 @@ def update_not_finite(scene: Scene) -> Finding | None:
         label, why = (_divides(view, lost), _why(view, lost)) if added is None else _vanished(view, lost, added)
         return Finding(label, [*evidence, why], remedies=remedies, empty=not stepped)  # gradients of 0 have a norm of 0
     label, fixes = _otherwise(view)
-    remedies = _smaller_than_usual(scene, view.op.dtype) if fixes else []
+    remedies = _smaller_than_usual(scene, view.op.dtype) if fixes and fixes[0].title != _SMALLER else []  # no guard makes a square smaller
     fixes = [] if remedies else fixes or [Fix("keep the optimizer's denominator away from 0 and its values in range")]
-    return Finding(label, evidence, fixes, remedies=remedies, empty=not stepped)
+    title, words = _after_it(scene) if stepped else ("", [])
+    return Finding(label, [*evidence, *words, *growth(scene)], fixes, remedies=remedies, empty=not stepped, title=title)
 
 
 def _lost_guard(scene: Scene, view: View) -> tuple[Setting | None, list[Remedy]]:
@@ -182,13 +187,35 @@ def _otherwise(view: View) -> tuple[str, list[Fix]]:
     if isinstance(factor, float) and not math.isfinite(factor):
         label = f"the optimizer goes {number(factor)} times along its direction: it computed this length itself"
         return label, [Fix("lower the learning rate, or bring loss and gradients into a range whose squares are finite")]
-    largest = max((float(t.abs().max()) for t in kept if t.numel() and t.is_floating_point()), default=0.0)
-    if "mul" in view.name and largest**2 > LIMITS.get(dtype, math.inf):
-        label = f"the square of a gradient of {number(largest)} is past the range of {dtype} ({number(LIMITS[dtype])})"
-        return label, [Fix("bring loss and gradients into a range whose squares are finite: other units, a smaller loss weight, or clipping before the update")]
+    if too_large := _too_large(view):
+        return f"{too_large} is past the range of {dtype} ({number(LIMITS[dtype])})", [Fix(_SMALLER)]
     if dtype in ("float16", "bfloat16"):
         return f"the update leaves the range of {dtype} ({number(LIMITS[dtype])})", [Fix("keep float32 master weights or lower the learning rate")]
     return f"{view.name} inside the optimizer made the first non-finite value", []
+
+
+def _too_large(view: View) -> str:
+    """Name the product of an update that leaves the range: the square of a gradient, or what else is multiplied."""
+    called, kept = names_of(view, None), view.inputs()
+    factors = [name for name in (("tensor1", "tensor2") if view.name == "addcmul" else kept) if name in kept and kept[name].numel()]
+    if "mul" not in view.name or not factors or any(not kept[name].is_floating_point() for name in factors):
+        return ""
+    largest = [float(kept[name].flatten()[kept[name].abs().argmax()]) for name in factors]
+    if abs(largest[0] * largest[-1]) <= LIMITS.get(view.op.dtype, math.inf):
+        return ""
+    if len(factors) == 2 and is_same(view.maker(factors[0]), view.maker(factors[1])):
+        return f"the square of a {called.get(factors[0], 'value')} of {number(largest[0])}"
+    return f"a product of numbers as large as {number(max(map(abs, largest)))}"
+
+
+def _after_it(scene: Scene) -> tuple[str, list[str]]:
+    """Say what is made of an update that breaks the optimizer's own state alone, as a title and in words: it goes unnoticed."""
+    key, found, _ = scene.symptom.name.partition(" of parameter ")
+    if not found or scene.optimizer is None:
+        return "", []
+    bad = {"inf": "infinite", "nan": "nan"}.get(scene.symptom.kind, "not finite")
+    still = "; what is divided by it is 0, and these weights would not move again" if stands_still(scene) else ""
+    return f"update that makes the optimizer's `{key}` {bad}", [f"the weights stay finite, `{key}` does not{still}"]
 
 
 def _bad_rate(scene: Scene, rate: float, evidence: list[str]) -> Finding:

@@ -17,6 +17,7 @@ from whynan.causes.extremes import Extreme, extreme_input, left_out
 from whynan.causes.fewer import without_rows
 from whynan.causes.general import lost_bounds, where_all_failed
 from whynan.causes.handed import batch_size, feeds_a_model, held_by_data, hook_words, line_in_data, sample_words
+from whynan.causes.kept_out import kept_out
 from whynan.causes.lab import Lab, Outcome
 from whynan.causes.naming import names_of
 from whynan.causes.sampled import are_coupled, are_fed
@@ -51,10 +52,13 @@ def judge(scene: Scene) -> tuple[Origin, Cause, list[Remedy], list[Experiment]]:
     scene.birth = verdict.scene.birth  # what is told beside the verdict is about the same birth
     scene.terms = named_terms(scene.birth)
     remedies, useless = where_all_failed(chosen, [_as_recorded(scene.lab, r) for r in _listed(verdict.remedies)])
+    guarded, guards = kept_out(verdict.scene)
+    finding.spans += [span for span in guards if (span.file, span.line) not in {(s.file, s.line) for s in finding.spans}]
     beside = [
+        *guarded,
         *lost_bounds(verdict.scene, chosen, finding),
         *_members(scene),
-        *term_words(scene.birth, scene.terms),
+        *term_words(scene.birth, scene.terms, scene.lab.scale),
         *sample_words(scene.program, verdict.samples),
         *hook_words(scene.program),
         *useless,
@@ -273,7 +277,7 @@ def _values(scene: Scene, chosen: Rule, expression: Expression | None) -> tuple[
     view = factorised(view) or view
     names = names_of(view, expression)
     rows = [stats(names.get(name, name), tensor) for name, tensor in list(view.inputs().items())[:4]]
-    return rows, stats("result", output) if output is not None else None
+    return list(dict.fromkeys(rows)), stats("result", output) if output is not None else None
 
 
 def _samples(scene: Scene, finding: Finding) -> tuple[list[int], Outcome | None]:
@@ -295,18 +299,19 @@ def _samples(scene: Scene, finding: Finding) -> tuple[list[int], Outcome | None]
                 break
     if size and finding.among not in (0, size):
         return (finding.rows if _is_cut(birth, size, finding.among) else []), None  # else they are rows of something else than the batch
+    known = finding.rows if not finding.among or are_fed(birth, finding.among) else []  # what no replay without them can show
     if not rows or not size or len(rows) >= size or max(rows) >= size:
-        return finding.rows, None
+        return known, None
     outcome = _without(scene, lab, rows, size)
     if rows != every and len(every) < size and (outcome is None or not outcome.finite):
         rows = every  # the others spoil the gradient
         outcome = _without(scene, lab, rows, size)
     if outcome is None:
-        return rows, None  # a program that cannot do without these rows has its answer elsewhere
+        return known if finding.rows else rows, None  # a program that cannot do without these rows has its answer elsewhere
     lab.left = outcome.loss if outcome.finite else lab.left
     good = lab.judge(outcome)[0] if scene.jump is not None else outcome.finite
     scene.tried(f"the step without samples {rows[:8]}{' …' if len(rows) > 8 else ''}", outcome.effect() if good else f"still {wrong(scene)}")
-    return (rows if outcome.finite or finding.rows else []), outcome
+    return (rows if good or (finding.rows and scene.jump is None) else []), outcome
 
 
 def _without_extreme(scene: Scene, extreme: Extreme) -> tuple[list[int], Outcome | None]:

@@ -14,6 +14,7 @@ from whynan.engine.dropping import Dropping
 from whynan.engine.noticing import Noticing
 from whynan.engine.session import Session
 from whynan.engine.telling import Telling
+from whynan.records import LEFT_OUT
 from whynan.tripwire.values import Damage, damage_of
 
 _GOES_BACK = frozenset({"backward", "derivative", "function"})
@@ -31,7 +32,8 @@ class Leaving:
     def turned_away(self, zeroed: bool = False) -> None:
         """The program saw the bad value itself and left the step: tell it, and begin anew. One that zeroes the gradients may still step."""
         self.leave_zeroed()
-        self.telling.report(note=_damaged_buffers(self.noticing.bad_buffers()))
+        damaged = _damaged_buffers(self.noticing.bad_buffers())
+        self.telling.report(note=damaged if zeroed else damaged or LEFT_OUT)
         self.left_alone()
         self.zeroed_away = zeroed
         if not zeroed:

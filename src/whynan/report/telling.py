@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from whynan.records import Incident, Remedy, TensorStats, count, number, short_dtype
+from whynan.records import LEFT_OUT, Incident, Remedy, TensorStats, count, number, short_dtype
 from whynan.report.reading import Run
 
 Key = tuple[str, str, int]
@@ -16,6 +16,7 @@ _DONE = {
     "rolled back": "the run went back to its last good state",
     "stopped": "the training was stopped; weights are as before the bad step",
     "observed": "nothing was changed",
+    "left out": "the program itself left that step out",
 }
 
 
@@ -99,7 +100,7 @@ def outcome(run: Run) -> str:
     more = counted - total if isinstance(counted, int) else 0
     rest = f" {plural(more, 'later step')} bad for the same reason {'is' if more == 1 else 'are'} counted, not told." if more > 0 else ""
     if total == 1:
-        taken = run.incidents[0].action.taken
+        taken = "left out" if LEFT_OUT in run.incidents[0].cause.evidence else run.incidents[0].action.taken
         words = "its update was left out; putting back what it had changed has failed" if run.watched.get("unsure") else _DONE.get(taken, taken)
         return words[:1].upper() + words[1:] + "." + rest
     counts = Counter(i.action.taken for i in run.incidents)

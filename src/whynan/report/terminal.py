@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from whynan.ends import aloud
-from whynan.records import DAMAGED, FAR_OFF, Incident, Origin, Phase, Remedy, Span, TensorStats
+from whynan.records import DAMAGED, FAR_OFF, LEFT_OUT, Incident, Origin, Phase, Remedy, Span, TensorStats
 from whynan.recovery.policy import Budget
 from whynan.report.telling import changing
 
@@ -70,7 +70,8 @@ def _spans(origin: Origin, label: str, gutter: int) -> list[str]:
     for span, mark, text in shown:
         if last and span.line > last + 1:
             lines.append("...")
-        lines += _marked(span, mark, text, gutter)
+        marked = _marked(span, mark, text, gutter)
+        lines += marked[1:] if span.line == last and marked[0] in lines else marked  # two places of one line stand under it once
         last = span.line
     lines.append(f"{pad} |")
     for span in origin.from_:
@@ -174,7 +175,7 @@ def _untried(incident: Incident) -> str:
     failed = next((r for r in incident.remedies if r.result == "failed"), None)
     told = failed is not None and f"does not help: {failed.title}: {failed.effect}" in incident.cause.evidence
     if failed is not None and not told:
-        return f"it was not replayed; what was did not help: {failed.title}: {failed.effect}"
+        return f"this advice was not replayed; `{failed.title}` was, and does not help: {failed.effect}"
     return "this advice was not replayed" if told or incident.cause.confidence == "proven" else "no change at this line could be replayed"
 
 
@@ -222,6 +223,7 @@ def _painted(line: str) -> Text:
 
 
 _OF_DATA = ("WN4", "WN7")  # families of causes that the weights have no part in
+_OBSERVED = "whynan: observed only; nothing was changed"
 _AS_BEFORE = "weights, moments and buffers are as before it"
 
 
@@ -251,13 +253,15 @@ def farewell(incidents: list[Incident], counts: dict[tuple[str, str, int], int],
     elif taken == "stopped":
         damaged = last.cause.code in DAMAGED or (last.symptom.place == "parameter" and last.origin.phase is Phase.PARAMETER)
         state = "what a step begins with is damaged" if damaged else "weights are as before the last bad step"
-        limit = f", where {budget.in_total} are allowed" if budget.total > budget.in_total else ""
-        say(f"whynan: training stopped after {budget.streak} in a row, {budget.total} in total{limit}; {state}")
+        row = f"{budget.streak} in a row, {budget.total} in total"
+        over = f"{budget.total} bad steps in total, where {budget.in_total} are allowed"
+        say(f"whynan: training stopped after {over if budget.total > budget.in_total else row}; {state}")
         if not damaged and _met_the_same(incidents, budget):
             more = budget.streak + 1
             say(f"whynan: they met the same values: if that is one batch gone over several times (the epochs of PPO), --in-a-row {more} or more gets past it")
     else:
-        say("whynan: observed only; nothing was changed")
+        by_itself = all(LEFT_OUT in incident.cause.evidence for incident in incidents)
+        say(f"whynan: the program itself left {'this step' if total == 1 else 'these steps'} out; nothing was to be done" if by_itself else _OBSERVED)
     if report is not None:
         say(f"whynan: wrote {report}")
     replay = f"      whynan replay {report.parent}" if report is not None and _can_replay(report.parent) else ""
