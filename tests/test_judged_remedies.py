@@ -798,3 +798,29 @@ opt.step()
     assert any(words.startswith("does not help: keep the argument inside (-1, 1): ") for words in evidence)
     assert [words[:12] for words in evidence if "is 1 in float32" in words] == ["1 - 1e-09 at"]
     assert "help: keep what this argument is made of" in " ".join(done.err.split()) and "advice was not replayed" in done.err
+
+
+def test_an_epsilon_that_leaves_a_peak_of_a_pole_is_not_proven(box: Sandbox) -> None:
+    """A slope that is derived again has its pole squared: finite with a small epsilon, but loss and gradient are a thousand times those of all steps before."""
+    (incident, *_) = box.watched("""
+import torch
+torch.manual_seed(0)
+field = torch.nn.Sequential(torch.nn.Linear(3, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+opt = torch.optim.Adam(field.parameters(), 2e-3)
+for s in range(16):
+    p = torch.rand(24, 2) + 0.3
+    if s == 12:
+        p[3] = 0
+    p.requires_grad_()
+    r = p.pow(2).sum(-1, keepdim=True).sqrt()
+    (g,) = torch.autograd.grad(field(torch.cat([p, 0.3 * r], -1)).sum(), p, create_graph=True)
+    curved = [torch.autograd.grad(g[:, k].sum(), p, create_graph=True)[0][:, k] for k in range(2)]
+    loss = (sum(curved) + 4).square().mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""").incidents
+    effects = {r["title"].partition(" inside")[0]: (r["result"], r["effect"]) for r in incident["remedies"]}
+    assert incident["cause"]["code"] == "WN501"
+    assert effects["add 1e-6"][0] == "failed" and "the blow-up is only smaller" in effects["add 1e-6"][1], effects
+    assert incident["remedies"][0]["title"].startswith("add 1e-3") and incident["remedies"][0]["result"] == "proven", effects

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from whynan.causes.arguments import computed_forward, factorised, from_spans
+from whynan.causes.carried_out import told_of_trained
 from whynan.causes.catalogue import Finding, Scene, rule
 from whynan.causes.facts import VIEWS, as_view, at_or_below, consumers, counted, doubled, lies_below, lineage, share, skip_views
 from whynan.causes.fixes import Fix, guarded
@@ -74,7 +75,8 @@ def root_of_negative(scene: Scene) -> Finding | None:
 
     How sure
     whynan counts the negative arguments, shows the smallest, and says when it is a difference
-    that cancelled. Proven when the step, replayed with the change, is finite with a living
+    that cancelled, or is made of trained values that an update carried out of the domain, and
+    what these are. Proven when the step, replayed with the change, is finite with a living
     gradient; otherwise suspected.
 
     Not this when
@@ -92,11 +94,13 @@ def root_of_negative(scene: Scene) -> Finding | None:
         return None
     count, low = int(lies_below(base, 0).sum()), float(base[base.isfinite()].min())
     evidence = [share(count, base, "values are negative"), f"the smallest is {number(low)}"]
-    if any(_cancels(made, low) for made in lineage(view, depth=2)):
+    cancelled = any(_cancels(made, low) for made in lineage(view, depth=2))
+    if cancelled:
         evidence.append("it is a difference that cancelled: rounding pushed it below 0")
     power = float(exponent) if isinstance(exponent, int | float) else 0.5
     fixes = [_SPREAD, *guarded(view.name.replace("float_power", "pow"), view.op.dtype, power)]
-    return Finding(f"the root of {number(low)} is not real", evidence, fixes, from_spans(view))
+    finding = Finding(f"the root of {number(low)} is not real", evidence, fixes, from_spans(view))
+    return finding if cancelled else told_of_trained(scene, view, replace(finding, advice=_POSITIVE))
 
 
 def _cancels(view: View, low: float) -> bool:
@@ -107,6 +111,7 @@ def _cancels(view: View, low: float) -> bool:
     return any(abs(low) <= 64 * torch.finfo(t.dtype).eps * float(t.abs().max()) for t in terms)
 
 
+_POSITIVE = "make the argument positive where it is made: nothing cancels here, so it is below 0 by what it is made of"
 _SPREAD = Fix("compute the variance with torch.var (correction=0), which cannot cancel", "{inner}", safe=True, inner="variance by hand")
 
 

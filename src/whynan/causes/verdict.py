@@ -50,10 +50,11 @@ def judge(scene: Scene) -> tuple[Origin, Cause, list[Remedy], list[Experiment]]:
     chosen, finding = verdict.rule, verdict.finding
     scene.birth = verdict.scene.birth  # what is told beside the verdict is about the same birth
     scene.terms = named_terms(scene.birth)
-    remedies, useless = where_all_failed(chosen, [_as_recorded(scene.lab, r) for r in _listed(verdict.remedies)])
+    remedies, useless = where_all_failed(chosen, [_as_recorded(scene.lab, r) for r in _listed(verdict.remedies)], finding.advice)
     beside = [
         *lost_bounds(verdict.scene, chosen, finding),
         *_members(scene),
+        *([f"met in evaluation {scene.evaluation} of the closure in this step"] if scene.evaluation > 1 else []),
         *term_words(scene.birth, scene.terms),
         *sample_words(scene.program, verdict.samples),
         *hook_words(scene.program),
