@@ -824,3 +824,38 @@ for s in range(16):
     assert incident["cause"]["code"] == "WN501"
     assert effects["add 1e-6"][0] == "failed" and "the blow-up is only smaller" in effects["add 1e-6"][1], effects
     assert incident["remedies"][0]["title"].startswith("add 1e-3") and incident["remedies"][0]["result"] == "proven", effects
+
+
+SMALL = """
+import torch
+torch.manual_seed(0)
+net = torch.nn.Linear(4, 1)
+opt = torch.optim.SGD(net.parameters(), 0.01)
+mean = torch.tensor(1.0)
+for s in range(14):
+    x = torch.randn(8, 4)
+    used = float(s < 2)
+    if s == 10:
+        mean = torch.tensor(1e-38) / 8
+    value = {value}
+    loss = (net(x) - 1).square().mean() + {term}
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+
+
+def test_a_floor_under_a_tiny_denominator_is_proven_where_it_leaves_the_loss(box: Sandbox) -> None:
+    """0 over 1e-39 is 0 and its slope past float32: with a floor the quotient and the loss are the same, and the slope is finite."""
+    (incident, *_) = box.watched(SMALL.format(value="net(x).abs().mean() * 0", term="value / mean")).incidents
+    remedy = incident["remedies"][0]
+    assert (incident["cause"]["code"], remedy["result"]) == ("WN503", "proven"), incident["remedies"]
+    assert "value / mean.clamp_min(1e-18)" in remedy["diff"]
+
+
+def test_a_floor_under_a_denominator_that_is_meant_to_be_so_small_is_not_proven(box: Sandbox) -> None:
+    """There the quotient is of ordinary size: a floor gives another loss, which is said."""
+    (incident, *_) = box.watched(SMALL.format(value="net(x).abs().mean() * (mean if s == 10 else 1.0)", term="value / mean.clone()")).incidents
+    assert incident["cause"]["code"] == "WN503"
+    assert all(r["result"] != "proven" for r in incident["remedies"]), incident["remedies"]
+    assert "in logarithms or in float64" in incident["remedies"][0]["title"]
