@@ -17,6 +17,7 @@ from whynan.causes.extremes import Extreme, extreme_input, left_out
 from whynan.causes.fewer import without_rows
 from whynan.causes.general import lost_bounds, where_all_failed
 from whynan.causes.handed import batch_size, feeds_a_model, held_by_data, hook_words, line_in_data, sample_words
+from whynan.causes.in_samples import divided_in_samples
 from whynan.causes.lab import Lab, Outcome
 from whynan.causes.naming import names_of
 from whynan.causes.sampled import are_coupled, are_fed
@@ -74,7 +75,10 @@ def judge(scene: Scene) -> tuple[Origin, Cause, list[Remedy], list[Experiment]]:
     if scene.birth is not None and (outside := in_arrays(scene, scene.birth, origin, cause)) is not None:
         return *outside, scene.experiments
     if chosen.code in ("WN701", "WN702") and scene.birth is not None:
+        samples = list(origin.samples)
         origin, cause = _in_data(scene, scene.birth, origin, cause)
+        if scene.in_data is not None:
+            remedies = [*divided_in_samples(scene, scene.birth, scene.in_data, samples), *remedies]
     return origin, cause, remedies, scene.experiments
 
 
