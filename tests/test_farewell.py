@@ -33,6 +33,26 @@ def test_a_stop_by_one_batch_names_the_option_that_gets_past_it(bad: int, epochs
     assert done.status == (0 if options else 3)
 
 
+def test_a_stop_by_what_every_step_is_put_back_to_says_that_skipping_cannot_help(box: Sandbox) -> None:
+    """A mean that the loop carries is put back with each dropped step: the next one meets the same number again."""
+    done = box.watched("""
+import torch
+torch.manual_seed(0)
+net = torch.nn.Linear(4, 1)
+opt = torch.optim.SGD(net.parameters(), 0.01)
+mean = torch.tensor(1.0)
+for s in range(20):
+    out = net(torch.randn(8, 4))
+    mean = 0.5 * mean + 0.5 * (out * (s < 2)).abs().mean().detach()
+    loss = (out - 1).square().mean() + torch.log(mean - 1e-3)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""")
+    assert done.status == 3
+    assert "the next step meets them again, and skipping cannot help" in " ".join(done.err.split()), done.err
+
+
 def test_the_lines_of_a_change_keep_their_depth() -> None:
     """What several lines share is left out, for each stretch of the diff."""
     one = "@@ -1,4 +1,2 @@\n     kept\n-        loss = f(\n-            x,\n-        )\n+        loss = g(x)\n"

@@ -798,3 +798,64 @@ opt.step()
     assert any(words.startswith("does not help: keep the argument inside (-1, 1): ") for words in evidence)
     assert [words[:12] for words in evidence if "is 1 in float32" in words] == ["1 - 1e-09 at"]
     assert "help: keep what this argument is made of" in " ".join(done.err.split()) and "advice was not replayed" in done.err
+
+
+def test_an_epsilon_that_leaves_a_peak_of_a_pole_is_not_proven(box: Sandbox) -> None:
+    """A slope that is derived again has its pole squared: finite with a small epsilon, but loss and gradient are a thousand times those of all steps before."""
+    (incident, *_) = box.watched("""
+import torch
+torch.manual_seed(0)
+field = torch.nn.Sequential(torch.nn.Linear(3, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+opt = torch.optim.Adam(field.parameters(), 2e-3)
+for s in range(16):
+    p = torch.rand(24, 2) + 0.3
+    if s == 12:
+        p[3] = 0
+    p.requires_grad_()
+    r = p.pow(2).sum(-1, keepdim=True).sqrt()
+    (g,) = torch.autograd.grad(field(torch.cat([p, 0.3 * r], -1)).sum(), p, create_graph=True)
+    curved = [torch.autograd.grad(g[:, k].sum(), p, create_graph=True)[0][:, k] for k in range(2)]
+    loss = (sum(curved) + 4).square().mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""").incidents
+    effects = {r["title"].partition(" inside")[0]: (r["result"], r["effect"]) for r in incident["remedies"]}
+    assert incident["cause"]["code"] == "WN501"
+    assert effects["add 1e-6"][0] == "failed" and "the blow-up is only smaller" in effects["add 1e-6"][1], effects
+    assert incident["remedies"][0]["title"].startswith("add 1e-3") and incident["remedies"][0]["result"] == "proven", effects
+
+
+SMALL = """
+import torch
+torch.manual_seed(0)
+net = torch.nn.Linear(4, 1)
+opt = torch.optim.SGD(net.parameters(), 0.01)
+mean = torch.tensor(1.0)
+for s in range(14):
+    x = torch.randn(8, 4)
+    used = float(s < 2)
+    if s == 10:
+        mean = torch.tensor(1e-38) / 8
+    value = {value}
+    loss = (net(x) - 1).square().mean() + {term}
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+
+
+def test_a_floor_under_a_tiny_denominator_is_proven_where_it_leaves_the_loss(box: Sandbox) -> None:
+    """0 over 1e-39 is 0 and its slope past float32: with a floor the quotient and the loss are the same, and the slope is finite."""
+    (incident, *_) = box.watched(SMALL.format(value="net(x).abs().mean() * 0", term="value / mean")).incidents
+    remedy = incident["remedies"][0]
+    assert (incident["cause"]["code"], remedy["result"]) == ("WN503", "proven"), incident["remedies"]
+    assert "value / mean.clamp_min(1e-18)" in remedy["diff"]
+
+
+def test_a_floor_under_a_denominator_that_is_meant_to_be_so_small_is_not_proven(box: Sandbox) -> None:
+    """There the quotient is of ordinary size: a floor gives another loss, which is said."""
+    (incident, *_) = box.watched(SMALL.format(value="net(x).abs().mean() * (mean if s == 10 else 1.0)", term="value / mean.clone()")).incidents
+    assert incident["cause"]["code"] == "WN503"
+    assert all(r["result"] != "proven" for r in incident["remedies"]), incident["remedies"]
+    assert "in logarithms or in float64" in incident["remedies"][0]["title"]

@@ -51,6 +51,7 @@ class Case:
     in_data: Line | None = None  # the line of the data set that made a bad sample, once it is known
     loss: float | None = None  # the last one of the step, where the host knows it
     backwards: int = 0  # passes of this step so far, where that is known
+    evaluation: int = 0  # which evaluation of its closure a step was at
     failed: str = ""  # why it could not be gathered: there is nothing to diagnose
 
 
@@ -104,6 +105,7 @@ def _verdict(case: Case, targets: Targets, birth: Birth | None, trouble: str) ->
         in_data=case.in_data,
         loss=case.loss,
         backwards=case.backwards,
+        evaluation=case.evaluation,
     )
     origin, cause, remedies, experiments = judge(scene)
     case.in_data = scene.in_data

@@ -60,6 +60,7 @@ class Scene:
     terms: list[Named] = field(default_factory=list)  # of the loss, by their names in the source
     drifts: bool = False  # further updates without a gradient of the bad elements lead astray
     backwards: int = 0  # passes of this step so far, where that is known
+    evaluation: int = 0  # which evaluation of its closure a step was at
     met: Birth | None = None  # where a step met what this scene, which is none of its own, has made
     failed: list[str] = field(default_factory=list)  # codes of rules that raised when they were asked
 
@@ -86,6 +87,7 @@ class Finding:
     wrong: list[Fix] = field(default_factory=list)  # tempting changes: tried, so that what they give can be said
     remedies: list[Remedy] = field(default_factory=list)  # tried by the rule itself, elsewhere than at the birth
     title: str = ""  # where the rule's own would not be true
+    advice: str = ""  # where every change fails: what these values call for, in the place of general advice
 
 
 @dataclass(frozen=True, slots=True)

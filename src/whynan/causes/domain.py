@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from whynan.causes.arguments import computed_forward, factorised, from_spans
+from whynan.causes.carried_out import told_of_trained
 from whynan.causes.catalogue import Finding, Scene, rule
 from whynan.causes.facts import VIEWS, as_view, at_or_below, consumers, counted, doubled, is_same, lies_below, lineage, share, skip_views
 from whynan.causes.fixes import Fix, guarded
@@ -74,7 +75,8 @@ def root_of_negative(scene: Scene) -> Finding | None:
 
     How sure
     whynan counts the negative arguments, shows the smallest, and says when it is a difference
-    that cancelled. Proven when the step, replayed with the change, is finite with a living
+    that cancelled, or is made of trained values that an update carried out of the domain, and
+    what these are. Proven when the step, replayed with the change, is finite with a living
     gradient; otherwise suspected.
 
     Not this when
@@ -99,7 +101,8 @@ def root_of_negative(scene: Scene) -> Finding | None:
         evidence.append(f"it is a difference that cancelled: rounding pushed it below 0{how}")
     power = float(exponent) if isinstance(exponent, int | float) else 0.5
     fixes = [_SPREAD, *[_TWO_PASSES] * of_squares, *guarded(view.name.replace("float_power", "pow"), view.op.dtype, power)]
-    return Finding(f"the root of {number(low)} is not real", evidence, fixes, from_spans(view))
+    finding = Finding(f"the root of {number(low)} is not real", evidence, fixes, from_spans(view))
+    return finding if cancelled is not None else told_of_trained(scene, view, replace(finding, advice=_POSITIVE))
 
 
 def _cancels(view: View, low: float) -> bool:
@@ -119,6 +122,7 @@ def _takes_off_a_square(view: View) -> bool:
 
 
 _TWO_PASSES = Fix("take the mean off before squaring, in two passes (for running sums: Welford's update), or keep these sums in float64")
+_POSITIVE = "make the argument positive where it is made: nothing cancels here, so it is below 0 by what it is made of"
 _SPREAD = Fix("compute the variance with torch.var (correction=0), which cannot cancel", "{inner}", safe=True, inner="variance by hand")
 
 

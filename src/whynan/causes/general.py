@@ -27,15 +27,15 @@ _BOUNDS = ("clamp", "clamp_max", "clamp_min", "hardtanh", "mul")
 _STEPS, _MAKERS = 6, 64  # how far back, and how many operations, a bound is looked for
 
 
-def where_all_failed(rule: Rule, remedies: list[Remedy]) -> tuple[list[Remedy], list[str]]:
-    """Put general advice before changes that are known to fail, and say of each what is wrong with it.
+def where_all_failed(rule: Rule, remedies: list[Remedy], fitting: str = "") -> tuple[list[Remedy], list[str]]:
+    """Put advice before changes that are known to fail, that which fits the values or else general advice, and say of each what is wrong with it.
 
     Nothing where one is left to try, or is right in itself.
     """
     if not remedies or any(r.result != "failed" or r.safe for r in remedies):
         return remedies, []
     found = _INSTEAD.search(rule.page)
-    advice = _ADVICE.get(rule.code) or (" ".join(found[1].split()) if found is not None else "")
+    advice = fitting or _ADVICE.get(rule.code) or (" ".join(found[1].split()) if found is not None else "")
     if not advice:
         return remedies, []
     return [Remedy(advice[0].lower() + advice[1:]), *remedies], [f"does not help: {r.title}: {r.effect}" for r in remedies]

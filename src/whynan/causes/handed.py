@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from whynan.errors import let_through
@@ -89,25 +90,39 @@ def sample_words(program: Program, samples: list[int]) -> list[str]:
 
 def line_in_data(program: Program, birth: Birth, samples: list[int]) -> Line | None:
     """Return the line of the data set, or of what makes a batch of its samples, that made a bad value which was handed in."""
-    from whynan.capsule.state.generators import Generators, put
-    from whynan.capsule.state.randomness import put_rng, take_rng
     from whynan.trace.lines import PATIENCE, first_bad_line
 
-    drawn = _drawn(program) if samples and birth.leaf is not None else None
-    if drawn is None or birth.leaf is None:
+    if not samples or birth.leaf is None:
         return None
-    rng, nan, begin = take_rng(others=True), birth.leaf.damage.nan, time.monotonic()
-    generators = Generators()
-    generators.find(vars(drawn.data_set).values() if hasattr(drawn.data_set, "__dict__") else ())
-    states = generators.take()
+    nan, begin = birth.leaf.damage.nan, time.monotonic()
     try:
-        with program.still():
+        with samples_again(program) as drawn:
+            if drawn is None:
+                return None
             line = first_bad_line(lambda: drawn.fetch(samples[0]), nan)
             slow = (time.monotonic() - begin) * len(drawn.indices) > PATIENCE
             return line if line is not None or slow else first_bad_line(drawn.gather, nan)
     except Exception as error:  # of the program's own code: it may not like to be asked twice
         let_through(error)
         return None
+
+
+@contextmanager
+def samples_again(program: Program) -> Iterator[Drawn | None]:
+    """Let a data set be asked for samples of a step's batch again: what is random draws as if it had not been."""
+    from whynan.capsule.state.generators import Generators, put
+    from whynan.capsule.state.randomness import put_rng, take_rng
+
+    drawn = _drawn(program)
+    if drawn is None:
+        yield None
+        return
+    rng, generators = take_rng(others=True), Generators()
+    generators.find(vars(drawn.data_set).values() if hasattr(drawn.data_set, "__dict__") else ())
+    states = generators.take()
+    try:
+        with program.still():
+            yield drawn
     finally:
         put_rng(rng)
         put(states)

@@ -357,8 +357,11 @@ class Lab:
         wide = self.run(around=converted(program, WIDE), program=program)
         return wide.loss is not None and wide.finite and abs(changed - wide.loss) < 0.1 * abs(usual - wide.loss)
 
-    def judge(self, outcome: Outcome, empty: bool = False, same: float | None = None, low: bool = False) -> tuple[bool, str]:
-        """Say whether an outcome proves a remedy, and what is wrong with it otherwise; `low`: its loss may be as low as it is."""
+    def judge(self, outcome: Outcome, empty: bool = False, same: float | None = None, low: bool = False, bound: bool = False) -> tuple[bool, str]:
+        """Say whether an outcome proves a remedy, and what is wrong with it otherwise.
+
+        `low`: its loss may be as low as it is; `bound`: it keeps an operand off an edge by some number, and another number gives another loss.
+        """
         self._excused = empty
         if outcome.error or not outcome.finite:
             return False, outcome.effect() if outcome.error else f"still not finite ({outcome.effect()})"
@@ -376,10 +379,19 @@ class Lab:
             return False, f"{FAR_OFF[1]}{outcome.effect()}"
         if outcome.loss is not None and abs(outcome.loss) > self.ceiling():
             return False, f"{FAR_OFF[0]}{outcome.effect()}{self._held_against()}"
+        if bound and self._only_moves(outcome):
+            largest = number(max(self.norms[-50:]))
+            return False, f"finite, but the blow-up is only smaller: {outcome.effect()}{self._held_against()} and a gradient norm of at most {largest}"
         if outcome.loss is not None and outcome.loss < self._floor() and not low:
             return False, f"finite, but it rewards the fault: {outcome.effect()}{self._held_against_lowest()}"
         unusual = self.losses and outcome.loss is not None and abs(outcome.loss) > UNUSUAL * self._usual_loss()
         return True, outcome.effect() + (f" (the steps before had a loss of about {number(self._usual_loss())})" if unusual else "")
+
+    def _only_moves(self, outcome: Outcome) -> bool:
+        """Whether both the loss and the gradient are far above all that the steps before had: an epsilon that bounds a pole leaves it a peak."""
+        if not self.losses or not self.norms or outcome.loss is None or outcome.norm is None:
+            return False
+        return abs(outcome.loss) > UNUSUAL * self._usual_loss() and outcome.norm > UNUSUAL * max(self.norms[-50:])
 
     def ceiling(self) -> float:
         """Return the largest loss that a remedy may give: by the steps before, else by this one without its bad samples."""

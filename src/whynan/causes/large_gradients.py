@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from whynan.causes.backward import before_clipping, ops_of_node, parts
 from whynan.causes.catalogue import Finding, Scene, rule
 from whynan.causes.facts import LIMITS, VIEWS, biggest
-from whynan.causes.fixes import BRAIN, Fix
+from whynan.causes.fixes import BRAIN, Fix, small
 from whynan.causes.logarithms import log_fixes
 from whynan.causes.ranges import overflowed
 from whynan.records import number
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 
 _SOFTEN = "keep the denominator further from 0: a floor under it, or a softening term added to it"
+_IN_FLOAT64 = "compute this part in logarithms or in float64: so small a denominator is meant, and a floor under it gives another loss"
 _CALM = "clip or normalise on the way: shorter unrolls, a lower gain, a smaller loss weight"
 
 # backward operations that only multiply and add up: what they make of finite values is not finite by its size alone
@@ -89,7 +90,8 @@ def gradient_overflow(scene: Scene) -> Finding | None:
     what = f"a value on the way to the gradient of {name}" if goes_on else f"the gradient of {name}"
     largest = f"{what} would be" if size >= ends else f"the result of {view.name} would be at most"
     evidence = [f"{largest} {number(size)}, {dtype} ends at {limit}", "in a wider dtype the same operation is finite"]
-    fixes = [Fix("scale the loss down, or keep this part in float32")] if dtype == "float16" else [Fix(_advice(forward, view))]
+    floors = _floors(forward) if dtype != "float16" else []
+    fixes = floors or [Fix("scale the loss down, or keep this part in float32") if dtype == "float16" else Fix(_advice(forward, view))]
     if dtype == "float16":
         widened = [] if forward.name == "_to_copy" else [Fix("compute this in float32", "{x}.float()", 0)]  # a cast is computed nowhere
         fixes = [*widened, BRAIN, *fixes]
@@ -99,7 +101,7 @@ def gradient_overflow(scene: Scene) -> Finding | None:
     said = f"the gradient {number(size)} is past" if not goes_on else f"a value on the way to the gradient, {number(size)}, is past"
     if size < ends:  # inside of torch's own kernel
         said = "a value on the way to the gradient is past"
-    return Finding(f"{said} the range of {dtype}", evidence + before_clipping(scene), fixes, proven=True)
+    return Finding(f"{said} the range of {dtype}", evidence + before_clipping(scene), fixes, proven=True, advice=_IN_FLOAT64 if floors else "")
 
 
 _BY_SLOPE = ("log", "log2", "log10")
@@ -131,6 +133,16 @@ def _divides_by(forward: View) -> bool:
     """Whether an operation has a denominator, be it written as a negative power."""
     exponent = forward.scalar("exponent")
     return forward.name in ("div", "reciprocal", "rsqrt") or (forward.name == "pow" and isinstance(exponent, int | float) and exponent < 0)
+
+
+def _floors(forward: View) -> list[Fix]:
+    """Return floors under a denominator that is nowhere below 0: where 1 / x^2 is still in the range of its type, and the usual one."""
+    place = 1 if forward.name == "div" else 0
+    below, dtype = forward.input(place), forward.op.dtype
+    if not _divides_by(forward) or below is None or below.is_complex() or bool((below < 0).any()):
+        return []
+    sizes = ["1e-150" if dtype == "float64" else "1e-18", small(dtype)]
+    return [Fix(f"keep the denominator at or above {least}", f"{{x}}.clamp_min({least})", place) for least in sizes]
 
 
 def _goes_on(birth: Birth) -> bool:

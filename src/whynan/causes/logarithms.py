@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from whynan.causes import patterns
 from whynan.causes.arguments import argument_of, computed_forward, from_spans, rounded_from
+from whynan.causes.carried_out import told_of_trained
 from whynan.causes.catalogue import Finding, Scene, rule
 from whynan.causes.facts import ELEMENTWISE, as_view, is_same, lies_below, lineage, rows, share, skip_views, without_zeros
 from whynan.causes.fixes import BY_HAND, LOG1MEXP, LOG_OF_EXP, LOGSUMEXP, Fix, guarded
@@ -191,7 +192,8 @@ def log_of_negative(scene: Scene) -> Finding | None:
     low = float(argument[argument.isfinite()].min())
     evidence = [share(count, argument, f"values are below {number(edge)}"), f"the smallest is {number(low)}"]
     fixes = [*_of_a_factor(view), *guarded(view.name, view.op.dtype), _BY_CONSTRUCTION]
-    return Finding(f"log of {number(low)} is not defined", evidence, fixes, from_spans(view, index))
+    finding = Finding(f"log of {number(low)} is not defined", evidence, fixes, from_spans(view, index))
+    return told_of_trained(scene, view, finding, index) if edge == 0 else finding
 
 
 _BY_CONSTRUCTION = Fix("make it positive where it is made, with softplus or exp: then all that uses it sees the same number, and a gradient leads back")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import Any
+
+import torch
 
 from whynan.causes.catalogue import Scene
 from whynan.causes.facts import VIEWS, counted, divides
@@ -13,6 +16,7 @@ from whynan.causes.stopped import Stopped
 from whynan.causes.swapping import Put
 from whynan.records import number
 
+_SEVERAL = 2  # elements: of one alone nothing can be said
 _LINEAR = VIEWS | {"add", "sub", "rsub", "mul", "div", "sum", "mean", "stack", "cat"}
 FAR_FROM_WIDE = 0.1  # by how much a loss may be off that of float64; more is what overflows at another place
 _FAR = 1000.0  # times the largest quotient that a bound leaves alone: what is larger is not fine
@@ -23,7 +27,7 @@ def quotients_moved(scene: Scene, fix: Fix) -> str:
     """Say how many quotients that are fine, of the size of those it leaves alone, a bound under their denominators would change."""
     view, found = scene.birth.forward if scene.birth is not None else None, BOUND.fullmatch(fix.template)
     elsewhere = scene.jump is not None or fix.operand != 1 or fix.limit or fix.site is not None
-    if elsewhere or view is None or found is None or not found["low"] or not divides(view):
+    if elsewhere or view is None or found is None or not found["low"] or not divides(view) or view.birth.derivative:  # of a derivative the loss is compared
         return ""
     below, quotients = view.input(1), view.output()
     if below is None or quotients is None or below.is_complex():
@@ -31,7 +35,7 @@ def quotients_moved(scene: Scene, fix: Fix) -> str:
     under = (below < float(found["low"])).broadcast_to(quotients.shape)
     left = quotients[~under & quotients.isfinite()].abs()
     largest = _FAR * float(left.max()) if left.numel() else math.inf
-    fine = (under & (below != 0) & quotients.isfinite() & (quotients.abs() <= largest)).sum()
+    fine = (under & (below != 0) & quotients.isfinite() & (quotients != 0) & (quotients.abs() <= largest)).sum()
     return f"it changes {int(fine)} of {quotients.numel()} quotients that are fine: their denominators are below {found['low']}" if fine else ""
 
 
@@ -70,3 +74,34 @@ def unlike_wide(lab: Lab, fix: Fix, outcome: Outcome) -> str:
     if abs(outcome.loss - wide) <= FAR_FROM_WIDE * abs(wide):
         return ""
     return f"finite, but the loss is {number(outcome.loss)} where the same step in float64 has {number(wide)}: another place is past the range, too"
+
+
+def hides_all(scene: Scene, put: Put | None, stopped: list[Stopped]) -> str:
+    """Say that a change makes one number of all that an operation gave, where all of it was bad and no healthy step shows what it should be.
+
+    Cost: where all elements were bad, one replay and one of each healthy step; what these stop is not counted.
+    """
+    birth, lab = scene.birth, scene.lab
+    bad = birth.forward.output() if birth is not None and birth.forward is not None and not birth.derivative else None
+    if lab is None or put is None or bad is None or bad.numel() < _SEVERAL or bool(bad.isfinite().any()):
+        return ""
+    gave: list[torch.Tensor] = []
+
+    def look(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = put.swap(func, args, kwargs)
+        gave.extend([result.detach()] if isinstance(result, torch.Tensor) and result.numel() else [])
+        return result
+
+    before, looking = list(stopped), Put(look, put.sites, put.name)
+    try:
+        lab.run(looking)
+        if not gave or not all(bool((g == gave[0].flatten()[0]).all()) for g in gave):
+            return ""
+        one = number(float(gave[0].flatten()[0].real))
+        for program in lab.healthy.values():
+            lab.run(looking, program=program)
+            if lab.hit:
+                return ""
+    finally:
+        stopped[:] = before
+    return f"finite, but it hides the fault: all {bad.numel()} elements were bad, and all are {one} with it, in a place that no healthy step came to"

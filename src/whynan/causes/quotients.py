@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from whynan.causes.arguments import computed_forward, from_spans
 from whynan.causes.catalogue import Finding, Scene, rule
 from whynan.causes.facts import ELEMENTWISE, are_counts, as_view, counted, divides, is_same, lies_below, lineage, rows, share, skip_views
 from whynan.causes.fixes import SOFTMAX, Fix, as_zero, guarded, shifted, small
+from whynan.causes.ratios import limit_of_one, one_less_one
 from whynan.causes.usual import before, kept_above
 from whynan.records import Phase
 
@@ -79,14 +80,17 @@ def zero_over_zero(scene: Scene) -> Finding | None:
     if not count or not (mostly or _only_nans_go_on(view)):  # something else is divided by 0
         return None
     norm = _norm_below(view)
-    evidence = [share(int((below == 0).sum()), below, "denominators are 0"), counted(count, "quotients are 0 / 0")]
+    evidence = [share(int((below == 0).sum()), below, "denominators are 0"), _both(count, hit)]
+    limit, words = limit_of_one(view) if mostly else ([], [])
+    apart, why = one_less_one(view)
+    evidence += [*words, *why]
     if norm is not None:
         evidence.append("the denominator is a norm: the vector is zero")
     if not mostly:
         evidence.append("the infinite quotients beside them become finite right after: only 0 / 0 reaches the loss")
     floor = Fix("keep the denominator away from 0", f"{{x}}.clamp_min({small(view.op.dtype)})", 1)
     # 0 over a tiny number is 0 as well, but of the next numerator that is not 0 it makes 1e12, and so it does of the gradient
-    fixes = [*_normalised(view), as_zero(view), floor] if mostly else [floor, as_zero(view)]
+    fixes = [*_normalised(view), *limit, as_zero(view), floor] if mostly else [floor, as_zero(view)]
     fixes += guarded("div", view.op.dtype)[1:]
     if view.call.endswith("normalize"):
         eps = "1e-4" if view.op.dtype == "float16" else "1e-12"
@@ -96,8 +100,16 @@ def zero_over_zero(scene: Scene) -> Finding | None:
         evidence,
         fixes,
         from_spans(view, 1),
-        empty=scene.birth is not None and scene.birth.phase is Phase.OPTIMIZER,
+        empty=scene.birth is not None and scene.birth.phase is Phase.OPTIMIZER and not apart,
+        advice=apart,
     )
+
+
+def _both(count: int, hit: Any) -> str:
+    """Count the quotients that are 0 / 0; where that is all of many, say it of both sides."""
+    if count == hit.numel() > 1:
+        return f"all {count} quotients are 0 / 0: numerator and denominator are 0 in every element"
+    return counted(count, "quotients are 0 / 0")
 
 
 def _only_nans_go_on(view: View) -> bool:
@@ -189,7 +201,8 @@ def division_by_zero(scene: Scene) -> Finding | None:
     if not count:
         return None
     place = rows(below == 0)
-    evidence = [share(count, below, "denominators are 0") + (f" ({place})" if place else "")]
+    apart, why = one_less_one(view, len(view.op.sources) - 1)
+    evidence = [share(count, below, "denominators are 0") + (f" ({place})" if place else ""), *why]
     fixes = [as_zero(view), *guarded("div", view.op.dtype)[1:]]
     if view.name == "reciprocal":
         fixes = [fixes[0], Fix("keep the denominator away from 0", "torch.where({x} == 0, torch.full_like({x}, 1e-6), {x})", 1)]
@@ -202,6 +215,7 @@ def division_by_zero(scene: Scene) -> Finding | None:
         fixes,
         from_spans(view, len(view.op.sources) - 1),
         empty=scene.birth is not None and scene.birth.phase is Phase.OPTIMIZER,  # gradients of 0 have a norm of 0
+        advice=apart,
     )
 
 

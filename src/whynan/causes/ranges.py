@@ -17,7 +17,7 @@ _BESSEL = ("i0", "special_i1", "special_modified_bessel_i0", "special_modified_b
 _EXPONENTIALS = ("exp", "expm1", "exp2", "sinh", "cosh", "softplus", "poisson_nll_loss", *_BESSEL)
 
 
-def _wide(view: View) -> tuple[Any, str]:
+def in_float64(view: View) -> tuple[Any, str]:
     """Compute the operation again in float64 on the kept inputs; return the result, or why not."""
     import torch
 
@@ -48,7 +48,7 @@ def _wide(view: View) -> tuple[Any, str]:
 
 def overflowed(view: View) -> Any:
     """Return the result in float64 where it is finite and the dtype's own result is not, of several the one that is kept; else None."""
-    result, _ = _wide(view)
+    result, _ = in_float64(view)
     tensors = [t for t in (result if isinstance(result, tuple | list) else [result]) if hasattr(t, "isfinite")]
     if not tensors or not all(bool(t.isfinite().all()) for t in tensors):
         return None

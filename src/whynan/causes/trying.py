@@ -17,7 +17,7 @@ from whynan.causes.facts import ELEMENTWISE, as_view, leads_to, lineage, without
 from whynan.causes.fixes import LOG_OF_EXP, Fix, guarded, source_name
 from whynan.causes.lab import NO_MEMORY, TOLERANCE, Lab, Outcome
 from whynan.causes.lasting import BOUND, kept_in_weights
-from whynan.causes.objections import quotients_moved, rewarded_by, starved_by, unlike_wide, wrong_slope
+from whynan.causes.objections import hides_all, quotients_moved, rewarded_by, starved_by, unlike_wide, wrong_slope
 from whynan.causes.onward import onward
 from whynan.causes.source import Change, Expression, expression_at, sites_of_node
 from whynan.causes.stopped import Stopped
@@ -232,7 +232,7 @@ def judged(scene: Scene, finding: Finding, fix: Fix, trial: Trial) -> Remedy:
     same = _finite_loss(scene) if trial.tolerance == TOLERANCE else None
     if outcome.error and scene.symptom.place != "exception" and lab.run().error == outcome.error:
         return Remedy(title, diff, fix.safe, "not tried", f"the step cannot be replayed to its end: {outcome.error}")
-    good, words = lab.judge(outcome, finding.empty, same, low=fix.safe or _fell(scene))
+    good, words = lab.judge(outcome, finding.empty, same, low=fix.safe or _fell(scene), bound=fix.operand is not None and not fix.safe)
     if outcome.error and ".float()" in fix.template and re.search("dtype|scalar type", outcome.error):
         words = f"an operation after it then gets float32 beside float16 and refuses that: these have to be widened too ({outcome.error})"
     if good:
@@ -246,6 +246,9 @@ def judged(scene: Scene, finding: Finding, fix: Fix, trial: Trial) -> Remedy:
         good, words = False, stays
     if good and not lab.is_true(outcome) and (starved := starved_by(trial.stopped[:now], trial.stopped[now:])):
         good, words = False, f"{starved} ({outcome.effect()})"
+        finding.proven = True  # of this step it was the cause
+    if good and not finding.empty and not lab.is_true(outcome) and (hidden := hides_all(scene, trial.put, trial.stopped)):
+        good, words = False, f"{hidden} ({outcome.effect()})"
         finding.proven = True  # of this step it was the cause
     if good and (paid := rewarded_by(scene, trial.stopped)):
         good, words = False, f"{paid} ({outcome.effect()})"

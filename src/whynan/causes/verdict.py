@@ -17,6 +17,7 @@ from whynan.causes.extremes import Extreme, extreme_input, left_out
 from whynan.causes.fewer import without_rows
 from whynan.causes.general import lost_bounds, where_all_failed
 from whynan.causes.handed import batch_size, feeds_a_model, held_by_data, hook_words, line_in_data, sample_words
+from whynan.causes.in_samples import divided_in_samples
 from whynan.causes.kept_out import kept_out
 from whynan.causes.lab import Lab, Outcome
 from whynan.causes.naming import names_of
@@ -51,13 +52,14 @@ def judge(scene: Scene) -> tuple[Origin, Cause, list[Remedy], list[Experiment]]:
     chosen, finding = verdict.rule, verdict.finding
     scene.birth = verdict.scene.birth  # what is told beside the verdict is about the same birth
     scene.terms = named_terms(scene.birth)
-    remedies, useless = where_all_failed(chosen, [_as_recorded(scene.lab, r) for r in _listed(verdict.remedies)])
+    remedies, useless = where_all_failed(chosen, [_as_recorded(scene.lab, r) for r in _listed(verdict.remedies)], finding.advice)
     guarded, guards = kept_out(verdict.scene)
     finding.spans += [span for span in guards if (span.file, span.line) not in {(s.file, s.line) for s in finding.spans}]
     beside = [
         *guarded,
         *lost_bounds(verdict.scene, chosen, finding),
         *_members(scene),
+        *([f"met in evaluation {scene.evaluation} of the closure in this step"] if scene.evaluation > 1 else []),
         *term_words(scene.birth, scene.terms, scene.lab.scale),
         *sample_words(scene.program, verdict.samples),
         *hook_words(scene.program),
@@ -77,7 +79,10 @@ def judge(scene: Scene) -> tuple[Origin, Cause, list[Remedy], list[Experiment]]:
     if scene.birth is not None and (outside := in_arrays(scene, scene.birth, origin, cause)) is not None:
         return *outside, scene.experiments
     if chosen.code in ("WN701", "WN702") and scene.birth is not None:
+        samples = list(origin.samples)
         origin, cause = _in_data(scene, scene.birth, origin, cause)
+        if scene.in_data is not None:
+            remedies = [*divided_in_samples(scene, scene.birth, scene.in_data, samples), *remedies]
     return origin, cause, remedies, scene.experiments
 
 

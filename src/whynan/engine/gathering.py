@@ -56,6 +56,7 @@ def _gathered(session: Session, symptom: Symptom, optimizer: Any, scaler: Any, p
         rank=rank_here(),
         loss=session.window.loss if step == session.step_count and scaler is None else None,
         backwards=session.window.backwards if step == session.step_count else 0,
+        evaluation=session.window.evaluations if step == session.step_count and session.stepping else 0,
         healthy={kept.step: Program(session.recorder, kept.entries, program.leaves) for kept in session.earlier.before(step)},
     )
 

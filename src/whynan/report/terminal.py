@@ -257,8 +257,7 @@ def farewell(incidents: list[Incident], counts: dict[tuple[str, str, int], int],
         over = f"{budget.total} bad steps in total, where {budget.in_total} are allowed"
         say(f"whynan: training stopped after {over if budget.total > budget.in_total else row}; {state}")
         if not damaged and _met_the_same(incidents, budget):
-            more = budget.streak + 1
-            say(f"whynan: they met the same values: if that is one batch gone over several times (the epochs of PPO), --in-a-row {more} or more gets past it")
+            say(f"whynan: they met the same values: {_of_the_same(last, budget)}")
     else:
         by_itself = all(LEFT_OUT in incident.cause.evidence for incident in incidents)
         say(f"whynan: the program itself left {'this step' if total == 1 else 'these steps'} out; nothing was to be done" if by_itself else _OBSERVED)
@@ -269,11 +268,18 @@ def farewell(incidents: list[Incident], counts: dict[tuple[str, str, int], int],
 
 
 def _met_the_same(incidents: list[Incident], budget: Budget) -> bool:
-    """Whether the bad steps in a row are the fault of data and had the same, behind a healthy step: a batch that is gone over again."""
+    """Whether the bad steps in a row had the same cause with the same values; where it is one of data, behind a healthy step."""
     row = incidents[-budget.streak :]
     whole = len(row) == budget.streak > 1 and budget.total <= budget.in_total
-    of_data = whole and row[0].step > 0 and row[0].cause.code.startswith(_OF_DATA) and bool(row[0].origin.inputs)
-    return of_data and len({(i.cause.code, i.origin.span, i.origin.inputs) for i in row}) == 1
+    known = whole and bool(row[0].origin.inputs) and (row[0].step > 0 or not row[0].cause.code.startswith(_OF_DATA))
+    return known and len({(i.cause.code, i.origin.span, i.origin.inputs) for i in row}) == 1
+
+
+def _of_the_same(last: Incident, budget: Budget) -> str:
+    """Say what follows for skipping: a batch that is gone over again comes to its end, what a step is put back to does not."""
+    if last.cause.code.startswith(_OF_DATA):
+        return f"if that is one batch gone over several times (the epochs of PPO), --in-a-row {budget.streak + 1} or more gets past it"
+    return "where they come from the state that a dropped step is put back to, the next step meets them again, and skipping cannot help"
 
 
 def _can_replay(run: Path) -> bool:
