@@ -27,8 +27,7 @@ COLUMN = """
 net.weight.data.fill_(0.1)
 for step in range(4):
     x = torch.randn(8, 4)
-    if step == 2:
-        x[:, 2] = 20000 + 1000 * torch.rand(8)
+    x[:, 2] = 20000 + 1000 * torch.rand(8)
     loss = torch.exp(net(x)).mean()
 """
 MADE = """

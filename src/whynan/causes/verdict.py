@@ -158,7 +158,7 @@ def _explain(scene: Scene) -> Verdict:
         gone = without is not None and without.finite and set(samples) == set(extreme.places)
         if gone and without:
             finding.evidence.append(f"{extreme.words}; without {'it' if len(samples) == 1 else 'them'}: {without.effect()}")
-        elif extreme.kind == "column":  # a row without which the step is as bad is not what broke it
+        elif extreme.kind == "column" or (without is None and scene.healthy):  # a row without which the step is as bad is not what broke it
             finding.evidence.append(extreme.words)
     remedies = finding.remedies + remedies_of(scene, finding, expression, site)
     with forgiven(scene, "changes that are often made"):
