@@ -85,7 +85,7 @@ def term_words(birth: Birth | None, named: list[Named], scale: float = 1.0) -> l
 
 def _weighted(birth: Birth, terms: list[TensorStats], scale: float) -> str:
     loss, values = birth.losses[-1] / scale if birth.losses else math.nan, [t.min for t in terms if t.min is not None and not t.nonfinite]
-    if not math.isfinite(loss) or len(values) < len(terms) or math.isclose(sum(values), loss, rel_tol=_SHOWN, abs_tol=1e-12):
+    if not math.isfinite(loss) or not len(values) == len(terms) <= LISTED or math.isclose(sum(values), loss, rel_tol=_SHOWN, abs_tol=1e-12):
         return ""
     return f" ({number(loss)}), before what weights them"
 

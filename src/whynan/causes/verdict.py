@@ -53,7 +53,7 @@ def judge(scene: Scene) -> tuple[Origin, Cause, list[Remedy], list[Experiment]]:
     scene.birth = verdict.scene.birth  # what is told beside the verdict is about the same birth
     scene.terms = named_terms(scene.birth)
     remedies, useless = where_all_failed(chosen, [_as_recorded(scene.lab, r) for r in _listed(verdict.remedies)], finding.advice)
-    guarded, guards = kept_out(verdict.scene)
+    guarded, guards = ([], []) if finding.backward else kept_out(verdict.scene)  # WN502 tells it itself
     finding.spans += [span for span in guards if (span.file, span.line) not in {(s.file, s.line) for s in finding.spans}]
     beside = [
         *guarded,
