@@ -78,7 +78,7 @@ class Roots:
             self._arguments.generators.find_around(root)
             self._begun.pop(key, None)
             self.has_buffers = self.has_buffers or any(m._buffers for m in root.modules())
-        elif known[1].is_old and key not in self._begun and key not in self._again:
+        elif key not in self._begun and key not in self._again and known[1].is_old:
             self.states[key] = known = (root, known[1].renewed())
             self.has_buffers = self.has_buffers or any(m._buffers for m in root.modules())
         state = known[1]

@@ -40,6 +40,8 @@ def is_small(value: Any) -> bool:
 
 def equal(buffer: torch.Tensor, copy: torch.Tensor) -> bool:
     """Whether a copy still says what a buffer holds."""
+    if buffer.shape != copy.shape:  # resized in place, perhaps from nothing
+        return False
     try:
         return torch.equal(buffer, copy) or bool(((buffer == copy) | ((buffer != buffer) & (copy != copy))).all())  # NaN that was there is no change
     except (RuntimeError, NotImplementedError):  # a kind of tensor that cannot be compared
