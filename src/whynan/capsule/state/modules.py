@@ -111,7 +111,7 @@ class ModuleState:
 
     @property
     def is_old(self) -> bool:
-        """Whether there is more in the module by now than this knows of: layers added or exchanged, lazy ones given their shape, buffers where there was None."""
+        """Whether there is more in the module by now than this knows of: layers added or exchanged, lazy ones given a shape, buffers where there was None."""
         if self.altered or (self._lazy and not all(map(is_lazy, self._lazy))):
             return True
         return any(table.get(name) is not None for table, name in self._empty)
