@@ -240,3 +240,39 @@ def test_ranks_that_lightning_starts_are_watched_and_agree(box: Sandbox) -> None
     assert [(i["rank"], i["cause"]["code"], i["origin"]["code"]) for i in done.incidents] == [(1, "WN101", "loss = loss + torch.log(loss - loss)")] * 2, (
         done.err
     )
+
+
+ACCUMULATING = (
+    HEAD
+    + """
+    class Own(torch.optim.SGD):
+        pass
+
+    class Lit(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1))
+
+        def training_step(self, batch, index):
+            return self.net(batch).square().mean()
+
+        def configure_optimizers(self):
+            return {optimizer}(self.parameters(), lr=1e-2)
+
+    x = torch.randn(12, 4, 4)
+    x[4, 1] = float("nan")  # the first half of the third step
+    x = torch.cat([x[:4], x[6:]]) if {without} else x
+    lit = Lit()
+    pl.Trainer(max_epochs=1, accumulate_grad_batches=2, enable_checkpointing=False, **quiet).fit(lit, torch.utils.data.DataLoader(list(x), batch_size=None))
+    print([p.tolist() for p in lit.state_dict().values()])
+"""
+)
+
+
+@pytest.mark.parametrize("optimizer", ["torch.optim.Adam", "Own"])
+def test_a_bad_first_micro_batch_drops_its_window(optimizer: str, box: Sandbox) -> None:
+    """The closure of a step that is left out runs all the same, for Lightning asks for its result, and is undone."""
+    never = box.python(str(box.write(ACCUMULATING.format(package="lightning.pytorch", optimizer=optimizer, without=True))))
+    done = box.whynan(str(box.write(ACCUMULATING.format(package="lightning.pytorch", optimizer=optimizer, without=False))))
+    assert (done.status, done.out) == (0, never.out), done.err
+    assert [(i["step"], i["action"]["taken"]) for i in done.incidents] == [(2, "skipped")]

@@ -6,6 +6,7 @@ import copy
 import gc
 import math
 import pickle
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import CellType, FunctionType
@@ -444,10 +445,28 @@ def test_step_function_that_raises() -> None:
             step()
 
 
+def test_the_model_of_a_finished_training_is_let_go_when_the_next_has_begun() -> None:
+    """Short trainings one after the other (folds, trials) do not add up."""
+    models: list[weakref.ref[torch.nn.Module]] = []
+
+    def fold() -> None:
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(3):
+            model(torch.randn(8, 4)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        models.append(weakref.ref(model))
+
+    with whynan.watch(files=False):
+        for _ in range(6):
+            fold()
+            gc.collect()
+    assert sum(model() is not None for model in models) <= 2
+
+
 def test_nothing_is_kept_alive() -> None:
     """A closed watch that is dropped lets model and batch go."""
-    import weakref
-
     model, optimizer = make()
     with whynan.watch(model, optimizer, files=False) as guard:
         train(model, optimizer)
@@ -459,8 +478,6 @@ def test_nothing_is_kept_alive() -> None:
 
 def test_memory_of_a_step_is_let_go() -> None:
     """While watching, no activation of an earlier step is held, and of the batches only those of the two healthy steps that are kept."""
-    import weakref
-
     model, optimizer = make()
     batches, activations = [], []
     with whynan.watch(model, optimizer, files=False):

@@ -40,6 +40,7 @@ class Roots:
         self._again: dict[int, None] = {}  # and those that had an earlier micro-batch in this step
         self._called: dict[int, int] = {}  # by root: the step of its last call; in the order of the first calls in it
         self._rolls = 0
+        self._others_over = 0  # the step in which a training began and all others were over, until it is made
         tape.inside.seen_apart = self._open
 
     def _begins_anew(self, root: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> bool:
@@ -78,7 +79,7 @@ class Roots:
             self._arguments.generators.find_around(root)
             self._begun.pop(key, None)
             self.has_buffers = self.has_buffers or any(m._buffers for m in root.modules())
-        elif known[1].is_old and key not in self._begun and key not in self._again:
+        elif key not in self._begun and key not in self._again and known[1].is_old:
             self.states[key] = known = (root, known[1].renewed())
             self.has_buffers = self.has_buffers or any(m._buffers for m in root.modules())
         state = known[1]
@@ -133,8 +134,14 @@ class Roots:
         self.beginning.roll()
         self._end_states(rests=True, ends=not under_way)
         self._rolls += 1
-        if self._rolls % FORGET == 0:
-            self._forget_unused()
+        since = max(self._others_over, self._rolls - FORGET if self._rolls % FORGET == 0 else 0)
+        self._others_over = 0
+        if since:
+            self._forget_unused(since)
+
+    def begin_training(self) -> None:
+        """A training begins when all others are over: after its first step what only they have called is let go."""
+        self._others_over = self._rolls
 
     def _end_states(self, rests: bool = False, ends: bool = True) -> None:
         """What the models of a step began with is not needed any more; it `rests` at the end of a step, not when the next one calls."""
@@ -154,9 +161,9 @@ class Roots:
         """Return the roots called in this step, those set aside first."""
         return self.beginning.aside | self._again | self._begun if self._again or self.beginning.aside else self._begun
 
-    def _forget_unused(self) -> None:
-        """Let go of modules that were not called for long: a criterion made anew in every step, the model of an earlier trial."""
-        for key in [k for k, last in self._called.items() if last < self._rolls - FORGET]:
+    def _forget_unused(self, since: int) -> None:
+        """Let go of modules that were not called since a step: a criterion made anew in every one, the model of an earlier trial."""
+        for key in [k for k, last in self._called.items() if last < since]:
             del self._called[key]
             self.states.pop(key, None)
 

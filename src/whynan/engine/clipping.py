@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from whynan.capsule.snapshot import local
+from whynan.capsule.state.prints import marks_of_gradients
 from whynan.capsule.tape.entries import Entry
 from whynan.capsule.unseen import unseen
 from whynan.engine.session import Session
@@ -43,11 +44,11 @@ class Clipping:
         except Exception as error:
             session.broken(error)
         to = rest[0] if rest else named.get("max_norm")
-        session.clip = float(to) if isinstance(to, int | float) else None
+        session.clip = float(to) if isinstance(to, int | float) and math.isfinite(to) else None
         names: Names = []
         norm, size = _clip_in_two(call, parameters, rest, named, lambda: session.guarded(lambda: self._name_bad_ones(parameters, names)))
         try:
-            self._note(entry, norm, size, parameters, names)
+            self._note(entry, norm, size, parameters, names, _keeps_finite(to))
         except Exception as error:
             session.broken(error)
         return norm
@@ -56,16 +57,30 @@ class Clipping:
         bad = nonfinite((n, p.grad) for n, p in self.session.names_of(parameters) if p.grad is not None)
         names += [(name, damage) for name, _, damage in bad]
 
-    def _note(self, entry: Entry | None, norm: Any, size: float | None, parameters: list[torch.Tensor], names: Names) -> None:
+    def _note(self, entry: Entry | None, norm: Any, size: float | None, parameters: list[torch.Tensor], names: Names, keeps: bool) -> None:
         window = self.session.window
         if entry is not None:
             self.session.recorder.tape.add(entry, norm)
+        weights = frozenset(map(id, parameters))
         if isinstance(norm, torch.Tensor) and (window.norm is None or not window.clipped):
             window.norm = size if size is not None else local(norm.detach())
-            window.clipped = frozenset(map(id, parameters))
+            window.clipped = weights
+        elif size is None or not math.isfinite(size) or weights != window.clipped:
+            keeps = False  # clipped before, by another norm
+        window.clipping, window.marks, window.marked = parameters, marks_of_gradients(parameters) if keeps else None, self.session.recorder.tape.number()
         if names and window.symptom is None and not window.scaled:
             more = f"{len(names)} tensors" if len(names) > 1 else ""
             self.session.see(Symptom("gradient", names[0][1].kind, names[0][0], more))
+
+
+def _keeps_finite(to: Any) -> bool:
+    """Whether finite gradients are finite when clipped to this; one on a device is not waited for."""
+    if isinstance(to, torch.Tensor) and not to.is_cpu:
+        return False
+    try:
+        return float(to) > -math.inf
+    except (TypeError, ValueError, RuntimeError):
+        return False
 
 
 @unseen

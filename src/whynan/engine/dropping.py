@@ -22,7 +22,8 @@ class Dropping:
 
     def __init__(self, session: Session, recovering: Recovering) -> None:
         self.session, self.recovering = session, recovering
-        self.stale: list[tuple[torch.Tensor, torch.Tensor]] = []  # gradients of a dropped step
+        self.stale: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = []  # gradients of a dropped step, and what was there before it
+        self.before: dict[int, torch.Tensor] = {}  # gradients as the first backward pass of a bad step has found them
         self.places: list[tuple[torch.Tensor, torch.Tensor | None]] = []  # gradients put in place of dropped ones
 
     def drop(self) -> None:
@@ -50,7 +51,7 @@ class Dropping:
             session.recorder.tape.dropped = found
 
     def _say_carried(self) -> None:
-        self.session.journal.say_once("whynan: tensors that the loop itself carries from step to step are put back with the dropped step")
+        self.session.journal.say_once("whynan: tensors that the loop itself carries from step to step are put back with the dropped step, each by itself")
 
     def _put_weights_back(self) -> None:
         """Undo what the program itself did to weights and buffers that are bad now: set from the first batch, projected or averaged after the last update."""
@@ -73,13 +74,18 @@ class Dropping:
     def dropped(self, optimizer: Any) -> None:
         """An optimizer was kept from its step: its gradients, and no other's, are those of what was dropped."""
         if optimizer is not None:
-            self.stale += [(p, p.grad) for p in parameters_of(optimizer) if p.grad is not None]
+            self.stale += [(p, p.grad, self.before.pop(id(p), None)) for p in parameters_of(optimizer) if p.grad is not None]
+
+    def keep_gradients(self) -> None:
+        """A backward pass goes back from a loss that is bad: keep the gradients that a loop has not zeroed (it lets them decay)."""
+        held = [p for optimizer in self.session.optimizers for p in parameters_of(optimizer) if p.grad is not None]
+        self.before = {id(p): p.grad.detach().clone() for p in held if p.grad is not None}
 
     def free_stale(self) -> None:
         """A backward pass begins and nobody has zeroed the gradients of the dropped step (some optimizers do it in their step)."""
-        for parameter, grad in self.stale:
+        for parameter, grad, before in self.stale:
             if parameter.grad is grad:
-                parameter.grad = None
+                parameter.grad = before
         self.stale.clear()
 
     def hold_places(self) -> None:

@@ -21,8 +21,7 @@ class Elsewhere:
     def __init__(self, session: Session, acting: Acting, regular: Regular, finish: Callable[[Any, bool], None]) -> None:
         self.session, self.recorder, self.acting, self.regular, self.finish = session, session.recorder, acting, regular, finish
         self.in_backward = False
-        self.stepped: torch.optim.Optimizer | None = None  # inside the backward pass that runs
-        self._left_out = False  # an update of it was not made
+        self.stepped: list[tuple[torch.optim.Optimizer, bool]] = []  # inside the backward pass that runs, and whether the update was made
         self.moves_here: Callable[[], bool] = lambda: False  # whether watching goes on in the thread that asks
         self.switch_off: Callable[[], None] = lambda: None
 
@@ -35,15 +34,14 @@ class Elsewhere:
             if not self.recorder.replaying and not self.regular.keeping:
                 session.journal.say_once("whynan: an optimizer steps inside a compiled function or a module; that step is not watched")
             return call(optimizer, *args, **kwargs)
-        self.stepped, session.window.inside = optimizer, True
+        session.window.inside = True
         if session.window.symptom is None:
             bad = session.guarded(lambda: nonfinite(session.named_gradients(optimizer)))
             if bad:
                 session.see(symptom_of("gradient", bad))
-        if session.window.symptom is not None and not session.budget.observes:
-            self._left_out = True
-            return None
-        return call(optimizer, *args, **kwargs)
+        made = session.window.symptom is None or session.budget.observes
+        self.stepped.append((optimizer, made))
+        return call(optimizer, *args, **kwargs) if made else None
 
     def _step_in_another_thread(self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> Any:
         """Watch that thread from here on; where another one trains already, watch none: a replay would disturb the other."""
@@ -60,9 +58,12 @@ class Elsewhere:
 
     def settle(self) -> None:
         """Optimizers stepped inside the backward pass: settle that step now."""
-        optimizer, self.stepped = self.stepped, None
-        left_out, self._left_out = self._left_out, False
+        (*others, (optimizer, made)), self.stepped = self.stepped, []
         window = self.session.window
         if window.symptom is not None and not window.told:
             self.acting.act(optimizer)
-        self.finish(optimizer, not left_out)
+        for other, moved in others:
+            self.acting.followers.stepped(other, moved)
+            if not moved:
+                self.acting.dropping.dropped(other)
+        self.finish(optimizer, made)

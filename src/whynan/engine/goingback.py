@@ -131,6 +131,9 @@ class GoingBack:
         window.norm, window.clipped, window.averaged = None, frozenset(), None  # of the gradients before this pass
         self._ask_whether_several()
         self.noticing.check_loss(entry, wait=self.options.drop_alone and not window.several)
+        self.dropping.before = {}
+        if window.symptom is not None and window.backwards == 1 and not session.budget.observes:
+            self.dropping.keep_gradients()
         if window.several and window.symptom is None:  # before the gradients go out: they carry it to the other ranks
             self.noticing.look_at_state(judged=False)
             self.noticing.look_at_buffers()

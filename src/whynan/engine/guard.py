@@ -321,6 +321,8 @@ class Guard:
         if not self.session.window.backwards:
             self.recorder.roots.set_aside()
         self.session.earlier.clear()
+        if not self.session.has_several:
+            self.recorder.roots.begin_training()
 
     def _meet_foreign_optimizers(self) -> None:
         if not self._met_foreign:

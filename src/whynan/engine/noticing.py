@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 import weakref
+from itertools import takewhile
 from typing import Any
 
 import torch
 
-from whynan.capsule.tape.entries import Entry
+from whynan.capsule.state.prints import marks_of_gradients
+from whynan.capsule.tape.arguments import leaves
+from whynan.capsule.tape.entries import Entry, Outside, Slot, target_of
+from whynan.capsule.tape.facts import memory_of
 from whynan.capsule.tape.nested import tensors_of
 from whynan.engine.markers import Markers
 from whynan.engine.meant import Meant
 from whynan.engine.session import Session, parameters_of, symptom_of
 from whynan.records import Symptom
-from whynan.tripwire.checks import flat_ones, nonfinite, norm_of_gradients, scalar_damage, surely_finite
+from whynan.tripwire.checks import flat_ones, nonfinite, norm_of_gradients, scalar_damage, surely_finite, worse
 from whynan.tripwire.values import Damage, damage_of
 
 Found = tuple[str, torch.Tensor, Damage]
@@ -89,11 +93,28 @@ class Noticing:
         groups = optimizer.param_groups
         parameters = groups[0]["params"] if len(groups) == 1 else parameters_of(optimizer)
         if window.norm is None or not window.clipped.issuperset(map(id, parameters)):
-            flat = self._flat.get(id(optimizer))
-            if flat is None or self.session.step_count % 64 == 0:
-                flat = self._flat[id(optimizer)] = flat_ones(parameters)
-            window.norm = norm_of_gradients(parameters, flat)
+            window.norm = self._computed_norm(optimizer, parameters)
+        elif window.marks is None or window.marks != marks_of_gradients(window.clipping) or self._written_unmarked():
+            window.norm = worse(window.norm, self._computed_norm(optimizer, parameters))
+            window.marks, window.marked = marks_of_gradients(window.clipping), self.session.recorder.tape.number()
         return window.norm
+
+    def _written_unmarked(self) -> bool:
+        """Whether a call since the clipping has written to gradients through `.data`, which moves no version counter."""
+        window, tape = self.session.window, self.session.recorder.tape
+        later = takewhile(lambda entry: entry.number >= window.marked, reversed(tape.entries.values()))
+        targets = [leaf for entry in later if entry.kind == "write" for leaf in leaves(target_of(entry))]
+        if not targets:
+            return False
+        places = {memory_of(weight.grad) for weight in window.clipping if weight.grad is not None}
+        held = [leaf.tensor if isinstance(leaf, Outside) else tape.alive(leaf) if isinstance(leaf, Slot) else None for leaf in targets]
+        return any(tensor is None or memory_of(tensor) in places for tensor in held)
+
+    def _computed_norm(self, optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor]) -> torch.Tensor | float | None:
+        flat = self._flat.get(id(optimizer))
+        if flat is None or self.session.step_count % 64 == 0:
+            flat = self._flat[id(optimizer)] = flat_ones(parameters)
+        return norm_of_gradients(parameters, flat)
 
     def look_at_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         """Look at the gradients of an optimizer's weights."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import torch
@@ -12,6 +12,7 @@ from whynan.capsule.earlier import Earlier
 from whynan.capsule.recorder import Recorder
 from whynan.capsule.sites import Site
 from whynan.capsule.snapshot import Snapshot
+from whynan.capsule.state.prints import Marks
 from whynan.capsule.tape.entries import Entry, Outside
 from whynan.capsule.tape.facts import is_leaf
 from whynan.engine.tallying import Tally
@@ -36,7 +37,10 @@ class Window:
     symptom: Symptom | None = None
     entry: int = 0  # the backward entry the symptom was seen at; negative: the entry of a loss the program itself looked at
     norm: torch.Tensor | float | None = None
-    clipped: frozenset[int] = frozenset()
+    clipped: frozenset[int] = frozenset()  # the weights whose gradients that is the norm of
+    marks: Marks | None = None  # of these gradients as clipping left them; where they are other ones by now the norm says nothing of them
+    clipping: Sequence[torch.Tensor] = ()  # the same weights
+    marked: int = 0  # the tape's number when they were marked
     backwards: int = 0
     dropped: bool = False  # a micro-batch of it was dropped alone
     scale: float | None = None

@@ -233,8 +233,10 @@ class Stepping:
         several = isinstance(optimizer, torch.optim.LBFGS) or self._is_risky(optimizer)
         before = self.session.guarded(lambda: self._snapshot(optimizer)) if several else None
         last: list[Any] = [None]
-        if (several and not self._state_allows(optimizer)) or (self.session.window.backwards and not self._passes_allow(optimizer)):
+        if several and not self._state_allows(optimizer):
             return None
+        if self.session.window.backwards and not _evaluates_first(optimizer) and not self._passes_allow(optimizer, closure, last):
+            return last[0]
         if before is not None:
             self.session.guarded(before.evaluated)
 
@@ -290,10 +292,19 @@ class Stepping:
         self.session.see(symptom_of("optimizer state", bad))
         return self.allowed(optimizer)
 
-    def _passes_allow(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Look at backward passes made before a step with a closure: such an optimizer (SAM) moves the weights by them first."""
+    def _passes_allow(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any], last: list[Any]) -> bool:
+        """Look at backward passes made before a step with a closure: such an optimizer (SAM) moves the weights by them first.
+
+        The closure of a step that is left out runs all the same, and is undone with it: a framework waits for its result.
+        """
+        window = self.session.window
         self.session.guarded(lambda: self.noticing.look(optimizer))
-        return self.session.window.symptom is None or self.allowed(optimizer)
+        if window.symptom is None:
+            return True
+        if not (self.session.budget.observes or window.several or window.told):
+            window.inside = True
+            last[0] = self.recorder.resumed(closure)
+        return self.allowed(optimizer)
 
     def _step_of_scaler(self, call: Callable[..., Any], optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> Any:
         """A fused optimizer under a gradient scaler: the gradients are still scaled and the kernel skips by itself."""
@@ -380,6 +391,11 @@ class Stepping:
             raise
         except Exception as error:
             session.broken(error)
+
+
+def _evaluates_first(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer evaluates its closure before it does anything else, as all of torch's do."""
+    return type(optimizer).__module__.startswith("torch.optim")
 
 
 def _is_huge(norm: object) -> bool:

@@ -56,6 +56,15 @@ def norm_of_gradients(parameters: Iterable[torch.Tensor], flat: list[bool]) -> t
     return total_norm(gradients(parameters))
 
 
+def worse(norm: torch.Tensor | float, later: torch.Tensor | float | None) -> torch.Tensor | float:
+    """Return the norm of gradients as they were made, or the later one where that is not finite. A device is not waited for."""
+    if later is None:
+        return norm
+    if isinstance(later, torch.Tensor):
+        return torch.where(torch.isfinite(later), norm, later)
+    return norm if math.isfinite(later) else later
+
+
 def surely_finite(tensors: Iterable[torch.Tensor]) -> bool:
     """Whether some tensors hold finite values only, by a quick look; false also where it cannot tell (values above 1e19, odd kinds)."""
     square = 0.0

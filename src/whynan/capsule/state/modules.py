@@ -13,6 +13,7 @@ from itertools import zip_longest
 from typing import Any
 
 import torch
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
 from whynan.capsule.state.buffers import Buffers, Copies
@@ -26,6 +27,7 @@ from whynan.tripwire.values import damage_of
 _OF_THE_LOOP = ("training", "forward")  # Lightning puts another forward in place for a call
 _NOTHING: Any = object()
 Kept = list[tuple[torch.nn.Module, dict[str, Any]]]
+Homes = list[tuple[torch.nn.Module, str, torch.Tensor | None]]
 _RENEWALS = 8  # times that what a module does is learned anew because it has other layers
 _LEARNED = 4  # calls after which it is known what a module writes to
 
@@ -36,14 +38,15 @@ class ModuleState:
     def __init__(self, root: torch.nn.Module) -> None:
         self._root = weakref.ref(root)
         self.buffers = Buffers()
-        self._homes: list[tuple[torch.nn.Module, str, torch.Tensor]] = []
+        self._homes: Homes = []
+        self._empty: list[tuple[dict[str, Any], str]] = []  # names of buffers that are None
         self._attributes: Kept = []
         self._holders: list[torch.nn.Module] = []
         self._held: list[Mutable] = []
         self._parameters: Kept = []
         self._rebinding: list[torch.nn.Module] = []  # those whose parameters are exchanged for others
         self._exchanging: list[torch.nn.Module] = []  # those whose buffers are
-        self._replaced: list[tuple[torch.nn.Module, str, torch.Tensor]] = []  # buffers that others had been put in the place of when this step began
+        self._replaced: Homes = []  # buffers that others had been put in the place of when this step began
         self._modules = own_modules(root)
         self.busy = self._modules  # those whose attributes change
         self.tables: list[tuple[dict[str, Any], bool]] = []  # where a loop may set something: attributes, and parameters, of which a plain tensor is foreign
@@ -60,7 +63,7 @@ class ModuleState:
         self.altered = False  # it has got modules or buffers that it had not when this was made
         self.renewals = 0  # how often that was so
         self._frozen: list[tuple[torch.Tensor, Print]] = []  # those it has, as they were before one of its first calls
-        self._first: tuple[Copies, list[tuple[torch.nn.Module, str, torch.Tensor]], Kept, Kept] | None = None  # of the first micro-batch
+        self._first: tuple[Copies, Homes, Kept, Kept] | None = None  # of the first micro-batch
         self._further: list[int] = []  # buffers kept at a further call of this step
         self._rested: dict[int, dict[str, Any]] = {}  # tables as the last step has left them
         self._own: set[tuple[int, str]] = set()  # what the very first call has changed in its tables itself
@@ -108,8 +111,10 @@ class ModuleState:
 
     @property
     def is_old(self) -> bool:
-        """Whether there is more in the module by now than this knows of: layers were added or exchanged, lazy ones were given their shape."""
-        return self.altered or (bool(self._lazy) and not all(map(is_lazy, self._lazy)))
+        """Whether there is more in the module by now than this knows of: layers added or exchanged, lazy ones given a shape, buffers where there was None."""
+        if self.altered or (self._lazy and not all(map(is_lazy, self._lazy))):
+            return True
+        return any(table.get(name) is not None for table, name in self._empty)
 
     def alter(self, module: torch.nn.Module) -> None:
         """A module gets another one in it, or a buffer."""
@@ -194,13 +199,14 @@ class ModuleState:
         self._sharded = any(cls.__module__.startswith("torch.distributed") for m in self._modules for cls in type(m).__mro__)
         self._ids = frozenset(map(id, self._modules))
         self._lazy = [b for m in self._modules for b in m._buffers.values() if b is not None and is_lazy(b)]
-        held = [(m, n, b) for m in self._modules for n, b in m._buffers.items() if b is not None and not is_lazy(b)]
+        held = [(m, n, b) for m in self._modules for n, b in m._buffers.items() if b is None or not is_lazy(b)]
         self._homes = [(m, n, b) for m, n, b in held if isinstance(m._buffers, dict)]  # in a scripted module nothing can be put in the place of another
-        self.buffers.take([b for _, _, b in held if is_memory(b)] + frozen_state(root))
+        self._empty = [(m._buffers, n) for m, n, b in self._homes if b is None and not isinstance(m, _NormBase)]  # which never fills its own
+        self.buffers.take([b for _, _, b in held if b is not None and is_memory(b)] + frozen_state(root))
         self._find_silent()
 
     def _find_silent(self) -> None:
-        norms = [m for m in self._modules if isinstance(m, torch.nn.modules.batchnorm._NormBase)]
+        norms = [m for m in self._modules if isinstance(m, _NormBase)]
         self.buffers.silent.update(id(b) for m in norms for b in (m.running_mean, m.running_var) if b is not None)
 
     def _copy_attributes(self) -> None:
@@ -286,7 +292,7 @@ class ModuleState:
                 _set(table, name, was)
         for module, name, buffer in self._replaced:
             now = module._buffers.get(name)
-            if now is not None and damage_of(now.detach()) and not damage_of(buffer.detach()):
+            if now is not None and buffer is not None and damage_of(now.detach()) and not damage_of(buffer.detach()):
                 module._buffers[name] = buffer  # made bad before the first call of the step
         for item in self._held:
             item.restore()

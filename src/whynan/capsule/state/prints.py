@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from whynan.capsule.tape.facts import is_readable, version_of
 MAY_HOLD = frozenset({torch.Tensor, list, tuple, dict})
 _MOST, _DEEPEST = 256, 4  # members, and levels, of a container in an attribute that is looked through at every call
 Print = tuple[int, int, list[float]]
+Marks = list[tuple[int, int]]
 
 
 def mark(value: Any) -> object:
@@ -38,6 +40,8 @@ def can_be_gone_through(value: Any) -> bool:
 
 def equal(buffer: torch.Tensor, copy: torch.Tensor) -> bool:
     """Whether a copy still says what a buffer holds."""
+    if buffer.shape != copy.shape:  # resized in place, perhaps from nothing
+        return False
     try:
         return torch.equal(buffer, copy) or bool(((buffer == copy) | ((buffer != buffer) & (copy != copy))).all())  # NaN that was there is no change
     except (RuntimeError, NotImplementedError):  # a kind of tensor that cannot be compared
@@ -55,3 +59,12 @@ def print_of(weight: torch.Tensor) -> Print:
         if not is_readable(weight):
             return version_of(weight), 0, []
         return version_of(weight), weight.data_ptr(), weight.detach().reshape(-1)[:4].tolist()
+
+
+def marks_of_gradients(weights: Iterable[torch.Tensor]) -> Marks:
+    """Return by what to tell that gradients were written to or exchanged: versions and places, and none of their numbers."""
+    held = [grad for weight in weights if (grad := weight.grad) is not None]
+    try:
+        return [(grad._version, grad.data_ptr()) for grad in held]
+    except (RuntimeError, NotImplementedError):  # sparse, of inference mode
+        return [(version_of(grad), id(grad)) for grad in held]
