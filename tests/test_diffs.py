@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from conftest import Sandbox
 
+from whynan.causes.diffs import joined
 from whynan.causes.edits import as_operand
 from whynan.causes.fixes import Fix
 from whynan.causes.source import Expression, positioned
@@ -432,7 +433,7 @@ def unified(source: str, old: str, new: str, tmp_path: Path) -> str:
     shown = Expression("train.py", ast.Constant(0), lines, code=code)
     node = next(n for n in ast.walk(tree) if isinstance(n, ast.expr) and shown.segment(n) == old)
     found = Expression("train.py", node, lines, code=code)
-    return found.diff(next(n for n in found.tree if isinstance(n, ast.expr) and found.segment(n) == old), new)
+    return joined([(found, (next(n for n in found.tree if isinstance(n, ast.expr) and found.segment(n) == old), new))])
 
 
 def test_a_last_line_without_an_end_is_marked(tmp_path: Path) -> None:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from whynan.trace.locate import Targets
     from whynan.tripwire.stillness import Still
 
-FAMILIES = ("standing", "data", "state", "updates", "progress", "machine", "reductions", "means", "ranges",
-            "indeterminate", "backward", "logarithms", "quotients", "domain", "absurd", "limits")  # fmt: skip
+FAMILIES = ("standing", "data", "state", "optimizer_state", "updates", "progress", "machine", "reductions", "means", "ranges", "lost_guards",
+            "indeterminate", "decompositions", "unselected", "large_gradients", "slopes", "logarithms", "quotients", "domain", "absurd", "limits")  # fmt: skip
 OF_SPIKES = ("WN404", "WN205")  # rules that are asked about a finite step
 
 

@@ -154,6 +154,7 @@ def _holding(optimizer: Any, setting: Setting) -> list[dict[str, Any]]:
 def _diff(scene: Scene, setting: Setting, text: str) -> str:
     """Return the change of the optimizer's construction as a diff; nothing where it does not take the number by that name."""
     from whynan.capsule.sites import resolve
+    from whynan.causes.diffs import joined
     from whynan.causes.source import expression_at
 
     of_one_group = (
@@ -161,7 +162,7 @@ def _diff(scene: Scene, setting: Setting, text: str) -> str:
     )
     expression = expression_at(scene.made_at, resolve(scene.made_at).file) if scene.made_at is not None and not of_one_group else None
     change = _given(expression, type(scene.optimizer), setting.key, text) if expression is not None else None
-    return expression.diff(*change) if expression is not None and change is not None else ""
+    return joined([(expression, change)]) if expression is not None and change is not None else ""
 
 
 def _given(expression: Expression, kind: type, key: str, text: str) -> Change | None:

@@ -273,10 +273,10 @@ def _exponentials_meet(scene: Scene) -> Finding | None:
         return None
     argument = view.input(0)
     top = float(argument.real.max()) if argument is not None else float("nan")
-    from whynan.causes.ranges import _by_hand
+    from whynan.causes.ranges import by_hand
     from whynan.records import number
 
-    fixes = [*_by_hand("exp"), Fix("keep the exponent at or below 40", "{x}.clamp(max=40)", 0)]
+    fixes = [*by_hand("exp"), Fix("keep the exponent at or below 40", "{x}.clamp(max=40)", 0)]
     return Finding(
         "this exponential overflows, and so do both sides of the quotient: inf / inf is nan",
         [f"the largest exponent is {number(top)}; exp overflows {view.op.dtype} past {88.72 if view.op.dtype != 'float16' else 11.09}"],

@@ -19,8 +19,8 @@ from whynan.capsule.replay import Program
 from whynan.capsule.snapshot import copied, copy_of
 from whynan.capsule.stepped import has_hooks, is_of_a_library, unwatched_step
 from whynan.causes.catalogue import Scene
-from whynan.causes.fixes import Stopped
 from whynan.causes.lab import NO_MEMORY, Lab, Outcome
+from whynan.causes.stopped import Stopped
 from whynan.causes.swapping import Put
 from whynan.causes.widening import size_of
 from whynan.errors import let_through

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 
 from whynan.capsule.sites import Site, resolve
 from whynan.causes.catalogue import Finding, Rule, Scene
+from whynan.causes.jointly import Part, changes_at, together
 from whynan.causes.lab import Outcome
 from whynan.causes.source import Expression
 from whynan.causes.swapping import Swapper
-from whynan.causes.trying import Part, changes_at, together
 from whynan.records import Phase, Remedy, Span, number
 from whynan.trace.birth import Birth
 from whynan.trace.locate import locate

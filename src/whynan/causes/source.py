@@ -1,4 +1,4 @@
-"""The source expression at a site: its operands as text, what its names stand for, and the file with another expression in its place."""
+"""The source expression at a site: its operands as text, and what its names stand for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import ast
 import builtins
 import functools
 import inspect
-import itertools
 import linecache
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -14,20 +13,7 @@ from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from whynan.causes.edits import (
-    Lines,
-    Placed,
-    as_operand,
-    below_one,
     between,
-    compiles,
-    edited,
-    exchanged,
-    import_torch,
-    on_disk,
-    parsed,
-    renamed,
-    replaced,
-    unified,
 )
 from whynan.causes.scopes import (
     FUNCTIONS,
@@ -41,7 +27,6 @@ from whynan.causes.scopes import (
     is_method,
     is_torch,
     last_name,
-    loaded,
     loaded_by,
     member,
     stored,
@@ -101,53 +86,7 @@ class Expression:
         tail = between(lines, (inner.end_lineno, inner.end_col_offset), (node.end_lineno, node.end_col_offset))  # type: ignore[attr-defined]
         return head + text + tail
 
-    # -- the file with a change ---------------------------------------------------------------------------------------
-
-    def diff(self, node: ast.AST, text: str, *more: tuple[ast.AST, str]) -> str:
-        """Return a unified diff that `patch` accepts, with three lines of context; nothing if the result would not run.
-
-        The text says `torch` for torch: the diff says what the file calls it, and imports it where the file does not.
-        """
-        return joined([(self, (node, text, *more))])
-
-    def _written(self, node: ast.AST, text: str, *more: tuple[ast.AST, str]) -> tuple[list[Placed], list[Lines]] | None:
-        """Return the texts of a change with their places, and the lines that it adds elsewhere; None if the result would not run."""
-        changes = [(n, self._fitted(n, t)) for n, t in ((node, text), *more)]
-        alias = self._torch_alias() if any("torch" in loaded(t) for _, t in changes) else "torch"
-        if alias is None or not self._knows([t for _, t in changes]):
-            return None
-        placed = [(*_span(n), renamed(t, "torch", alias) if alias not in ("", "torch") else t) for n, t in changes]
-        return placed, [import_torch(self.tree)] if not alias else []
-
-    def _fitted(self, node: ast.AST, text: str) -> str:
-        """Put a text in brackets where a call or a name stood that something binds to."""
-        if not isinstance(node, ast.Call | ast.Name | ast.Attribute | ast.Subscript):
-            return text
-        around = next((n for n in self.tree if any(child is node for child in ast.iter_child_nodes(n))), None)
-        binds = isinstance(around, ast.BinOp | ast.UnaryOp | ast.Compare | ast.Attribute | ast.Await | ast.Starred)
-        binds = binds or (isinstance(around, ast.Subscript) and around.value is node) or (isinstance(around, ast.Call) and around.func is node)
-        return as_operand(text) if binds else text
-
-    def _torch_alias(self) -> str | None:
-        """Return the file's own name for torch, an empty string where it has none, None where `torch` is something else."""
-        import torch
-
-        found = self.lookup("torch")
-        if found is torch:
-            return "torch"
-        names = [name for name, value in imports(self.tree[0]).items() if value is torch]
-        alias = next((name for name in names if self.lookup(name) is torch), "")
-        return alias or (None if "torch" in self._bound() else "")
-
-    def _knows(self, texts: list[str]) -> bool:
-        """Whether every name that the texts load exists at this place; `torch` can be had anywhere."""
-        trees = [parsed(text) for text in texts]
-        nodes = [n for tree in trees if tree is not None for n in ast.walk(tree)]
-        made = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)} | {n.arg for n in nodes if isinstance(n, ast.arg)}
-        known = made | self._bound() | set(dir(builtins)) | {"torch"}
-        return None not in trees and all(loaded(text) <= known for text in texts)
-
-    def _bound(self) -> set[str]:
+    def bound(self) -> set[str]:
         """The names that exist at this place: those it reads already, of the function, of the one around it, of the module."""
         code, around = self.code, self.function
         found = set(code.co_varnames + code.co_freevars + code.co_cellvars) if code is not None else set()
@@ -156,7 +95,7 @@ class Expression:
 
     def free_name(self, stem: str) -> str:
         """Return a name that nothing in this file has."""
-        used = {n.id for n in self.tree if isinstance(n, ast.Name)} | {a.arg for a in self.tree if isinstance(a, ast.arg)} | self._bound()
+        used = {n.id for n in self.tree if isinstance(n, ast.Name)} | {a.arg for a in self.tree if isinstance(a, ast.arg)} | self.bound()
         return next(name for name in (stem, *(f"{stem}_{number}" for number in range(2, 1000))) if name not in used)
 
     # -- what its names stand for -------------------------------------------------------------------------------------
@@ -333,59 +272,6 @@ class Expression:
 
 
 Change = tuple[Any, ...]  # a node and its new text, and further pairs of both
-
-
-def joined(changes: list[tuple[Expression, Change]]) -> str:
-    """Return one diff for changes at several places; nothing if the result would not run, or where one change does away with another."""
-    files: dict[str, tuple[Expression, list[Placed], list[Lines]]] = {}
-    for expression, change in _nested(changes):
-        written = expression._written(*change)
-        if written is None:
-            return ""
-        _, placed, added = files.setdefault(expression.file, (expression, [], []))
-        placed += written[0]
-        added += [lines for lines in written[1] if lines not in added]
-    return "".join(_of_file(*found, path) for found, path in zip(files.values(), below_one(list(files)), strict=True))
-
-
-def _nested(changes: list[tuple[Expression, Change]]) -> list[tuple[Expression, Change]]:
-    """Write changes inside of others into the text of these; those that cannot be are left, and overlap."""
-    for outer, inner in itertools.permutations(range(len(changes)), 2):
-        (expression, change), (other, part) = changes[outer], changes[inner]
-        text = _with_part(expression, change, part) if expression.file == other.file and _holds(change[0], part[0]) else None
-        if text is not None:
-            merged = (expression, (change[0], text, *change[2:], *part[2:]))
-            return _nested([merged if i == outer else c for i, c in enumerate(changes) if i != inner])
-    return changes
-
-
-def _holds(node: ast.AST, part: ast.AST) -> bool:
-    (start, end), (first, last) = _span(node), _span(part)
-    return start <= first and last <= end
-
-
-def _with_part(expression: Expression, change: Change, part: Change) -> str | None:
-    """Return the new text of a node in which a part of the node is changed as well, wherever the text repeats what holds that part."""
-    node, text = change[:2]
-    around = [n for n in ast.walk(node) if isinstance(n, ast.expr) and _holds(n, part[0])]  # outer ones first
-    for held in around:
-        inside = as_operand(part[1]) if _span(held) == _span(part[0]) else as_operand(expression.rewritten(held, part[0], expression._fitted(*part[:2])))
-        found = exchanged(text, held, inside)
-        if found is not None:
-            return found
-    return None
-
-
-def _of_file(expression: Expression, placed: list[Placed], added: list[Lines], path: str) -> str:
-    edits = replaced(expression.lines, placed)
-    if edits is None or not compiles("".join(edited(expression.lines, edits + added))):
-        return ""
-    old = on_disk(expression.code.co_filename if expression.code is not None else "", expression.lines)
-    return unified(old, edited(old, edits + added), path)
-
-
-def _span(node: Any) -> tuple[tuple[int, int], tuple[int, int]]:
-    return (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
 
 
 @functools.lru_cache(maxsize=8)

@@ -5,32 +5,29 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from itertools import islice
 
 from whynan.capsule.replay import Program
 from whynan.capsule.sites import Site, resolve
-from whynan.causes import apart, patterns
+from whynan.causes import apart, exponentials
 from whynan.causes.catalogue import Finding, Scene, forgiven
-from whynan.causes.facts import ELEMENTWISE, VIEWS, as_view, counted, divides, leads_to, lineage, without_zeros
-from whynan.causes.fixes import LOG_OF_EXP, Fix, Stopped, guarded, source_name
+from whynan.causes.diffs import joined
+from whynan.causes.facts import ELEMENTWISE, as_view, leads_to, lineage, without_zeros
+from whynan.causes.fixes import LOG_OF_EXP, Fix, guarded, source_name
 from whynan.causes.lab import NO_MEMORY, TOLERANCE, Lab, Outcome
 from whynan.causes.lasting import BOUND, kept_in_weights
+from whynan.causes.objections import quotients_moved, rewarded_by, starved_by, unlike_wide, wrong_slope
 from whynan.causes.onward import onward
-from whynan.causes.source import Change, Expression, expression_at, joined, sites_of_node
+from whynan.causes.source import Change, Expression, expression_at, sites_of_node
+from whynan.causes.stopped import Stopped
 from whynan.causes.swapping import Put
-from whynan.records import FAR_OFF, Phase, Remedy, number
+from whynan.records import FAR_OFF, Phase, Remedy
 
 TRIES = 4
-_LINEAR = VIEWS | {"add", "sub", "rsub", "mul", "div", "sum", "mean", "stack", "cat"}
-FAR_FROM_WIDE = 0.1  # by how much a loss may be off that of float64; more is what overflows at another place
 _MISFITS = tuple(f"the replay raised {kind}" for kind in ("ValueError", "TypeError", "AttributeError", "IndexError"))  # the trial was no change of this program
 _CHOOSE = ("max", "min", "argmax", "argmin", "topk", "sort", "argsort")  # they say which is best
 _DECIDE = Remedy("say in the program what counts where everything is ruled out, before anything is chosen there")
-_FAR = 1000.0  # times the largest quotient that a bound leaves alone: what is larger is not fine
-FEW_ELEMENTS = 8  # below, most of them are no matter of the change
-PAIRED = 2  # changes at one of several places that are tried together with those at the others
 
 
 @dataclass(slots=True)
@@ -117,99 +114,6 @@ def tempting(scene: Scene, finding: Finding, expression: Expression | None, site
     return [f"{words[remedy.result]}: {remedy.title}: {remedy.effect}" for remedy in fitting]
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One of several places that a step cannot do without changing."""
-
-    scene: Scene
-    finding: Finding
-    expression: Expression | None
-    site: Site | None
-    tried: tuple[str, ...] = ()  # changes there that were played alone
-
-
-def together(parts: list[Part]) -> Remedy | None:
-    """Try changes at several places at once; return the first that is proven, as one remedy, else the first that at least makes the step finite.
-
-    Cost: at most eight trials for two places, twelve for more.
-    """
-    joint = _Joint()
-    alike = [title for title in parts[0].tried if all(title in part.tried for part in parts)]
-    for title in [*alike[:PAIRED], ""]:  # what is wrong in the same way at several places mostly takes one change
-        if (found := joint.proven(parts, [], title)) is not None:
-            return found
-    return joint.finite
-
-
-def changes_at(part: Part) -> list[Put]:
-    """Return the first changes that fit a place."""
-    return [trial.put for _, trial in islice(_fitting(part), PAIRED) if trial.put is not None]
-
-
-def _fitting(part: Part) -> Iterator[tuple[Fix, Trial]]:
-    expression = read_again(part.scene, part.expression)
-    for fix in part.finding.fixes:
-        if fix.limit:
-            continue  # whether there is one is asked of a change alone
-        trial = trial_of(part.scene, fix, expression, part.site)
-        if trial is not None and trial.put is not None:
-            yield fix, trial
-
-
-class _Joint:
-    """Changes at several places, tried at once."""
-
-    def __init__(self) -> None:
-        self.left = 3 * TRIES
-        self.finite: Remedy | None = None  # the first that makes the step finite, though not as it should be
-        self._tried: set[tuple[int, ...]] = set()
-
-    def proven(self, parts: list[Part], chosen: list[tuple[Fix, Trial, Site | None]], title: str = "") -> Remedy | None:
-        """Return the first that is proven; with a title, of those that are the same at all places."""
-        part, rest = parts[0], parts[1:]
-        lab = part.scene.lab
-        assert lab is not None
-        fitting = ((fix, trial) for fix, trial in _fitting(part) if title in ("", fix.title))
-        for fix, trial in islice(fitting, PAIRED if rest else TRIES):
-            now = [*chosen, (fix, trial, fix.site or part.site)]
-            if not rest:
-                found = self._judged(part, now)
-            else:
-                assert trial.put is not None
-                with lab.beside(trial.put):
-                    found = self.proven(rest, now, title)
-            if found is not None:
-                return found
-        return None
-
-    def _judged(self, part: Part, chosen: list[tuple[Fix, Trial, Site | None]]) -> Remedy | None:
-        """Play the step with all changes, the last of them and those beside it; return what it is if it is proven."""
-        what = tuple(id(fix) for fix, _, _ in chosen)
-        if what in self._tried or self.left <= 0:
-            return None
-        self._tried.add(what)
-        self.left -= 1
-        remedy = _judged(part.scene, part.finding, *chosen[-1][:2])
-        if remedy.result == "failed" and remedy.effect.startswith("finite, but") and self.finite is None:
-            self.finite = _as_one(remedy, chosen)
-        return _as_one(remedy, chosen) if remedy.result == "proven" else None
-
-
-def _as_one(last: Remedy, chosen: list[tuple[Fix, Trial, Site | None]]) -> Remedy:
-    """Make one remedy of the changes that were tried together; `last` is what is known of it."""
-    (first, _, _), *others = chosen
-    lines: dict[str, list[int]] = {}
-    for fix, _, site in others:
-        lines.setdefault(fix.title, []).append(resolve(site).line)
-    more = [f"and at line {' and '.join(map(str, dict.fromkeys(at)))}: {'the same' if title == first.title else title}" for title, at in lines.items()]
-    title = "; ".join([first.title, *more])
-    written = [trial.written for _, trial, _ in chosen]
-    diff = joined([w for w in written if w is not None]) if all(written) else ""
-    alive = not any(each.dead for _, trial, _ in chosen for each in trial.stopped)
-    effect = last.effect if diff or last.result == "failed" or last.effect.startswith("with that: ") else f"with that: {last.effect}"
-    return replace(last, title=title, diff=diff, safe=all(fix.safe for fix, _, _ in chosen), effect=effect, alive=alive)
-
-
 def _attempt(scene: Scene, finding: Finding, fix: Fix, expression: Expression | None, site: Site | None) -> Remedy:
     if fix.leave_out:
         gave = next((e.answer for e in scene.experiments if "without samples" in e.question), "")
@@ -220,7 +124,7 @@ def _attempt(scene: Scene, finding: Finding, fix: Fix, expression: Expression | 
         return Remedy(fix.title, "", fix.safe)
     if scene.birth is not None and scene.birth.by_number:
         return Remedy(fix.title, trial.diff, fix.safe, effect="the value goes on as a number in Python, which is not run again")
-    return _judged(scene, finding, fix, trial)
+    return judged(scene, finding, fix, trial)
 
 
 # -- a fix as a trial -------------------------------------------------------------------------------------------------
@@ -234,7 +138,7 @@ def trial_of(scene: Scene, fix: Fix, expression: Expression | None, site: Site |
         return _at(scene, fix, fix.site)
     if not fix.template or expression is None:
         return None
-    if fix.inner in patterns.OUTER:
+    if fix.inner in exponentials.KINDS:
         return _around(lab, fix, expression, site)
     if fix.inner == "bfloat16":  # it rounds more, so healthy losses may move a little
         return Trial(lab.in_bfloat16, tolerance=5 * TOLERANCE)
@@ -279,11 +183,11 @@ def _at(scene: Scene, fix: Fix, site: Site) -> Trial | None:
 
 def _around(lab: Lab, fix: Fix, expression: Expression, site: Site | None) -> Trial | None:
     """A change that replaces the expression around the birth: a softmax written by hand, and its like."""
-    found = patterns.around(expression, fix.inner)
+    found = exponentials.around(expression, fix.inner)
     outer = sites_of_node(site, found[0]) if found is not None and site is not None else frozenset()
     if found is None or not outer:
         return None
-    return _putting(lab, Put(patterns.outer_swap(fix.inner), outer), expression, found if found[1] else None)
+    return _putting(lab, Put(exponentials.swap(fix.inner), outer), expression, found if found[1] else None)
 
 
 def _in_place(scene: Scene, fix: Fix, expression: Expression, site: Site | None) -> Trial | None:
@@ -305,13 +209,13 @@ def _in_place(scene: Scene, fix: Fix, expression: Expression, site: Site | None)
 # -- what a trial gave ------------------------------------------------------------------------------------------------
 
 
-def _judged(scene: Scene, finding: Finding, fix: Fix, trial: Trial) -> Remedy:
+def judged(scene: Scene, finding: Finding, fix: Fix, trial: Trial) -> Remedy:
     """Play a trial; judge it by finiteness, by the step in float64 and by the healthy steps before."""
     lab = scene.lab
     assert lab is not None
     _widen(scene)
     apart.begin()
-    if moved := _moved(scene, fix):
+    if moved := quotients_moved(scene, fix):
         return Remedy(fix.title, trial.diff, fix.safe, "failed", moved)
     try:
         outcome = trial.play(None)
@@ -335,16 +239,16 @@ def _judged(scene: Scene, finding: Finding, fix: Fix, trial: Trial) -> Remedy:
     if good:
         good, more = lab.weigh(outcome, trial.play, trial.tolerance, _has_an_edge(scene))
         words = f"{words}; {more}" if good and more else more or words
-    if good and (wrong := _wrong_slope(scene, lab, trial) or _unlike_wide(lab, fix, outcome)):
+    if good and (wrong := wrong_slope(scene, lab, trial.put) or unlike_wide(lab, fix, outcome)):
         good, words = False, wrong
     if good and (silent := stopped.words()):
         good, words = False, silent
     if good and (stays := _stays(scene, lab, fix, trial)):
         good, words = False, stays
-    if good and not lab.is_true(outcome) and (starved := _starved(trial.stopped[:now], trial.stopped[now:])):
+    if good and not lab.is_true(outcome) and (starved := starved_by(trial.stopped[:now], trial.stopped[now:])):
         good, words = False, f"{starved} ({outcome.effect()})"
         finding.proven = True  # of this step it was the cause
-    if good and (paid := _rewarded(scene, trial.stopped)):
+    if good and (paid := rewarded_by(scene, trial.stopped)):
         good, words = False, f"{paid} ({outcome.effect()})"
     exact = lab.is_true(outcome)  # where that leads is not the change's doing
     walk = onward(scene, trial.put, trial.stopped) if good and trial.put is not None and not exact else None
@@ -362,22 +266,6 @@ def _judged(scene: Scene, finding: Finding, fix: Fix, trial: Trial) -> Remedy:
     return Remedy(title, diff, fix.safe, "proven" if good else "failed", words, alive=not stopped.dead, only=_beyond(fix, words) if good else "")
 
 
-def _moved(scene: Scene, fix: Fix) -> str:
-    """Say how many quotients that are fine, of the size of those it leaves alone, a bound under their denominators would change."""
-    view, found = scene.birth.forward if scene.birth is not None else None, BOUND.fullmatch(fix.template)
-    elsewhere = scene.jump is not None or fix.operand != 1 or fix.limit or fix.site is not None
-    if elsewhere or view is None or found is None or not found["low"] or not divides(view):
-        return ""
-    below, quotients = view.input(1), view.output()
-    if below is None or quotients is None or below.is_complex():
-        return ""
-    under = (below < float(found["low"])).broadcast_to(quotients.shape)
-    left = quotients[~under & quotients.isfinite()].abs()
-    largest = _FAR * float(left.max()) if left.numel() else math.inf
-    fine = (under & (below != 0) & quotients.isfinite() & (quotients.abs() <= largest)).sum()
-    return f"it changes {int(fine)} of {quotients.numel()} quotients that are fine: their denominators are below {found['low']}" if fine else ""
-
-
 def _stays(scene: Scene, lab: Lab, fix: Fix, trial: Trial) -> str:
     """Say what is wrong with a bound under an operation without a gradient, whose result may be set into a weight."""
     view = scene.birth.forward if scene.birth is not None else None
@@ -386,47 +274,10 @@ def _stays(scene: Scene, lab: Lab, fix: Fix, trial: Trial) -> str:
     return kept_in_weights(lab, fix, trial.put, trial.vary)
 
 
-def _starved(now: list[Stopped], usually: list[Stopped]) -> str:
-    """Say that a change makes the step finite by stopping the gradient of most elements there, which have one in the healthy steps."""
-    dead, among = sum(each.dead for each in now), sum(each.among for each in now)
-    as_ever = usually and 2 * sum(each.dead for each in usually) > sum(each.among for each in usually)
-    if 2 * dead <= among or among < FEW_ELEMENTS or as_ever or not all(each.only for each in now):
-        return ""
-    return f"finite, but no gradient passes through {dead} of {among} elements there: it trains next to nothing"
-
-
 def _beyond(fix: Fix, words: str) -> str:
     """Say past which number alone a bound acts, where the healthy steps kept their loss with it."""
     found = BOUND.fullmatch(fix.template) if fix.operand is not None and "same loss on the kept" in words else None
     return "" if found is None else f"above {found['top']}" if found["top"] else f"below {found['low']}"
-
-
-def _rewarded(scene: Scene, stopped: list[Stopped]) -> str:
-    """Say how much lower a loss is by elements that a change holds at the edge of a domain, where it pays to leave that: a log of a scale is minimised."""
-    outside, reward = sum(each.outside for each in stopped), sum(each.reward for each in stopped)
-    if not outside or scene.birth is None or any(view.name not in _LINEAR for view in scene.birth.path()[1:]):
-        return ""
-    return f"finite, but it rewards the fault: {counted(outside, 'elements lie outside the domain')}, and the loss is {number(reward)} lower by it"
-
-
-def _wrong_slope(scene: Scene, lab: Lab, trial: Trial) -> str:
-    """Say what is wrong with a change in a backward pass of the program's own, if its gradient is not the slope of the loss."""
-    op = scene.birth.op if scene.birth is not None else None
-    slopes = lab.slopes(trial.put) if trial.put is not None and op is not None and op.backward and op.live else None
-    if slopes is None or slopes.agree or lab.is_surrogate():
-        return ""
-    told, seen = number(slopes.told), number(slopes.seen)
-    return f"finite, but not the slope of the loss: along a random direction the gradient says {told}, forward passes beside it give {seen}"
-
-
-def _unlike_wide(lab: Lab, fix: Fix, outcome: Outcome) -> str:
-    """Say what is wrong with a wider type at one place, if the loss is not the one that a wide type gives everywhere: another place overflows too."""
-    wide = lab.wide.loss if lab.wide is not None and lab.wide.finite else None
-    if wide is None or outcome.loss is None or not (".float()" in fix.template or fix.inner == "bfloat16"):
-        return ""
-    if abs(outcome.loss - wide) <= FAR_FROM_WIDE * abs(wide):
-        return ""
-    return f"finite, but the loss is {number(outcome.loss)} where the same step in float64 has {number(wide)}: another place is past the range, too"
 
 
 def _made_at(scene: Scene, fix: Fix) -> str:

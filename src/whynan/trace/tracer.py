@@ -7,10 +7,9 @@ the second, when the place is known, keeps copies of the values around it (`keep
 
 from __future__ import annotations
 
-import functools
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
@@ -18,16 +17,18 @@ from typing import Any
 
 import torch
 from torch.autograd import forward_ad
-from torch.overrides import TorchFunctionMode
 
 from whynan.capsule.replay import Enough, call_entry
 from whynan.capsule.sites import Site, caller_of, live_frame, live_site
 from whynan.capsule.tape.entries import Entry
 from whynan.errors import let_through
+from whynan.trace.calls import CallTracker
+from whynan.trace.colours import FILLS, colour_of, without_unchosen
 from whynan.trace.graph import OUTSIDE, Colour, Graph, Leaf, Op, Source
 from whynan.trace.memory import is_part, storage_key, weak_storage
 from whynan.trace.modes import ReplayMode
 from whynan.trace.opaque import called_now
+from whynan.trace.operators import dtype_name, named_arguments, overwrites, stem, text_of
 from whynan.trace.refusals import refuses_any
 from whynan.trace.slicing import HAND_ON
 from whynan.tripwire.values import CLEAN, Damage, damage_of, is_mask_like, plain, shape_of
@@ -38,27 +39,7 @@ _node_number = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 _FLOOR = call_entry.__code__
 _OF_TANGENTS = -2  # minus the operation whose derivative is carried along: the number of a node that autograd does not have
 
-_UNWRITTEN = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "empty_permuted")
-_FILLS = (
-    "full",
-    "full_like",
-    "new_full",
-    "fill",
-    "fill_",
-    "masked_fill",
-    "masked_fill_",
-    "scalar_tensor",
-    "lift_fresh",
-    "lift_fresh_copy",
-    "constant_pad_nd",
-    "index_fill",
-    "index_fill_",
-)
 _SELECTIVE = ("masked_fill", "masked_fill_", "where", "index_fill", "index_fill_", "constant_pad_nd", "nan_to_num", "nan_to_num_", "scalar_tensor")
-_FILL_CALLS = ("full", "fill", "where", "tensor", "pad", "scalar")  # fmt: skip
-_OVERWRITES = ("copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_", "cauchy_",
-               "geometric_", "log_normal_", "set_", "resize_")  # fmt: skip
-_LOGS = ("log", "log2", "log10", "log_", "log1p")
 
 
 _BATCH_NORMS = frozenset({"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"})  # write running statistics, which their schemas do not say
@@ -234,7 +215,7 @@ class Tracer(ReplayMode):
             self.caller = caller_of(self.frame, _FLOOR)
         if index not in self.keep:
             return func(*args, **kwargs)
-        self.seen[index] = _text_of(func)
+        self.seen[index] = text_of(func)
         with torch._C.DisableTorchFunction():
             self._keep_inputs(index, func, args, kwargs)
         result = func(*args, **kwargs)
@@ -257,7 +238,7 @@ class Tracer(ReplayMode):
         tangent = not backward and self._is_tangent(func, index)
         op = Op(
             index=index,
-            name=_text_of(func),
+            name=text_of(func),
             sources=sources,
             scalars=scalars,
             site=site or (self.entry.site if self.entry else None),
@@ -283,7 +264,7 @@ class Tracer(ReplayMode):
         """Whether an operation belongs to the derivative that a call of torch carries along in forward mode (`jacfwd`): it comes behind the value itself."""
         if forward_ad._current_level < 0:
             return False
-        if self.calls.value < 0 and _stem(_text_of(func)).strip("_") == self.calls.name.rsplit(".", 1)[-1].strip("_"):
+        if self.calls.value < 0 and stem(text_of(func)).strip("_") == self.calls.name.rsplit(".", 1)[-1].strip("_"):
             self.calls.value = index
             self.graph.node_maker[_OF_TANGENTS - index] = index
             return False
@@ -292,16 +273,16 @@ class Tracer(ReplayMode):
     def _arguments(self, func: Any, args: Any, kwargs: dict[str, Any], site: Site | None) -> tuple[list[Source], dict[str, Any]]:
         sources: list[Source] = []
         scalars: dict[str, Any] = {}
-        overwrites = _overwrites(func)
+        written = overwrites(func)
         for key, value in named_arguments(func, args, kwargs):
             if isinstance(value, torch.Tensor):
-                if not (overwrites and key == "self") and key != "out":
+                if not (written and key == "self") and key != "out":
                     sources.append(self._source(key, value, site))
             elif isinstance(value, list | tuple) and any(isinstance(v, torch.Tensor) for v in value):
                 sources += [self._source(f"{key}[{i}]", v, site) for i, v in enumerate(value) if isinstance(v, torch.Tensor)]
             else:
                 scalars[key] = value
-                if self._numbers and _stem(_text_of(func)) not in _FILLS and (source := self._read_out(value)) is not None:
+                if self._numbers and stem(text_of(func)) not in FILLS and (source := self._read_out(value)) is not None:
                     sources.append(replace(source, name=key))
                     if site is None:
                         self.graph.by_number.add(len(self.graph.ops))
@@ -363,7 +344,7 @@ class Tracer(ReplayMode):
         if result is None and args:  # in-place list operations return nothing; a number read out of a tensor writes nothing
             first = args[0]
             outputs = [t for t in (first if isinstance(first, list | tuple) else [first]) if isinstance(t, torch.Tensor)]
-        name = _stem(op.name)
+        name = stem(op.name)
         if name == "_local_scalar_dense" and isinstance(result, float) and not math.isfinite(result) and op.sources:
             self._numbers.append((result, op.sources[0]))
         if self.suspects is None or op.index in self.suspects:
@@ -372,13 +353,13 @@ class Tracer(ReplayMode):
         elif op.index in self.nan:
             op.damage = _NAN
         if outputs:
-            op.shape, op.dtype = shape_of(outputs[0]), _dtype_name(outputs[0].dtype)
+            op.shape, op.dtype = shape_of(outputs[0]), dtype_name(outputs[0].dtype)
         if op.damage:
             if len(outputs) == 1:
                 self._results[op.index] = _layout(outputs[0])
             if name == "where" and len([s for s in op.sources if s.damage]) > 1:
-                op.sources = _let_through(op.sources, args)
-            op.colour = self._colour(op, name, args)
+                op.sources = without_unchosen(op.sources, args)
+            op.colour = colour_of(self.graph, op, name, args)
         if (op.damage.nan or (op.damage and not self.meant)) and (self._prepares(op, outputs) or self._made_of_nan(op, name, outputs)):
             return
         silent = [t for t in args[3:5] if isinstance(t, torch.Tensor)] if name in _BATCH_NORMS else []
@@ -430,7 +411,7 @@ class Tracer(ReplayMode):
     def _made_by(self, tensor: torch.Tensor) -> int:
         """Return what made a tensor, past the views of it."""
         maker = self._maker(tensor, None)
-        while maker >= 0 and _stem(self.graph.ops[maker].name) in HAND_ON and self.graph.ops[maker].sources:
+        while maker >= 0 and stem(self.graph.ops[maker].name) in HAND_ON and self.graph.ops[maker].sources:
             maker = self.graph.ops[maker].sources[0].maker
         return maker
 
@@ -439,34 +420,6 @@ class Tracer(ReplayMode):
         made = self.graph.ops[maker] if maker >= 0 else self.graph.leaves[-1 - maker]
         worse = made.colour > op.colour or (self._writing() and maker < 0 and made.colour is op.colour)
         return made.colour >= Colour.DELIBERATE and worse and is_part(tensor)
-
-    def _colour(self, op: Op, name: str, args: Any) -> Colour:
-        worst = max((s.colour for s in op.sources), default=Colour.CLEAN)
-        if name in _UNWRITTEN:
-            return Colour.UNWRITTEN
-        if worst is Colour.DAMAGE:
-            return Colour.DAMAGE
-        if worst is Colour.UNWRITTEN:
-            return Colour.UNWRITTEN
-        if worst is Colour.DELIBERATE:
-            spread = not op.damage.nan or any(s.damage.nan for s in op.sources)
-            return Colour.DELIBERATE if spread else Colour.DAMAGE
-        if name == "scalar_tensor" and op.damage.nan and not any(word in op.call for word in _FILL_CALLS):
-            return Colour.CLEAN  # torch's own way to say "not defined" (logdet); what selects it is the birth
-        if (name in _FILLS and not op.backward) or (_written_infinity(op) and not op.damage.nan):
-            return Colour.DELIBERATE
-        if name in _LOGS and not op.damage.nan and self._of_a_mask(op, args[0]):
-            return Colour.DELIBERATE
-        return Colour.DAMAGE
-
-    def _of_a_mask(self, op: Op, argument: torch.Tensor) -> bool:
-        """Whether the argument of a logarithm is a 0/1 mask: by its values and by where it came from."""
-        if not op.sources or not bool(((argument == 0) | (argument == 1)).all()):
-            return False
-        made = self.graph.maker(op.sources[0])
-        if isinstance(made, Leaf):
-            return made.role in ("input", "buffer", "constant")
-        return made.name.split(".")[1] in ("_to_copy", "tril", "triu", "ones", "zeros", "eq", "ne", "lt", "le", "gt", "ge")
 
     def _keep_inputs(self, index: int, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
         kept: dict[str, torch.Tensor] = {}
@@ -495,77 +448,6 @@ class Tracer(ReplayMode):
         return dense.clone()
 
 
-def _let_through(sources: list[Source], args: Any) -> list[Source]:
-    """Take those sides of a choice for clean whose bad values were not chosen: missing values that are filled in, from a mean that went bad itself."""
-    chosen, kept = args[0], {"self": args[1], "other": args[2]}
-    sides = {"self": chosen, "other": ~chosen}
-    left = [s.name for s in sources if s.damage and not damage_of(torch.where(sides[s.name], kept[s.name], 0))]
-    return [Source(s.name, s.maker) if s.name in left else s for s in sources]
-
-
-class CallTracker(TorchFunctionMode):
-    """Knows which Python-level torch function is running, and can put another in its place at one site."""
-
-    def __init__(self, tracer: Tracer | None, swap: Callable[[Any, Site | None, Any, Any], Any] | None = None) -> None:
-        super().__init__()
-        self.tracer = tracer
-        self.name = ""
-        self.value = -1  # the operation that is what it computes, where a derivative is carried along
-        self.swap = swap
-        self._names: dict[Any, str] = {}
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        outer, self.name = self.name, self._names.get(func) or self._names.setdefault(func, _readable(func))
-        around, self.value = self.value, -1
-        try:
-            return func(*args, **(kwargs or {}))
-        except Exception as error:
-            if self.tracer is not None:
-                self.tracer.call_failed(self.name, args, error)
-            raise
-        finally:
-            self.name, self.value = outer, around
-
-
-_text_of: Callable[[Any], str] = functools.cache(str)
-_dtype_name: Callable[[torch.dtype], str] = functools.cache(lambda dtype: str(dtype).removeprefix("torch."))
-_stem: Callable[[str], str] = functools.cache(lambda text: text.removeprefix("aten.").split(".")[0])
-
-
 def _layout(tensor: torch.Tensor) -> Layout | None:
     """Say how a tensor lies in its memory; two with the same maker and the same layout hold the same values."""
     return (tensor.storage_offset(), tensor.shape, tensor.stride()) if plain(tensor) is tensor else None
-
-
-@functools.cache
-def _overwrites(func: Any) -> bool:
-    return (func.overloadpacket.__name__ if hasattr(func, "overloadpacket") else str(func)) in _OVERWRITES
-
-
-def _readable(func: Any) -> str:
-    """Name a Python-level torch function: `torch.nn.functional.normalize`, `Tensor.log`."""
-    name = getattr(func, "__name__", "") or str(func)
-    if name == "__get__":
-        return "Tensor." + str(getattr(getattr(func, "__self__", None), "__name__", name))
-    home = getattr(func, "__module__", None)
-    if home and home != "torch._C":
-        return f"{home}.{name}"
-    return f"Tensor.{name}" if hasattr(torch.Tensor, name) else f"torch.{name}"
-
-
-def _written_infinity(op: Op) -> bool:
-    """Whether an infinity stands among the operation's own numbers (`x + float("-inf")`)."""
-    return any(isinstance(v, float) and v in (float("inf"), float("-inf")) for v in op.scalars.values())
-
-
-def named_arguments(func: Any, args: Any, kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
-    """Pair an operator's arguments with their names in its schema."""
-    names = _names_of(func)
-    named = [(names[i] if i < len(names) else f"arg{i}", a) for i, a in enumerate(args)]
-    return named + list(kwargs.items())
-
-
-@functools.cache
-def _names_of(func: Any) -> list[str]:
-    schema = getattr(func, "_schema", None)
-    return [a.name for a in schema.arguments] if schema is not None else []
