@@ -21,3 +21,36 @@ def test_the_square_of_a_gradient_is_told_by_its_parts(optimizer: str, bad: int,
     names = [value["name"] for value in incident["origin"]["inputs"]]
     assert set(names) <= {state, "second moment", "gradient"}, names
     assert "gradient" in names
+
+
+LISTS = """
+class Half(torch.optim.Optimizer):
+    def __init__(self, params, eps=1e-12):
+        super().__init__(params, dict(eps=eps))
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            weights = [p for p in group["params"] if p.grad is not None]
+            gradients = [p.grad for p in weights]
+            roots = torch._foreach_mul(gradients, gradients)
+            torch._foreach_sqrt_(roots)
+            torch._foreach_add_(roots, group["eps"])
+            torch._foreach_addcdiv_(weights, gradients, roots, value=-0.01)
+
+net = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 1)).half()
+opt = Half(net.parameters())
+for step in range(3):
+    loss = (net(torch.ones(2, 4).half()).float() * 1e-3).mean() if step == 1 else net(torch.ones(2, 4).half()).float().sum() * 30
+"""
+
+
+def test_of_lists_the_member_that_went_bad_is_shown(box: Sandbox) -> None:
+    """`torch._foreach_addcdiv_` has three lists: the values shown are those of one weight, called by the lists' names in the source."""
+    done = box.watched(HEAD + LISTS + TAIL)
+    incident = next(i for i in done.incidents if i["cause"]["code"] == "WN604")
+    shown = {value["name"].partition("[")[0]: value for value in incident["origin"]["inputs"]}
+    assert list(shown) == ["weights", "gradients", "roots"]
+    assert len({value["name"].partition("[")[2] for value in shown.values()}) == 1
+    assert len({tuple(value["shape"]) for value in shown.values()}) == 1 and shown["roots"]["zeros"]
+    assert incident["origin"]["output"] is not None

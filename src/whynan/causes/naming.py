@@ -50,7 +50,7 @@ def named_by_source(view: View, expression: Expression | None) -> dict[str, str]
 
 
 def _fitted(view: View, expression: Expression | None) -> dict[str, str]:
-    kept = [s.name for s in view.op.sources]
+    kept = list(dict.fromkeys(s.name.partition("[")[0] for s in view.sources))  # of lists one name for all members
     if expression is None:
         return {}
     if isinstance(expression.node, ast.Subscript):
@@ -70,7 +70,24 @@ def _fitted(view: View, expression: Expression | None) -> dict[str, str]:
             texts = texts[1:]
     if ran in _PRODUCTS and _turned(view):
         texts = texts[::-1]
-    return _one_line(dict(zip(kept, texts, strict=False)))
+    return _one_line(_of_members(view, expression, dict(zip(kept, texts, strict=False))))
+
+
+def _of_members(view: View, expression: Expression, names: dict[str, str]) -> dict[str, str]:
+    """Name the members of lists: `values[2]`, and by what is written there in `torch.cat([a, b])`."""
+    written = {" ".join(expression.segment(n).split()): n.elts for n in expression.nodes if isinstance(n, ast.List | ast.Tuple)}
+    found: dict[str, str] = {}
+    for source in view.sources:
+        stem, opened, place = source.name.partition("[")
+        text = " ".join(names.get(stem, "").split())
+        elements = written.get(text, [])
+        if not text or not opened:
+            found |= {source.name: text} if text else {}
+        elif elements and int(place[:-1]) < len(elements) and not any(isinstance(e, ast.Starred) for e in elements):
+            found[source.name] = expression.segment(elements[int(place[:-1])])
+        elif text.replace(".", "").isidentifier():
+            found[source.name] = f"{text}[{place}"
+    return found
 
 
 def _one_line(names: dict[str, str]) -> dict[str, str]:

@@ -6,9 +6,9 @@ import math
 from typing import TYPE_CHECKING
 
 from whynan.causes.arguments import from_spans
-from whynan.causes.backward import EDGES, before_clipping, parts
+from whynan.causes.backward import EDGES, before_clipping, loss_of, parts
 from whynan.causes.catalogue import Finding, Scene, rule
-from whynan.causes.facts import at_or_below, rows, share
+from whynan.causes.facts import at_or_below, lies_below, rows, share
 from whynan.causes.fixes import Fix, guarded
 from whynan.records import number
 
@@ -98,14 +98,15 @@ def infinite_slope(scene: Scene) -> Finding | None:
         count = int(at.sum())
         if count:
             empty = count == argument.numel()  # every argument is at the edge: the true gradient may be 0
+            beyond = bool((lies_below(argument, edge) if edge != 1.0 or name == "acosh" else argument.abs() > edge).any())
             place = rows(at)
-            evidence.append(
-                share(count, argument, f"arguments of {name} are {'at ±1' if edge == 1.0 and name != 'acosh' else number(edge)}")
-                + (f" ({place})" if place else "")
-            )
+            where = "±1" if edge == 1.0 and name != "acosh" else number(edge)
+            there = f"at or {'past' if where == '±1' else 'below'} {where}" if beyond else f"at {where}" if where == "±1" else where
+            evidence.append(share(count, argument, f"arguments of {name} are {there}") + (f" ({place})" if place else ""))
             what = f"x^{number(power)}" if forward.name == "pow" and power is not None else name
             after = "and so is the gradient" if scene.symptom.kind == "inf" else "inf * 0 is nan"
             label = f"the slope of {what} at {number(edge)} is infinite{',' if after[0] == 'a' else ';'} {after}"
+            label = f"{what} has no finite slope {there}" if beyond else label
     evidence.append(_before_it(scene, birth, forward))
     evidence += before_clipping(scene)
     fixes = [*_alive(forward.name, forward.op.dtype), *guarded(forward.name, forward.op.dtype, power)]
@@ -116,11 +117,11 @@ def infinite_slope(scene: Scene) -> Finding | None:
 
 def _before_it(scene: Scene, birth: Birth, forward: View) -> str:
     """Say what was finite; the loss is not where a gradient that was taken inside the step goes into it."""
-    if not birth.losses:
+    loss = loss_of(scene, birth)
+    if loss is None:
         return "the forward pass is finite"
-    loss = birth.losses[-1] / (scene.lab.scale if scene.lab is not None else 1.0)
+    result = forward.output()
+    hidden = result is not None and not result.isfinite().all()  # log(0) in a mean that exp makes 0 of
     if math.isfinite(loss):
-        result = forward.output()
-        hidden = result is not None and not result.isfinite().all()  # log(0) in a mean that exp makes 0 of
         return f"the loss ({number(loss)}) is finite" if hidden else f"the forward pass and the loss ({number(loss)}) are finite"
-    return f"the values that this gradient is taken of are finite; it goes into the loss, which is {number(loss)} by it"
+    return f"{'' if hidden else 'the values that this gradient is taken of are finite; '}it goes into the loss, which is {number(loss)} by it"
