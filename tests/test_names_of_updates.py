@@ -54,3 +54,23 @@ def test_of_lists_the_member_that_went_bad_is_shown(box: Sandbox) -> None:
     assert len({value["name"].partition("[")[2] for value in shown.values()}) == 1
     assert len({tuple(value["shape"]) for value in shown.values()}) == 1 and shown["roots"]["zeros"]
     assert incident["origin"]["output"] is not None
+
+
+def test_an_update_by_lists_is_told_as_one_weight_by_weight(box: Sandbox) -> None:
+    """torch's own optimizers update one weight at a time or all at once: what is shown is the same."""
+    source = (
+        HEAD.replace("net.parameters(), 0.01", "net.parameters(), 0.01, foreach=LISTS, eps=0.0").replace("SGD", "Adam").replace("net = nn.Linear(4, 1)", MIXED)
+    )
+    body = "for step in range(3):\n    loss = net(torch.ones(2, 4)).mean()\n"
+    both = [box.watched(source.replace("LISTS", lists) + body + TAIL).incidents[0] for lists in ("False", "True")]
+    assert [i["cause"]["code"] for i in both] == ["WN604", "WN604"]
+    assert both[0]["origin"]["inputs"] == both[1]["origin"]["inputs"]
+    assert [value["name"] for value in both[1]["origin"]["inputs"]] == ["1.weight", "numerator", "denominator"]
+
+
+MIXED = """
+class Net(nn.Sequential):
+    def forward(self, x):
+        return self[0](x) + self[1](torch.tensor([1]))
+net = Net(nn.Linear(4, 1), nn.Embedding(3, 1))
+"""

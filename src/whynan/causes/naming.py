@@ -118,16 +118,17 @@ def _turned(view: View) -> bool:
 
 def _of_place(view: View) -> dict[str, str]:
     """Name arguments by the weights that they are, or by where they stand."""
-    sources = view.op.sources
+    sources = view.sources
     linear = _LINEAR.get(view.name, {}) if view.call.endswith("linear") else {}
     names: dict[str, str] = {}
     for place, source in enumerate(sources, 1):
         neutral = f"argument {place}" if len(sources) > 1 else "argument"
         if source.name in linear:
             neutral = _OF_LINEAR[linear[source.name]]
-        elif view.name == "addcdiv":
-            neutral = _QUOTIENT.get(source.name, neutral)
-        if source.name in _SCHEMA:
+        stem = source.name if view.member is None else source.name.partition("[")[0]
+        if view.name.removeprefix("_foreach_") == "addcdiv":
+            neutral = _QUOTIENT.get(stem, neutral)
+        if stem in _SCHEMA:
             names[source.name] = _weight(view, source.name) or _of_update(view, source.name) or neutral
     return names
 
@@ -138,12 +139,19 @@ def _of_update(view: View, name: str) -> str:
         return ""
     made = view.maker(name)
     while (step := as_view(made)) is not None and not step.op.backward and (step.name in _SAME or base(step.op).endswith("_")) and step.op.sources:
-        made = step.maker(0)
+        made = _handed_on(view, step)
     if step is not None:
-        averaged = view.name == "addcmul" and name == "self" and is_same(view.maker("tensor1"), view.maker("tensor2"))
+        member = name.removeprefix("self")
+        squares = view.name.removeprefix("_foreach_") == "addcmul" and name.startswith("self")
+        averaged = squares and is_same(view.maker(f"tensor1{member}"), view.maker(f"tensor2{member}"))
         return "gradient" if step.op.backward else "second moment" if averaged else ""
     leaf = cast("Leaf", made)
     return "gradient" if leaf.role == "gradient" else leaf.name if leaf.role == "state" else ""
+
+
+def _handed_on(view: View, step: View) -> View | Leaf | None:
+    """Return what an operation on the way gave on as it was, or wrote to: of lists the same member."""
+    return step.maker(f"self[{view.member}]" if view.member is not None and base(step.op).startswith("_foreach_") else 0)
 
 
 def _weight(view: View, name: str) -> str:
@@ -151,7 +159,7 @@ def _weight(view: View, name: str) -> str:
     made, turned = view.maker(name), False
     while (step := as_view(made)) is not None and (step.name in _SAME or base(step.op).endswith("_")):  # a write leaves it the same weight
         turned ^= step.name == "t"
-        made = step.maker(0)
+        made = _handed_on(view, step)
     leaf = cast("Leaf | None", made) if step is None else None
     known = leaf is not None and leaf.role in ("parameter", "buffer") and leaf.name
     return f"{leaf.name}{'.T' if turned else ''}" if leaf is not None and known else ""

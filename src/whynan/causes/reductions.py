@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from whynan.causes import masks
 from whynan.causes.arguments import forward_view, written_spans
 from whynan.causes.catalogue import Finding, Scene, rule
-from whynan.causes.facts import ATTENTION, as_view, counted, lineage, rows, share, skip_views
+from whynan.causes.facts import ATTENTION, as_view, counted, divides, lineage, rows, share, skip_views
 from whynan.causes.fixes import Fix
 from whynan.causes.handed import batch_size, constant_ids
 from whynan.causes.spreads import Spread, made_at, rounding_spread, spread_of, usual_spread
@@ -380,7 +380,8 @@ def constant_batch(scene: Scene) -> Finding | None:
     ]
     spans = made_at(view, below_index, found.label())
     if view.name != "div":
-        return Finding(f"{what} of identical values is 0", evidence, [Fix("keep the spread away from 0", "{x}.clamp_min(1e-6)", 0)], spans, empty=True)
+        floor = Fix("keep the spread away from 0", "{x}.clamp_min(1e-6)", int(divides(view)))  # `2 / spread` arrives as a reciprocal
+        return Finding(f"{what} of identical values is 0", evidence, [floor], spans, empty=True)
     above = view.input(0)
     lost = above is not None and bool((above.broadcast_to(_joint(above, below))[(below == 0).broadcast_to(_joint(above, below))] != 0).any())
     fixes = [_USUAL_ZERO, Fix("keep the spread away from 0", "{x}.clamp_min(1e-6)", 1)]

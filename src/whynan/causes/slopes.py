@@ -26,6 +26,11 @@ def _alive(name: str, dtype: str) -> list[Fix]:
     if name == "sqrt":
         eps = "1e-4" if dtype == "float16" else "1e-6"
         return [Fix(f"add {eps} inside the root: the slope is finite and the entry can still learn", f"{{x}} + {eps}", 0)]
+    if name == "acosh":
+        eps = {"float16": "1e-2", "bfloat16": "1e-1"}.get(dtype, "1e-6")
+        return [Fix(f"add {eps} to the argument: the slope is finite and the entry can still learn", f"{{x}} + {eps}", 0)]
+    if name == "atan2":
+        return [Fix("measure the angle of (1, 0) where both are 0: the same angle, with a finite slope", "{x}.where(({x} != 0) | ({0} != 0), 1.0)", 1)]
     return []
 
 
