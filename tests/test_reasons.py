@@ -170,6 +170,43 @@ def test_the_line_that_called_a_library_is_named_beside_the_birth_in_it(box: San
     assert [(span["label"], span["code"]) for span in incident["origin"]["from"]] == [("called from here", called)]
 
 
+@pytest.mark.parametrize("apart", [True, False])
+def test_a_helper_of_a_library_is_told_with_the_file_that_uses_it(apart: bool, box: Sandbox) -> None:
+    """What is wrong stands where the helper was given its arguments; within one file the line of the birth is enough."""
+    packages = box.folder / "site-packages"
+    packages.mkdir()
+    helper = "def root(x):\n    return torch.sqrt(x)\n"
+    (packages / "helping.py").write_text("import torch\n" + helper)
+    (packages / "library.py").write_text(
+        "import torch\n" + ("from helping import root\n" if apart else helper) + "\ndef length(x):\n    return root(x.square().sum(-1))\n"
+    )
+    done = box.watched(f"""
+        import sys, torch
+        sys.path.insert(0, {str(packages)!r})
+        import library
+
+        class Model(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = torch.nn.Linear(4, 4, bias=False)
+
+            def forward(self, x):
+                return library.length(self.layer(x)).mean()
+
+        model = Model()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for step in range(5):
+            loss = model(torch.zeros(3, 4) if step == 3 else torch.randn(3, 4))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    """)
+    incident = done.incidents[0]
+    assert incident["origin"]["code"] == "return torch.sqrt(x)"
+    called = [span["code"] for span in incident["origin"]["from"] if span["label"] == "called from here"]
+    assert called == ["return root(x.square().sum(-1))"] * apart + ["return library.length(self.layer(x)).mean()"]
+
+
 def test_a_rule_that_fails_does_not_cost_the_incident(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next rule that fits answers, the failure is noted beside it, and the watching goes on."""
 

@@ -423,3 +423,71 @@ def test_changes_are_tried_inside_a_function_that_torch_func_differentiates(box:
     assert (incident["step"], incident["origin"]["code"]) == (5, f"return {distance}")
     assert incident["remedies"][0]["result"] == "proven", done.err
     assert change in incident["remedies"][0]["diff"]
+
+
+KEPT = {
+    "a number over a range": (
+        """
+    z = torch.relu(net(x)) * (0.0 if step == 3 else 1.0)
+    loss = ((z - z.min()) * (2 / (z.max() - z.min()))).square().mean() + net(x).square().mean()
+""",
+        "WN404",
+        "2 / ((z.max() - z.min()).clamp_min(1e-6))",
+    ),
+    "a distance in a ball": (
+        """
+    a, b = x[:, None] * net.weight * 1e-3, torch.randn(6, 5, 4) * 1e-3
+    b[2, 1] = a[2, 0].detach() if step == 3 else 0.001
+    apart = 2 * (a - b).square().sum(-1)
+    loss = F.cross_entropy(-torch.acosh(1 + apart), torch.zeros(6, dtype=torch.long))
+""",
+        "WN501",
+        "torch.acosh((1 + apart) + 1e-6)",
+    ),
+    "the second derivative of an angle at the origin": (
+        """
+    x[2] = 0 if step == 3 else 1
+    v = x[:, :2] * net.weight[:, :2]
+    angle = torch.atan2(v[:, 0], v[:, 1])
+    loss = torch.autograd.grad(angle.sum(), v, create_graph=True)[0].square().mean() * 1e-3
+""",
+        "WN501",
+        "v[:, 1].where((v[:, 1] != 0) | (v[:, 0] != 0), 1.0)",
+    ),
+    "an entropy of tiny shares": (
+        """
+    y = net(x) * 0.1
+    p = F.softmax(torch.cat([y, y - 40, y - 45, y - (900 if step == 3 else 0)], 1), 1).mean(0)
+    loss = (p * torch.log(p)).sum()
+""",
+        "WN101",
+        "p.clamp_min(1e-37)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("lines", "code", "new"), KEPT.values(), ids=list(KEPT))
+def test_a_change_that_leaves_what_is_alive_alone(lines: str, code: str, new: str, box: Sandbox) -> None:
+    """A bound below the values that are not at the edge, a number added where a bound would stop others, and the operand that is really divided by."""
+    incident = first(box, f"for step in range(5):\n    x = torch.randn(6, 4){lines}")
+    assert (incident["step"], incident["cause"]["code"]) == (3, code)
+    proven = [r for r in incident["remedies"] if r["result"] == "proven"]
+    assert proven and new in proven[0]["diff"]
+
+
+def test_a_spread_of_one_element_that_sets_initial_values(box: Sandbox) -> None:
+    """Divided by n it is 0, whose logarithm is no better: what helps is a batch of more than one, and nothing is called finite that is not."""
+    body = """
+scale = nn.Parameter(torch.zeros(1))
+opt.add_param_group({"params": [scale]})
+for step in range(3):
+    x = torch.randn(1, 4)
+    y = net(x)
+    if step == 0:
+        scale.data = torch.log(1 / y.detach().std(dim=0))
+    loss = (y * scale.exp()).square().mean()
+"""
+    incident = first(box, body)
+    assert incident["cause"]["code"] == "WN403"
+    assert any(r["title"].startswith("take it over more than one element") for r in incident["remedies"])
+    assert not any("finite, but without" in r["title"] for r in incident["remedies"])

@@ -422,6 +422,77 @@ for step in range(2):
     assert "selected here" not in sentences(incident)
 
 
+@pytest.mark.parametrize("called", ["pow_(-0.5)", "pow_(-2)"])
+@pytest.mark.parametrize("written", ["inv.masked_fill_(inv == float('inf'), 0)", "inv.masked_fill_(dead, 0)"], ids=["by the result", "by the argument"])
+def test_an_inverse_in_place_that_is_thrown_away(called: str, written: str, box: Sandbox) -> None:
+    """Degrees of a graph: autograd copies what is overwritten, and the copy is not what the program computed; the change is proven in place."""
+    body = f"""
+for step in range(5):
+    deg = net(torch.rand(8, 4)).abs() * (torch.arange(8) != 2 if step == 3 else torch.ones(8))[:, None]
+    dead = deg == 0
+    inv = deg.{called}
+    {written}
+    loss = inv.tanh().square().mean()
+"""
+    incident = first(box, body)
+    assert (incident["step"], incident["cause"]["code"], incident["origin"]["code"]) == (3, "WN502", f"inv = deg.{called}")
+    assert "clone" not in sentences(incident) and "selected here by masked_fill" in sentences(incident)
+    assert [value["name"] for value in incident["origin"]["inputs"]] == ["deg"]
+    remedy = incident["remedies"][0]
+    assert (remedy["result"], "deg.copy_(" in remedy["diff"]) == ("proven", True)
+
+
+def test_what_is_thrown_away_further_on_leaves_a_finite_loss(box: Sandbox) -> None:
+    """A density by hand: a limit and a choice some operations after the quotient take it out, and only the gradient shows it."""
+    body = """
+for step in range(5):
+    x = torch.randn(8, 4)
+    scale = torch.relu(net(x)) * 0 if step == 3 else net(x).abs() + 1
+    dens = -torch.log(scale) - 0.5 * ((x - net(x)) / scale) ** 2
+    loss = torch.where(scale > 0.05, dens.clamp(-20, 20), torch.zeros_like(dens)).mean() + net(x).square().mean()
+"""
+    incident = first(box, body)
+    assert (incident["step"], incident["cause"]["code"], incident["origin"]["phase"]) == (3, "WN502", "backward")
+    assert "is finite: only the gradient shows this" in sentences(incident) and "selected here by" in sentences(incident)
+
+
+SPARSE = """
+def sparse(score, dim=-1):
+    top = score.max(dim, keepdim=True)[0]
+    low, high = top - 1, top - 1 / score.shape[dim]
+    for _ in range(20):
+        middle = low + (high - low) / 2
+        low = torch.where((score - middle).clamp_min(0).square().sum(dim, keepdim=True) >= 1, middle, low)
+    share = (score - low).clamp_min(0).square()
+    return share / share.sum(dim, keepdim=True)
+
+def by_hand(score, dim=-1):
+    share = torch.exp(score - score.amax(dim, keepdim=True))
+    return share / share.sum(dim, keepdim=True)
+
+"""
+
+
+@pytest.mark.parametrize("written", ["torch.where(none, -torch.inf, score)", "score.masked_fill(none, float('-inf'))"], ids=["where", "masked_fill"])
+@pytest.mark.parametrize("name", ["sparse", "by_hand"])
+def test_a_normalisation_by_hand_over_a_masked_row(name: str, written: str, box: Sandbox) -> None:
+    """The maximum of a row that is all -inf is taken off: the row is told, and a finite number is tried where the program writes the infinity."""
+    body = f"""
+for step in range(5):
+    x, ids = torch.randn(6, 4), torch.randint(1, 9, (6, 4))
+    ids[torch.arange(6) == (2 if step == 3 else 9)] = 0
+    none = ids == 0
+    score = x * net(x)
+    score = {written}
+    loss = ({name}(score) * x).sum(1).square().mean()
+"""
+    incident = first(box, body, HEAD + SPARSE)
+    assert (incident["step"], incident["cause"]["code"], incident["origin"]["samples"]) == (3, "WN401", [2])
+    assert "1 of 6 rows are entirely -inf" in incident["cause"]["evidence"][0]
+    remedy = incident["remedies"][0]
+    assert (remedy["result"], "-1e4" in remedy["diff"]) == ("proven", True)
+
+
 @pytest.mark.parametrize(("quotient", "code"), [("counts.sum() / counts", "WN103"), ("torch.zeros(4).index_add(0, y, picked) / counts", "WN402")])
 def test_a_share_over_a_count_of_zero_is_no_mean(quotient: str, code: str, box: Sandbox) -> None:
     """Counts stand below the fraction line of a class weight too; only a mean of nothing has 0 above it."""

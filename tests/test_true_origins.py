@@ -358,6 +358,36 @@ PENALISED = {
 }
 
 
+INNER = {
+    "a power of a negative number": ("u ** 1.5", "WN105", "loss"),
+    "an angle past the edge": ("torch.acos(1 - u)", "WN107", "loss"),
+    "a power that is left out": ("torch.where(u > 0, u ** 1.5, 0.0)", "WN502", "backward"),
+}
+
+
+@pytest.mark.parametrize(("line", "code", "phase"), INNER.values(), ids=list(INNER))
+def test_a_derivative_of_a_bad_value_is_told_as_that_value(line: str, code: str, phase: str, box: Sandbox) -> None:
+    """Only the derivative goes into the loss (a residual of a differential equation); what the program threw away is not the value it is taken of."""
+    source = f"""{HEAD}
+net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
+opt = torch.optim.SGD(net.parameters(), 1e-3)
+for s in range(4):
+    x = torch.rand(24, 2, requires_grad=True)
+    u = net(x).abs() * 0.01 + 1e-4
+    u = u * torch.where(torch.arange(24) % 5 == 0, -1.0 if s == 2 else 1.0, 1.0)[:, None]
+    flux = {line}
+    loss = torch.autograd.grad(flux.sum(), x, create_graph=True)[0].square().mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+    incident = box.watched(source).incidents[0]
+    assert (incident["step"], incident["cause"]["code"], incident["origin"]["phase"]) == (2, code, phase)
+    assert incident["origin"]["code"] == f"flux = {line}"
+    said = " ".join([incident["cause"]["label"], *incident["cause"]["evidence"]])
+    assert "are 0" not in said and "is taken of are finite" not in said
+
+
 @pytest.mark.parametrize(("line", "loss", "code", "place", "phase"), PENALISED.values(), ids=list(PENALISED))
 def test_losses_made_of_gradients(line: str, loss: str, code: str, place: str, phase: str, box: Sandbox) -> None:
     """The line is the one whose derivative goes bad, and what a loss is made of is no update."""

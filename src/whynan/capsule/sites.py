@@ -161,6 +161,14 @@ def caller_of(frame: FrameType | None, stop: CodeType) -> Site | None:
     return _own(frame.f_back, stop) if frame is not None and is_installed(frame.f_code) else None
 
 
+def helped_by(frame: FrameType | None, stop: CodeType) -> Site | None:
+    """Return where a library called the function of another of its files that a frame runs in; nothing where the program itself did, or torch."""
+    before = frame.f_back if frame is not None and is_installed(frame.f_code) else None
+    if frame is None or before is None or before.f_code is stop or not is_installed(before.f_code) or is_internal(before.f_code):
+        return None
+    return None if before.f_code.co_filename == frame.f_code.co_filename else Site(before.f_code, before.f_lasti)
+
+
 def asked_for(thing: object) -> Site | None:
     """Return where an object that is being made was asked for: outside its own `__init__`, in the program's own code where there is some."""
     frame: FrameType | None = sys._getframe(1)

@@ -39,6 +39,11 @@ def parts(scene: Scene) -> tuple[Birth, View] | None:
     return birth, forward
 
 
+def loss_of(scene: Scene, birth: Birth) -> float | None:
+    """Return the loss of a birth's step as the program has it, without the scale of a gradient scaler."""
+    return birth.losses[-1] / (scene.lab.scale if scene.lab is not None else 1.0) if birth.losses else None
+
+
 def ops_of_node(birth: Birth) -> list[Any]:
     """Return the backward operations of the node that the birth is one of."""
     assert birth.op is not None

@@ -161,7 +161,7 @@ class Fix:
 
                 def again(x: Any) -> Any:
                     beside = operands if differentiated(x) else [bare(o) for o in operands]
-                    return func(*_put(beside, self.operand, x, flipped), **kwargs)
+                    return func(*_put(beside, self.operand, x.clone() if written else x, flipped), **kwargs)
 
                 count_stopped(stopped, code, scope, again, result, only, name in _ENDLESS)
             return result

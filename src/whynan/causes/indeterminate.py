@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from whynan.causes.arguments import forward_view, written_spans
 from whynan.causes.catalogue import Finding, Scene, rule
 from whynan.causes.facts import counted
 from whynan.causes.fixes import Fix
 from whynan.causes.products import masked_on_the_same_line, next_on_line
+from whynan.causes.written import finite_instead
 from whynan.records import Phase
 
 if TYPE_CHECKING:
     import torch
 
-    from whynan.trace.birth import Birth, View
-    from whynan.trace.graph import Op
+    from whynan.trace.birth import View
 
 
 @rule("WN301", "inf-minus-inf", "infinity minus infinity", rank=41)
@@ -24,8 +24,7 @@ def inf_minus_inf(scene: Scene) -> Finding | None:
 
     What happened
     Infinities of the same sign were subtracted, or of opposite sign added or summed. They were
-    mostly written on purpose: two masked log-probabilities, points parked at infinity, a row of
-    -inf minus its own maximum.
+    mostly written on purpose: two masked log-probabilities, points parked at infinity.
 
     Why the result is non-finite
     inf - inf has no value: it depends on how fast each side grew. A mask of -inf is a good
@@ -57,8 +56,8 @@ def inf_minus_inf(scene: Scene) -> Finding | None:
     another loss that is said, and where something is chosen by it the change is not proven.
 
     Not this when
-    A whole row of -inf goes into softmax or logsumexp (WN401), or the infinity is an overflow
-    that reaches the loss by itself (WN201, WN203).
+    A whole row of -inf goes into softmax or logsumexp, or its maximum is taken off (WN401), or
+    the infinity is an overflow that reaches the loss by itself (WN201, WN203).
     """
     view = forward_view(scene)
     birth = scene.birth
@@ -80,20 +79,10 @@ def inf_minus_inf(scene: Scene) -> Finding | None:
         Fix("take only a finite number off", "torch.where({x}.isfinite(), {x}, torch.zeros_like({x}))", 1),
         Fix("let places that are infinite on both sides count as 0", _COUNTED.format("0.0"), choice=_COUNTED.format("1.0")),
         Fix("keep both sides finite", _KEPT.format("1e4"), choice=_KEPT.format("2e4")),
-        _written_finite(birth),
+        finite_instead(birth),
     ]
     evidence = counted(count, "sums of products hold infinities of both signs") if crossing else f"in {counted(count, 'places')} both sides are infinite"
     return Finding("inf - inf is nan", [evidence], fixes[-1:] if crossing else fixes, written_spans(birth, "the infinity came from here"))
-
-
-def _written_finite(birth: Birth) -> Fix:
-    """Advise a finite number in the place of an infinity, tried where a mask wrote it at a line of its own."""
-    from whynan.trace.birth import View as Made
-
-    title = "use a large finite number instead of the infinity"
-    wrote = [Made(cast("Op", writer), birth) for writer in birth.slice.written_by[:1] if hasattr(writer, "scalars")]
-    masked = [made.site for made in wrote if made.name == "masked_fill" and made.scalar("value") == float("-inf") and made.site is not None]
-    return Fix(f"{title} that the mask writes", "-30.0", 2, site=masked[0]) if masked else Fix(title)
 
 
 _COUNTED = "torch.where({{0}}.isinf() & {{1}}.isinf(), {}, {{0}} - {{1}})"

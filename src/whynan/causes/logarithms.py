@@ -10,7 +10,7 @@ from whynan.causes.arguments import argument_of, computed_forward, from_spans, r
 from whynan.causes.carried_out import told_of_trained
 from whynan.causes.catalogue import Finding, Scene, rule
 from whynan.causes.facts import ELEMENTWISE, as_view, is_same, lies_below, lineage, rows, share, skip_views, without_zeros
-from whynan.causes.fixes import BY_HAND, LOG1MEXP, LOG_OF_EXP, LOGSUMEXP, Fix, guarded
+from whynan.causes.fixes import BY_HAND, LOG1MEXP, LOG_OF_EXP, LOGSUMEXP, Fix, guarded, small
 from whynan.causes.spreads import spread_of
 from whynan.records import number
 
@@ -118,7 +118,15 @@ def log_fixes(view: View) -> list[Fix]:
             fixes.append(Fix("compute the logarithm of 1 - sigmoid directly", "torch.nn.functional.logsigmoid(-{inner})", safe=True, inner=patterns.REST))
     fixes.append(Fix("take the logarithm from the logits: log_softmax or logsigmoid instead of log", "{inner}", safe=True, inner="log directly"))
     bounds = guarded(view.name.removeprefix("special_") if "entr" not in view.name else view.name, view.op.dtype)
-    return [*fixes, *bounds, *([_ONE] if view.name in _BASES and spread_of(view, 0) is not None else [])]
+    return [*fixes, *bounds, *_below_the_alive(view), *([_ONE] if view.name in _BASES and spread_of(view, 0) is not None else [])]
+
+
+def _below_the_alive(view: View) -> list[Fix]:
+    """Return a bound below the arguments that are tiny and not 0: a usual one would cut off their gradients."""
+    argument, tiny = view.input(0), {"float32": "1e-37", "bfloat16": "1e-37", "float64": "1e-300"}.get(view.op.dtype)
+    if tiny is None or argument is None or view.name not in _BASES or not bool(((argument > 0) & (argument < float(small(view.op.dtype)))).any()):
+        return []
+    return [Fix(f"keep the argument of {view.name} at or above {tiny}, below those that are not 0", f"{{x}}.clamp_min({tiny})", 0)]
 
 
 _ONE = Fix("let the spread of identical values count as 1, whose logarithm is 0", "{x}.where({x} != 0, 1.0)", 0)

@@ -311,9 +311,11 @@ def variance_of_one(scene: Scene) -> Finding | None:
     return Finding(
         f"one element has no unbiased spread: n - 1 is {size - 1}",
         [f"{view.name} over {size} element{'s' if size != 1 else ''} of a tensor of shape {list(values.shape)}"],
-        [Fix(title, f"int({several})", keyword="correction"), Fix(title, several, keyword="unbiased")]
-        if keyword == "correction"
-        else [Fix(title, several, keyword="unbiased")],
+        [
+            *([Fix(title, f"int({several})", keyword="correction")] if keyword == "correction" else []),
+            Fix(title, several, keyword="unbiased"),
+            Fix("take it over more than one element: a larger batch, or a larger first one where it sets initial values"),
+        ],
         empty=True,
     )
 

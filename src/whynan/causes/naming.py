@@ -50,7 +50,7 @@ def named_by_source(view: View, expression: Expression | None) -> dict[str, str]
 
 
 def _fitted(view: View, expression: Expression | None) -> dict[str, str]:
-    kept = [s.name for s in view.op.sources]
+    kept = list(dict.fromkeys(s.name.partition("[")[0] for s in view.sources))  # of lists one name for all members
     if expression is None:
         return {}
     if isinstance(expression.node, ast.Subscript):
@@ -70,7 +70,24 @@ def _fitted(view: View, expression: Expression | None) -> dict[str, str]:
             texts = texts[1:]
     if ran in _PRODUCTS and _turned(view):
         texts = texts[::-1]
-    return _one_line(dict(zip(kept, texts, strict=False)))
+    return _one_line(_of_members(view, expression, dict(zip(kept, texts, strict=False))))
+
+
+def _of_members(view: View, expression: Expression, names: dict[str, str]) -> dict[str, str]:
+    """Name the members of lists: `values[2]`, and by what is written there in `torch.cat([a, b])`."""
+    written = {" ".join(expression.segment(n).split()): n.elts for n in expression.nodes if isinstance(n, ast.List | ast.Tuple)}
+    found: dict[str, str] = {}
+    for source in view.sources:
+        stem, opened, place = source.name.partition("[")
+        text = " ".join(names.get(stem, "").split())
+        elements = written.get(text, [])
+        if not text or not opened:
+            found |= {source.name: text} if text else {}
+        elif elements and int(place[:-1]) < len(elements) and not any(isinstance(e, ast.Starred) for e in elements):
+            found[source.name] = expression.segment(elements[int(place[:-1])])
+        elif text.replace(".", "").isidentifier():
+            found[source.name] = f"{text}[{place}"
+    return found
 
 
 def _one_line(names: dict[str, str]) -> dict[str, str]:
@@ -101,7 +118,7 @@ def _turned(view: View) -> bool:
 
 def _of_place(view: View) -> dict[str, str]:
     """Name arguments by the weights that they are, or by where they stand."""
-    sources = view.op.sources
+    sources = view.sources
     linear = _LINEAR.get(view.name, {}) if view.call.endswith("linear") else {}
     names: dict[str, str] = {}
     for place, source in enumerate(sources, 1):
@@ -110,9 +127,10 @@ def _of_place(view: View) -> dict[str, str]:
             neutral = _OF_LINEAR[linear[source.name]]
         elif view.name.startswith("nll_loss") and source.name == "self":
             neutral = "log-probabilities"
-        elif view.name == "addcdiv":
-            neutral = _QUOTIENT.get(source.name, neutral)
-        if source.name in _SCHEMA:
+        stem = source.name if view.member is None else source.name.partition("[")[0]
+        if view.name.removeprefix("_foreach_") == "addcdiv":
+            neutral = _QUOTIENT.get(stem, neutral)
+        if stem in _SCHEMA:
             names[source.name] = _weight(view, source.name) or _of_update(view, source.name) or neutral
     return names
 
@@ -123,12 +141,19 @@ def _of_update(view: View, name: str) -> str:
         return ""
     made = view.maker(name)
     while (step := as_view(made)) is not None and not step.op.backward and (step.name in _SAME or base(step.op).endswith("_")) and step.op.sources:
-        made = step.maker(0)
+        made = _handed_on(view, step)
     if step is not None:
-        averaged = view.name == "addcmul" and name == "self" and is_same(view.maker("tensor1"), view.maker("tensor2"))
+        member = name.removeprefix("self")
+        squares = view.name.removeprefix("_foreach_") == "addcmul" and name.startswith("self")
+        averaged = squares and is_same(view.maker(f"tensor1{member}"), view.maker(f"tensor2{member}"))
         return "gradient" if step.op.backward else "second moment" if averaged else ""
     leaf = cast("Leaf", made)
     return "gradient" if leaf.role == "gradient" else leaf.name if leaf.role == "state" else ""
+
+
+def _handed_on(view: View, step: View) -> View | Leaf | None:
+    """Return what an operation on the way gave on as it was, or wrote to: of lists the same member."""
+    return step.maker(f"self[{view.member}]" if view.member is not None and base(step.op).startswith("_foreach_") else 0)
 
 
 def _weight(view: View, name: str) -> str:
@@ -136,7 +161,7 @@ def _weight(view: View, name: str) -> str:
     made, turned = view.maker(name), False
     while (step := as_view(made)) is not None and (step.name in _SAME or base(step.op).endswith("_")):  # a write leaves it the same weight
         turned ^= step.name == "t"
-        made = step.maker(0)
+        made = _handed_on(view, step)
     leaf = cast("Leaf | None", made) if step is None else None
     known = leaf is not None and leaf.role in ("parameter", "buffer") and leaf.name
     return f"{leaf.name}{'.T' if turned else ''}" if leaf is not None and known else ""

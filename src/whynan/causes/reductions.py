@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, Any
 from whynan.causes import masks
 from whynan.causes.arguments import forward_view, written_spans
 from whynan.causes.catalogue import Finding, Scene, rule
-from whynan.causes.facts import ATTENTION, as_view, counted, rows, share, skip_views
+from whynan.causes.facts import ATTENTION, as_view, counted, divides, lineage, rows, share, skip_views
 from whynan.causes.fixes import Fix
 from whynan.causes.handed import batch_size, constant_ids
 from whynan.causes.spreads import Spread, made_at, rounding_spread, spread_of, usual_spread
 from whynan.causes.usual import usual
+from whynan.causes.written import finite_instead
 from whynan.records import number
 
 if TYPE_CHECKING:
     from whynan.trace.birth import Birth, View
 
+_MAXIMA = ("max", "amax")
 _SOFTMAXES = ("_softmax", "_log_softmax", "logsumexp", "_safe_softmax", "logcumsumexp")
 
 
@@ -29,7 +31,7 @@ def fully_masked_softmax(scene: Scene) -> Finding | None:
     What happened
     A mask removed all entries of a row: a sample that is padding only, a query with no key to
     attend to, a state without a legal action. The softmax, log_softmax, logsumexp, logaddexp or attention
-    over that row has nothing left to distribute.
+    over that row has nothing left to distribute; nor has an entmax or a softmax written by hand.
 
     Why the result is non-finite
     softmax subtracts the row's maximum first: -inf - -inf is NaN; without that it is 0 / 0. A
@@ -68,10 +70,11 @@ def fully_masked_softmax(scene: Scene) -> Finding | None:
     view = forward_view(scene)
     if view is not None and view.name.startswith("logaddexp"):
         return _nothing_to_add(scene, view)
-    by_hand = _logsumexp_taken_off(view) if view is not None else None
+    by_hand = (_logsumexp_taken_off(view) or _maximum_taken_off(view)) if view is not None else None
     if view is None or not (by_hand is not None or view.name in _SOFTMAXES or view.name.startswith(ATTENTION)):
         return None
-    scores = view.input("attn_bias") if view.name.startswith(ATTENTION) else view.input("self")
+    maximum = by_hand if by_hand is not None and by_hand.name in _MAXIMA else None
+    scores = (maximum or view).input("attn_bias" if view.name.startswith(ATTENTION) else "self")
     if scores is None or not scores.is_floating_point() or scores.dim() == 0:
         return None
     dim = (by_hand or view).scalar("dim")
@@ -89,11 +92,12 @@ def fully_masked_softmax(scene: Scene) -> Finding | None:
     samples = bool(first) and scores.shape[0] == batch_size(scene.program)
     kind = "columns" if scores.dim() == 2 and not place else "rows"
     evidence = [f"{count} of {total} {kind} are entirely -inf{_which(dead, first, samples)}", *_only_backward(birth)]
-    fixes = _in_place(view, name, axis)
+    fixes = [finite_instead(birth)] if maximum is not None else _in_place(view, name, axis)
     fixes.append(
         Fix(f"{'drop samples in which nothing may be attended to' if samples else f'leave something finite in each of the {kind}'}, where the mask is made")
     )
-    label = f"every entry of {'this row' if total == 1 else f'{count} of {total} {kind}'} is -inf: {_result(name, birth)}"
+    gives = "its maximum taken off, -inf - -inf, gives nan" if maximum is not None else _result(name, birth)
+    label = f"every entry of {'this row' if total == 1 else f'{count} of {total} {kind}'} is -inf: {gives}"
     spans = written_spans(birth, "the -inf came from here")
     decided = masks.decision(birth, first)
     if decided is not None:
@@ -102,8 +106,9 @@ def fully_masked_softmax(scene: Scene) -> Finding | None:
         fixes = [fix for fix in (nearest,) if fix is not None] + fixes
     else:
         evidence.append(masks.handed_in(birth, first))
-    wrong = _tempting(axis, f"{count} of {total} {kind}") if name == "softmax" else []
-    return Finding(label, evidence, fixes, spans, rows=first if samples else [], wrong=wrong)
+    wrong = _tempting(axis, f"{count} of {total} {kind}") if name == "softmax" and maximum is None else []
+    title = "normalisation over a row that is entirely masked" if maximum is not None else ""
+    return Finding(label, evidence, fixes, spans, rows=first if samples else [], wrong=wrong, title=title)
 
 
 def _logsumexp_taken_off(view: View) -> View | None:
@@ -112,6 +117,14 @@ def _logsumexp_taken_off(view: View) -> View | None:
     scores, summed = view.source("self"), taken.source("self") if taken is not None else None
     same = scores is not None and summed is not None and scores.maker == summed.maker
     return taken if taken is not None and taken.name == "logsumexp" and same else None
+
+
+def _maximum_taken_off(view: View) -> View | None:
+    """Return the maximum of rows that an infinite difference was computed with: a softmax, entmax or sparsemax written by hand."""
+    output = view.output()
+    if view.name != "sub" or output is None or not bool(output.isnan().any()):
+        return None
+    return next((made for made in lineage(view) if made.name in _MAXIMA and made.scalar("dim") is not None), None)
 
 
 def _which(dead: Any, first: list[int], samples: bool) -> str:
@@ -367,7 +380,8 @@ def constant_batch(scene: Scene) -> Finding | None:
     ]
     spans = made_at(view, below_index, found.label())
     if view.name != "div":
-        return Finding(f"{what} of identical values is 0", evidence, [Fix("keep the spread away from 0", "{x}.clamp_min(1e-6)", 0)], spans, empty=True)
+        floor = Fix("keep the spread away from 0", "{x}.clamp_min(1e-6)", int(divides(view)))  # `2 / spread` arrives as a reciprocal
+        return Finding(f"{what} of identical values is 0", evidence, [floor], spans, empty=True)
     above = view.input(0)
     lost = above is not None and bool((above.broadcast_to(_joint(above, below))[(below == 0).broadcast_to(_joint(above, below))] != 0).any())
     fixes = [_USUAL_ZERO, Fix("keep the spread away from 0", "{x}.clamp_min(1e-6)", 1)]

@@ -6,9 +6,9 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from whynan.causes.arguments import from_spans
-from whynan.causes.backward import EDGES, before_clipping, parts
+from whynan.causes.backward import EDGES, before_clipping, loss_of, parts
 from whynan.causes.catalogue import Finding, Scene, rule
-from whynan.causes.facts import at_or_below, rows, share
+from whynan.causes.facts import at_or_below, lies_below, rows, share
 from whynan.causes.fixes import Fix, guarded
 from whynan.records import number
 
@@ -26,6 +26,11 @@ def _alive(name: str, dtype: str) -> list[Fix]:
     if name == "sqrt":
         sizes = ["1e-4", "1e-2"] if dtype == "float16" else ["1e-6", "1e-3"]  # where the slope is derived again the smaller one leaves a peak
         return [Fix(f"add {eps} inside the root: the slope is finite and the entry can still learn", f"{{x}} + {eps}", 0) for eps in sizes]
+    if name == "acosh":
+        eps = {"float16": "1e-2", "bfloat16": "1e-1"}.get(dtype, "1e-6")
+        return [Fix(f"add {eps} to the argument: the slope is finite and the entry can still learn", f"{{x}} + {eps}", 0)]
+    if name == "atan2":
+        return [Fix("measure the angle of (1, 0) where both are 0: the same angle, with a finite slope", "{x}.where(({x} != 0) | ({0} != 0), 1.0)", 1)]
     return []
 
 
@@ -98,14 +103,15 @@ def infinite_slope(scene: Scene) -> Finding | None:
         count = int(at.sum())
         if count:
             empty = count == argument.numel()  # every argument is at the edge: the true gradient may be 0
+            beyond = bool((lies_below(argument, edge) if edge != 1.0 or name == "acosh" else argument.abs() > edge).any())
             place = rows(at)
-            evidence.append(
-                share(count, argument, f"arguments of {name} are {'at ±1' if edge == 1.0 and name != 'acosh' else number(edge)}")
-                + (f" ({place})" if place else "")
-            )
+            where = "±1" if edge == 1.0 and name != "acosh" else number(edge)
+            there = f"at or {'past' if where == '±1' else 'below'} {where}" if beyond else f"at {where}" if where == "±1" else where
+            evidence.append(share(count, argument, f"arguments of {name} are {there}") + (f" ({place})" if place else ""))
             what = f"x^{number(power)}" if forward.name == "pow" and power is not None else name
             after = "and so is the gradient" if scene.symptom.kind == "inf" else "inf * 0 is nan"
             label = f"the slope of {what} at {number(edge)} is infinite{',' if after[0] == 'a' else ';'} {after}"
+            label = f"{what} has no finite slope {there}" if beyond else label
     both = _both_zero(forward)
     if both is not None:
         evidence.append(share(int(both.sum()), both, f"pairs of arguments of {name} are 0") + (f" ({rows(both)})" if rows(both) else ""))
@@ -129,11 +135,11 @@ def _both_zero(forward: View) -> Any:
 
 def _before_it(scene: Scene, birth: Birth, forward: View) -> str:
     """Say what was finite; the loss is not where a gradient that was taken inside the step goes into it."""
-    if not birth.losses:
+    loss = loss_of(scene, birth)
+    if loss is None:
         return "the forward pass is finite"
-    loss = birth.losses[-1] / (scene.lab.scale if scene.lab is not None else 1.0)
+    result = forward.output()
+    hidden = result is not None and not result.isfinite().all()  # log(0) in a mean that exp makes 0 of
     if math.isfinite(loss):
-        result = forward.output()
-        hidden = result is not None and not result.isfinite().all()  # log(0) in a mean that exp makes 0 of
         return f"the loss ({number(loss)}) is finite" if hidden else f"the forward pass and the loss ({number(loss)}) are finite"
-    return f"the values that this gradient is taken of are finite; it goes into the loss, which is {number(loss)} by it"
+    return f"{'' if hidden else 'the values that this gradient is taken of are finite; '}it goes into the loss, which is {number(loss)} by it"

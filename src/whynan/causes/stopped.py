@@ -123,7 +123,7 @@ def _healthy(torch: Any, dead: Any, x: Any, call: Callable[[Any], Any], gradient
             value = call(leaf)
             given = (value.sum().real, leaf) if gradient is None else (value, leaf, gradient.detach())
             before = torch.autograd.grad(*given)[0]
-        except RuntimeError:  # an operation that writes to its argument
+        except RuntimeError:  # an operation that writes to another argument of its own
             return 0
     healthy = dead & x.isfinite() & before.isfinite() & (before != 0)  # what is infinite itself is what a change is for
     if value.shape == x.shape:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
-from whynan.causes.backward import EDGES, ops_of_node, parts
+from whynan.causes.backward import EDGES, loss_of, ops_of_node, parts
 from whynan.causes.catalogue import Finding, Scene, rule
 from whynan.causes.facts import SELECTS, as_view, at_or_below, consumers, divides, share, zeros, zeros_and_ones
 from whynan.causes.fixes import Fix, guarded
@@ -85,6 +86,8 @@ def branch_not_taken(scene: Scene) -> Finding | None:
     evidence.append("0 times an infinite slope is nan" if handed is None else "0 times nan is nan")
     if handed is None:
         evidence += _at_the_edge(forward, name)
+    if (loss := loss_of(scene, birth)) is not None and math.isfinite(loss):
+        evidence.append(f"the loss ({number(loss)}) is finite: only the gradient shows this")
     from whynan.capsule.sites import resolve
 
     spans = [resolve(chosen.site, f"selected here by {chosen.name}")] if chosen.site is not None else []
@@ -113,13 +116,18 @@ def _safe_before(forward: View, handed: int | None) -> list[Fix]:
     if divides(forward):
         return [Fix("make the input safe before dividing", "{x}.where({x} != 0, 1.0)", 1), *guarded("div", forward.op.dtype)]
     exponent = forward.scalar("exponent")
-    return guarded(forward.name, forward.op.dtype, float(exponent) if isinstance(exponent, int | float) else None)
+    power = float(exponent) if isinstance(exponent, int | float) else None
+    inverse = forward.name in ("rsqrt", "reciprocal") or (power is not None and power < 0)
+    first = _INVERSE_OF_ZERO if inverse else ()
+    return [*first, *(fix for fix in guarded(forward.name, forward.op.dtype, power) if fix.template not in [f.template for f in first])]
 
 
 def _selector(birth: Birth, forward: View) -> View | None:
     """Return the selecting operation that took the output of a forward operation."""
+    from whynan.trace.birth import FOLLOWED
+
     level = [forward]
-    for _ in range(4):
+    for _ in range(FOLLOWED):
         following: list[View] = []
         for view in level:
             for consumer in list(consumers(birth, view))[:6]:
@@ -189,5 +197,9 @@ def _bad_places(birth: Birth) -> Any:
     return None if output is None else ~output.isfinite()
 
 
+_INVERSE_OF_ZERO = (  # the second where the result itself is asked whether it is infinite: so it is 0, and its slope as well
+    Fix("make the input safe before the function, and select after it", "{x}.where({x} != 0, 1.0)", 0),
+    Fix("put inf in the place of 0: its inverse is the 0 that is selected, and its slope is 0", "{x}.where({x} != 0, float('inf'))", 0),
+)
 _NO_BRANCH = frozenset({"mul", "select", "slice", "min", "max", "amin", "amax", "sort", "topk"})  # what is picked by size was not meant to be left out
 _LIMITING = frozenset({"clamp", "clamp_min", "clamp_max", "minimum", "maximum"})

@@ -259,7 +259,8 @@ def _called_from(scene: Scene, site: Site | None) -> list[Span]:
     entry = next((e for e in scene.program.entries if forward is not None and e.number == forward.op.entry), None)
     recorded = None if entry is None else entry.caller or (entry.site if entry.site is not None and not is_installed(entry.site.code) else None)
     caller = birth.caller or recorded
-    return [resolve(caller, "called from here")] if caller is not None else []
+    sites = [birth.between if site == birth.site else None, caller]
+    return [resolve(s, "called from here") for s in sites if s is not None]
 
 
 def _values(scene: Scene, chosen: Rule, expression: Expression | None) -> tuple[list[TensorStats], TensorStats | None]:

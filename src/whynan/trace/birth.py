@@ -14,6 +14,8 @@ from whynan.trace.slicing import HAND_ON, Slice, base
 from whynan.trace.terms import Term
 from whynan.tripwire.values import damage_of
 
+FOLLOWED = 6  # steps that a value is followed through the forward pass, to what throws it away
+
 
 @dataclass(slots=True)
 class View:
@@ -37,15 +39,29 @@ class View:
         """The Python-level function it ran under."""
         return self.op.call
 
+    @property
+    def member(self) -> int | None:
+        """Which tensor of its lists went bad, of an operation that does the same to each of them (`_foreach_div`)."""
+        return self.birth.members.get(self.op.index) if base(self.op).startswith(("_foreach_", "_fused_")) else None
+
+    @property
+    def sources(self) -> list[Source]:
+        """The tensor arguments, of lists the member that went bad."""
+        return [s for s in self.op.sources if self._concerns(s.name)]
+
+    def _concerns(self, name: str) -> bool:
+        return self.member is None or not name.endswith("]") or name.endswith(f"[{self.member}]")
+
     def inputs(self) -> dict[str, torch.Tensor]:
-        """Return the kept tensor arguments by schema name."""
-        return self.birth.inputs.get(self.op.index, {})
+        """Return the kept tensor arguments by schema name, of lists the member that went bad."""
+        kept = self.birth.inputs.get(self.op.index, {})
+        return {name: tensor for name, tensor in kept.items() if self._concerns(name)}
 
     def input(self, name: str | int) -> torch.Tensor | None:
         """Return one kept argument, by schema name or position."""
         kept = self.inputs()
         if isinstance(name, int):
-            names = [s.name for s in self.op.sources]
+            names = [s.name for s in self.sources]
             return kept.get(names[name]) if name < len(names) else None
         return kept.get(name)
 
@@ -58,7 +74,7 @@ class View:
 
     def source(self, name: str | int) -> Source | None:
         if isinstance(name, int):
-            return self.op.sources[name] if name < len(self.op.sources) else None
+            return self.sources[name] if name < len(self.sources) else None
         return next((s for s in self.op.sources if s.name == name), None)
 
     def maker(self, name: str | int) -> View | Leaf | None:
@@ -90,11 +106,13 @@ class Birth:
     note: str = ""
     inputs: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
     outputs: dict[int, torch.Tensor] = field(default_factory=dict)
+    members: dict[int, int] = field(default_factory=dict)  # of operations with several results: which one is the first bad
     losses: list[float] = field(default_factory=list)
     error: BaseException | None = None
     inside: list[TensorStats] = field(default_factory=list)  # the named values of the function it happened in
     terms: Term | None = None  # what the loss is the sum of
     caller: Site | None = None  # where the user's own code called the library that it happened in
+    between: Site | None = None  # where that library called the helper that it happened in
 
     @property
     def derivative(self) -> bool:

@@ -18,13 +18,13 @@ from whynan.capsule.setup import Behind
 from whynan.capsule.tape.entries import Slot
 from whynan.capsule.tape.needs import needed_for
 from whynan.records import Phase, TensorStats
-from whynan.trace.birth import Birth, ancestors, followers
+from whynan.trace.birth import FOLLOWED, Birth, ancestors, followers
 from whynan.trace.graph import OUTSIDE, Colour, Graph, Leaf, Op
 from whynan.trace.inside import named_values
 from whynan.trace.memory import roles_of, storage_key
 from whynan.trace.modules import Outputs, paths_of
 from whynan.trace.scouting import Scouted, scout
-from whynan.trace.slicing import Slice, real_use, slice_back
+from whynan.trace.slicing import Slice, of_a_bad_value, real_use, slice_back
 from whynan.trace.terms import terms_of
 from whynan.trace.tracer import Tracer
 from whynan.tripwire.values import damage_of, damaged
@@ -71,6 +71,7 @@ def locate(
             return None if used is None else Birth(graph, Slice(), None, used, _leaf_phase(used), losses=scalars(first.run))
     found = slice_back(graph, starts if first.run.losses else _inner_loss(graph) or starts)
     losses = scalars(first.run)
+    found = found if all(map(math.isfinite, losses)) else of_a_bad_value(graph, found)
     birth = _thrown_away(graph, found, losses) or birth_in(graph, found)
     birth.losses, birth.terms = losses, terms_of(graph, first.loss)
     reason = program.inexact() or first.tracer.broken or _unseen(birth)
@@ -305,7 +306,8 @@ def observe(program: Program, targets: Targets, roles: dict[int, tuple[str, str]
         keep += [b.index for b in birth.slice.births[:4]]
         if birth.op.backward:
             keep += [op.index for op in birth.graph.ops[birth.op.index :] if op.backward and op.node == birth.op.node][:12]  # what came into the node
-            keep += followers(birth.graph, forward.index, depth=4, limit=24) if forward else []
+        if birth.op.backward or (birth.losses and all(map(math.isfinite, birth.losses))):  # something there may throw bad values away
+            keep += followers(birth.graph, hold, depth=FOLLOWED, limit=40)
     elif birth.leaf is not None:
         keep = [birth.leaf.first_use]
     keep += [term.index for term in birth.terms.all()] if birth.terms is not None else []
@@ -313,12 +315,12 @@ def observe(program: Program, targets: Targets, roles: dict[int, tuple[str, str]
     if not wanted:
         return birth
     second = _trace(program, targets, roles, wanted, hold)
-    birth.inside, birth.caller = second.inside, second.tracer.caller
+    birth.inside, birth.caller, birth.between = second.inside, second.tracer.caller, second.tracer.between
     ops = birth.graph.ops
     if any(index >= len(ops) or ops[index].name != name for index, name in second.tracer.seen.items()) or not second.tracer.seen.keys() >= wanted:
         birth.exact, birth.note = False, birth.note or "two replays of this step did not make the same calls"
         return birth  # the values are those of other operations
-    birth.inputs, birth.outputs = second.tracer.kept_inputs, second.tracer.kept_output
+    birth.inputs, birth.outputs, birth.members = second.tracer.kept_inputs, second.tracer.kept_output, second.tracer.members
     return birth
 
 

@@ -92,7 +92,7 @@ def remaining_birth(program: Program, targets: Targets, mended: frozenset[Place]
     elif birth.leaf is not None:
         keep = {birth.leaf.first_use}
     again = _play(program, targets, mended, frozenset(keep))
-    birth.inputs, birth.outputs = again.kept_inputs, again.kept_output
+    birth.inputs, birth.outputs, birth.members = again.kept_inputs, again.kept_output, again.members
     return birth
 
 

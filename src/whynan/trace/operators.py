@@ -40,6 +40,12 @@ def named_arguments(func: Any, args: Any, kwargs: dict[str, Any]) -> list[tuple[
     return named + list(kwargs.items())
 
 
+def results_of(args: Any, result: Any) -> list[torch.Tensor]:
+    """Return the tensors that an operation gave; what works on lists in place returns nothing and gives its first argument."""
+    given = args[0] if result is None and args else result  # a number read out of a tensor is none
+    return [t for t in (given if isinstance(given, list | tuple) else [given]) if isinstance(t, torch.Tensor)]
+
+
 @functools.cache
 def _names_of(func: Any) -> list[str]:
     schema = getattr(func, "_schema", None)

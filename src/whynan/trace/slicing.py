@@ -85,6 +85,40 @@ def slice_back(graph: Graph, starts: list[int]) -> Slice:
     return found
 
 
+def of_a_bad_value(graph: Graph, found: Slice) -> Slice:
+    """Go on from a derivative inside of a bad loss to the value it is taken of, where that is bad itself and nothing threw it away.
+
+    `autograd.grad(u ** 1.5, x)` of a negative u: only the derivative goes into the loss, but what is wrong is the power.
+    """
+    first = found.births[0] if found.births else None
+    value = None if first is None or first.live else graph.forward_of(first)
+    while value is not None and value.backward and not value.live:
+        made = graph.forward_of(value)
+        value = made if made is not None and made.index < value.index else None
+    if first is None or value is None or value.colour is not Colour.DAMAGE or _is_thrown_away(graph, value):
+        return found
+    made_of = slice_back(graph, [value.index])
+    if not made_of.births:
+        return found
+    made_of.after.update({index: after for index, after in found.after.items() if index not in made_of.after})
+    made_of.after.setdefault(value.index, first.index)
+    made_of.path = follow(made_of.births[0].index, made_of.after)
+    made_of.reached |= found.reached
+    return made_of
+
+
+def _is_thrown_away(graph: Graph, value: Op) -> bool:
+    """Whether an operation of the forward pass that has a derivative made finite numbers of a bad value: a choice, a limit, an index."""
+    bad = {value.index}
+    for op in graph.ops[value.index + 1 :]:
+        if op.backward or not any(s.maker in bad and s.damage for s in op.sources):
+            continue
+        if not op.damage and op.node >= 0:  # what has no derivative is a look at it: a mask, a metric
+            return True
+        bad.add(op.index)
+    return False
+
+
 def real_use(ops: list[Op], index: int) -> int:
     """Follow a tensor through slices, casts and views to the first operation that computes with it."""
     for _ in range(20):

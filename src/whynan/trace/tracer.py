@@ -19,7 +19,7 @@ import torch
 from torch.autograd import forward_ad
 
 from whynan.capsule.replay import Enough, call_entry
-from whynan.capsule.sites import Site, caller_of, live_frame, live_site
+from whynan.capsule.sites import Site, caller_of, helped_by, live_frame, live_site
 from whynan.capsule.tape.entries import Entry
 from whynan.errors import let_through
 from whynan.trace.calls import CallTracker
@@ -28,7 +28,7 @@ from whynan.trace.graph import OUTSIDE, Colour, Graph, Leaf, Op, Source
 from whynan.trace.memory import is_part, storage_key, weak_storage
 from whynan.trace.modes import ReplayMode
 from whynan.trace.opaque import called_now
-from whynan.trace.operators import dtype_name, named_arguments, overwrites, stem, text_of
+from whynan.trace.operators import dtype_name, named_arguments, overwrites, results_of, stem, text_of
 from whynan.trace.refusals import refuses_any
 from whynan.trace.slicing import HAND_ON
 from whynan.tripwire.values import CLEAN, Damage, damage_of, is_mask_like, plain, shape_of
@@ -58,6 +58,7 @@ class Tracer(ReplayMode):
         self.budget = budget
         self.kept_inputs: dict[int, dict[str, torch.Tensor]] = {}
         self.kept_output: dict[int, torch.Tensor] = {}
+        self.members: dict[int, int] = {}  # which of the results of an operation is the first bad one
         self.calls = CallTracker(self)
         self.suspects: frozenset[int] | None = None  # the operations to look at; None: all
         self.nan: frozenset[int] = frozenset()  # of those not looked at: they are known to give NaN
@@ -68,6 +69,7 @@ class Tracer(ReplayMode):
         self.seen: dict[int, str] = {}  # the operations whose values were kept, by name
         self.frame: FrameType | None = None
         self.caller: Site | None = None  # of the library that it runs in
+        self.between: Site | None = None  # where that library itself called a helper of its own
         self.entry: Entry | None = None
         self.first: dict[int, int] = {}  # the first operation of each entry
         self.modules: list[str] = []
@@ -214,16 +216,15 @@ class Tracer(ReplayMode):
             raise Enough
         if index == self.hold:
             self.frame = live_frame(_FLOOR, 3)
-            self.caller = caller_of(self.frame, _FLOOR)
+            self.caller, self.between = caller_of(self.frame, _FLOOR), helped_by(self.frame, _FLOOR)
         if index not in self.keep:
             return func(*args, **kwargs)
         self.seen[index] = text_of(func)
         with torch._C.DisableTorchFunction():
             self._keep_inputs(index, func, args, kwargs)
         result = func(*args, **kwargs)
-        outputs = [t for t in (result if isinstance(result, list | tuple) else [result]) if isinstance(t, torch.Tensor)]
         with torch._C.DisableTorchFunction():
-            if outputs:
+            if outputs := results_of(args, result):
                 self._keep_output(index, outputs)
         return result
 
@@ -257,10 +258,21 @@ class Tracer(ReplayMode):
         for fresh in range(self._last_node, number):
             graph.node_maker[fresh] = index
         self._last_node = max(number, self._last_node)
+        if made < 0 and op.name.split(".")[1].endswith("_"):
+            self._take_over(op)
         if op.in_module or (op.node >= 0 and not op.backward):
             self._begun = min(self._begun, index)
         graph.ops.append(op)
         return op
+
+    def _take_over(self, op: Op) -> None:
+        """Give an operation in place its own autograd node: autograd copies what it overwrites (`deg.pow_(-0.5)`), and the copy was met first."""
+        copy = self.graph.ops[-1] if self.graph.ops else None
+        if copy is None or stem(copy.name) != "clone" or [s.maker for s in copy.sources] != [s.maker for s in op.sources[:1]]:
+            return
+        if copy.node >= 1 and self.graph.node_maker.get(copy.node - 1) == copy.index:  # two nodes: the second is the copy's own
+            op.node = copy.node - 1
+            self.graph.node_maker[op.node] = op.index
 
     def _is_tangent(self, func: Any, index: int) -> bool:
         """Whether an operation belongs to the derivative that a call of torch carries along in forward mode (`jacfwd`): it comes behind the value itself."""
@@ -342,10 +354,7 @@ class Tracer(ReplayMode):
             leaf.used_at, leaf.first_use = self.entry.site, len(self.graph.ops)
 
     def _after(self, op: Op, args: Any, result: Any) -> None:
-        outputs = [t for t in (result if isinstance(result, list | tuple) else [result]) if isinstance(t, torch.Tensor)]
-        if result is None and args:  # in-place list operations return nothing; a number read out of a tensor writes nothing
-            first = args[0]
-            outputs = [t for t in (first if isinstance(first, list | tuple) else [first]) if isinstance(t, torch.Tensor)]
+        outputs = results_of(args, result)
         name = stem(op.name)
         if name == "_local_scalar_dense" and isinstance(result, float) and not math.isfinite(result) and op.sources:
             self._numbers.append((result, op.sources[0]))
@@ -436,8 +445,10 @@ class Tracer(ReplayMode):
         self.kept_inputs[index] = kept
 
     def _keep_output(self, index: int, outputs: list[torch.Tensor]) -> None:
-        worst = next((t for t in outputs if damage_of(t)), outputs[0])
-        copy = self._copy(worst)
+        place = next((i for i, t in enumerate(outputs) if damage_of(t)), -1)
+        if place >= 0:
+            self.members[index] = place
+        copy = self._copy(outputs[max(place, 0)])
         if copy is not None:
             self.kept_output[index] = copy
 
