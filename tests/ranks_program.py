@@ -24,7 +24,7 @@ from torch.distributed._functional_collectives import all_reduce
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.checkpoint import checkpoint
@@ -149,10 +149,15 @@ def tensor_parallel() -> nn.Module:
     return parallelize_module(net, init_device_mesh("cpu", (world,)), {"0": ColwiseParallel(), "2": RowwiseParallel()})
 
 
+def flat(**options: Any) -> nn.Module:
+    return FullyShardedDataParallel(Net(), device_id=torch.device("cpu"), **options)
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "ddp": lambda: DDP(Net(), **asked.get("options", {})), "fsdp": lambda: sharded(**asked.get("options", {})), "around": Around, "own": Net, "pair": Pair,
     "mixed": lambda: sharded(mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)),
     "rechecked": rechecked, "grouped": grouped, "by method": by_method, "listed": Listed, "replicated": lambda: replicate(Net()),
+    "flat": lambda: flat(**asked.get("options", {})),
     "compiled": lambda: torch.compile(DDP(Net()), backend="eager"), "tp": tensor_parallel, "halves": halves,
 }  # fmt: skip
 
@@ -235,6 +240,12 @@ def derive(model: nn.Module, loss: torch.Tensor) -> None:
     for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
         dist.all_reduce(gradient)
         parameter.grad = gradient / world
+
+
+def reduce(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        dist.reduce(parameter.grad, 0)
+        parameter.grad /= world
 
 
 def gather(model: nn.Module) -> None:
@@ -322,8 +333,8 @@ def train(model: nn.Module) -> None:
                 else:
                     loss.backward()
             die(number)
-        if asked["model"] == "own" and asked.get("average", "gather") == "gather":
-            (gather if "average" in asked else average)(model)
+        if asked["model"] == "own" and asked.get("average", "sum") in ("sum", "gather", "reduce"):
+            {"sum": average, "gather": gather, "reduce": reduce}[asked.get("average", "sum")](model)
         if "logs" in asked:
             log(model, loss)
         if "writes" in asked:
@@ -331,8 +342,11 @@ def train(model: nn.Module) -> None:
         if asked.get("clip"):
             scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        scaler.step(optimizer)
+        if not asked.get("server") or rank == 0:
+            scaler.step(optimizer)
         scaler.update()
+        for parameter in model.parameters() if asked.get("server") else ():
+            dist.broadcast(parameter.data, 0)
         optimizer.zero_grad()
         if asked.get("aside"):
             on_the_side(model, update)

@@ -9,6 +9,8 @@ import signal
 import subprocess
 import textwrap
 import time
+import zipapp
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -77,15 +79,47 @@ def test_package_with_main_runs(box: Sandbox) -> None:
     assert (done.out, done.err, done.status) == ("inner __main__ package ['--policy']\n", "", 0)
 
 
+def test_folder_and_zip_application_run(box: Sandbox) -> None:
+    """A folder with a `__main__`, and a zip file with one, see what `python` gives them."""
+    box.write("WORD = 'beside'", "app/beside.py")
+    box.write("import sys, beside\nprint(beside.WORD, sys.argv, sys.path[0], __name__, __file__, repr(__package__), __spec__.name)", "app/__main__.py")
+    same_as_python(box, "app", "--policy", "x")
+    zipapp.create_archive(box.folder / "app", box.folder / "app.pyz")
+    same_as_python(box, "app.pyz", "--policy", "x")
+
+
+def test_script_with_a_syntax_error(box: Sandbox) -> None:
+    """It ends as with `python`: status 1, and Python's own words with the line."""
+    box.write("a = 1\nb = 2\ndef broken(:\n", "broken.py")
+    same_as_python(box, "broken.py")
+
+
+@pytest.mark.parametrize("content", [b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR", b"name = '\xe9t\xe9'\n"])
+def test_script_that_is_not_text(box: Sandbox, content: bytes) -> None:
+    """It ends with status 1 and Python's SyntaxError; nothing is run or written."""
+    (box.folder / "image.py").write_bytes(content)
+    done = box.forked("run", "image.py")
+    assert (done.status, done.out) == (1, "")
+    assert "\nSyntaxError: " in f"\n{done.err}"
+    assert "Traceback" not in done.err
+    assert not (box.folder / "whynan-runs").exists()
+
+
+@pytest.mark.parametrize("library", ["click", "safetensors"])
+def test_module_beside_the_script_named_as_a_library_of_ours(box: Sandbox, library: str) -> None:
+    """A file of the script's folder wins over a library that only whynan has loaded."""
+    box.write("WORD = 'mine'", f"{library}.py")
+    box.write(f"import {library}\nprint({library}.WORD, {library}.__file__)", "train.py")
+    same_as_python(box, "train.py")
+
+
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
         (["run"], "give a script"),
         (["run", "missing.py"], "missing.py"),
         (["run", "folder"], "folder is a directory"),
-        (["run", "image.py"], "image.py is not Python"),
-        (["run", "latin.py"], "latin.py is not Python"),
-        (["run", "broken.py"], "broken.py is not Python, line 3"),
+        (["run", "empty.zip"], "empty.zip is a zip file without `__main__`"),
         (["run", "-m", "no_such_module"], "no_such_module"),
         (["run", "-m", "no.such.module"], "no.such.module"),
         (["run", "-m", "folder"], "folder"),
@@ -103,9 +137,7 @@ def test_misuse_is_one_line_and_status_2(box: Sandbox, argv: list[str], said: st
     """Wrong arguments and unreadable scripts: one line that names the value, no traceback, nothing run, nothing written."""
     (box.folder / "folder").mkdir()
     box.write("print('ran')", "fine.py")
-    box.write("a = 1\nb = 2\ndef broken(:\n", "broken.py")
-    (box.folder / "image.py").write_bytes(b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR")
-    (box.folder / "latin.py").write_bytes(b"name = '\xe9t\xe9'\n")
+    zipfile.ZipFile(box.folder / "empty.zip", "w").close()
     done = box.forked(*argv)
     assert done.status == 2
     assert done.out == ""

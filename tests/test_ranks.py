@@ -390,6 +390,36 @@ def test_a_broken_averaged_gradient_is_only_observed_where_asked(box: Sandbox) -
     assert done.said("END") == job(Sandbox(box.folder / "without"), 2, asked, watched=False).said("END")
 
 
+# -- weights in flat parts ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("more", [{"options": {"use_orig_params": True}}, {}, {"norm": True, "clip": True, "options": {"use_orig_params": True}}], ids=str)
+def test_steps_of_flat_shards_are_left_out_and_not_replayed(box: Sandbox, more: dict[str, Any]) -> None:
+    """A bad step of `FullyShardedDataParallel` is skipped by all ranks without a trace; the incident says why nobody could replay it."""
+    asked = {"model": "flat", "faults": {"2": (1, "data"), "4": (0, "grad")}, **more}
+    done = job(box, 2, asked)
+    assert done.status == [0, 0], done.text
+    assert done.said("END") == plain(box, 2, asked, [2, 4]).said("END")
+    assert [(i["step"], i["cause"]["code"], i["action"]["taken"]) for i in done.incidents] == [(2, "WN901", "skipped"), (4, "WN901", "skipped")]
+    assert all("`FullyShardedDataParallel` keeps weights in flat parts" in i["origin"]["note"] for i in done.incidents)
+    assert "internal error" not in done.text
+
+
+# -- a rank that does not step ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("asked", [{"model": "own", "average": "reduce"}, {"model": "own", "norm": True}, {"model": "ddp"}], ids=str)
+@pytest.mark.parametrize("bad", [(), (0, 3)], ids=["healthy", "bad"])
+def test_one_rank_steps_for_all(box: Sandbox, asked: dict[str, Any], bad: tuple[int, ...]) -> None:
+    """Where one rank alone makes the update and hands out the weights, it waits for nobody, says so, and leaves out the bad steps by itself."""
+    asked = asked | {"server": True, "faults": {str(number): (1, "data") for number in bad}}
+    done = job(box, 2, asked, "--rank-timeout", "1000")
+    assert done.status == [0, 0], done.text
+    assert "whynan: not every rank steps what rank 0 does: it decides for itself" in done.out[0]
+    assert done.said("END")[0] == plain(box, 2, asked, list(bad)).said("END")[0]
+    assert [(i["step"], i["cause"]["code"], i["action"]["taken"]) for i in done.incidents if i["rank"] == 0] == [(n, "WN801", "skipped") for n in bad]
+
+
 # -- ranks that do not answer -------------------------------------------------------------------------------------
 
 
@@ -400,16 +430,17 @@ def test_a_rank_killed_at_a_bad_step_is_told(box: Sandbox) -> None:
     assert all(f"whynan: rank {rank} waited for the others in vain" in done.out[rank] for rank in (0, 2))
 
 
-def test_a_rank_that_is_missing_in_the_exchange(box: Sandbox) -> None:
+@pytest.mark.parametrize("step", [1, 2], ids=["where they meet", "later"])
+def test_a_rank_that_is_missing_in_the_exchange(box: Sandbox, step: int) -> None:
     """A rank that lives but does not come to the exchange is named after the time that was asked for, and the others stop."""
-    program = box.write(MISSING)
+    program = box.write(MISSING.replace("STEP", str(step)))
     done = job(box, 2, {}, "--rank-timeout", "3", program=program)
     assert done.status == [3, 0], done.text
     assert "whynan: rank 0 waited for the others in vain" in done.out[0]
     assert "Ranks 1 failed" in done.out[0]
-    assert "whynan: rank 0 waits for ranks 1, up to 3 s, to settle step 1 with them (nan in loss, WN" in done.out[0]
+    assert f"whynan: rank 0 waits for ranks 1, up to 3 s, to settle step {step} with them (nan in loss{', WN' * (step > 1)}" in done.out[0]
     first = done.incidents[0]
-    assert (first["step"], first["rank"], first["symptom"]["place"], first["action"]["taken"]) == (1, 0, "loss", "stopped")
+    assert (first["step"], first["rank"], first["symptom"]["place"], first["action"]["taken"]) == (step, 0, "loss", "stopped")
 
 
 UNSEEN = """
@@ -441,24 +472,40 @@ def test_ranks_that_have_gone_on_end_with_a_word(box: Sandbox) -> None:
     assert [(i["step"], i["rank"]) for i in done.incidents] == [(2, 1)]
 
 
+def test_a_rank_that_stops_for_what_it_trains_alone(box: Sandbox) -> None:
+    """A rank that stops for an optimizer of its own leaves a word: the others end with it and exit status 3."""
+    done = job(box, 2, {"model": "ddp", "aside": True}, "--policy", "stop")
+    assert done.status == [3, 3], done.text
+    assert "whynan: rank 1 ends, too: rank 0 stopped at step" in done.out[1]
+    assert "Traceback" not in done.text
+
+
+def test_what_a_rank_trains_alone_has_a_budget_of_its_own(box: Sandbox) -> None:
+    """Bad steps of what one rank trains beside the shared model do not use up what the shared model may have."""
+    asked = {"model": "ddp", "aside": True, "faults": {"3": (1, "data")}}
+    done = job(box, 2, asked, "--in-total", "1")
+    assert done.status == [0, 0], done.text
+    assert [(i["rank"], i["action"]["taken"], i["action"]["total"]) for i in done.incidents] == [(0, "skipped", 1), (1, "skipped", 1)]
+
+
 MISSING = """
     import signal, sys, torch, torch.distributed as dist
 
     dist.init_process_group("gloo")
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(3):
+    for step in range(STEP + 2):
         loss = model(torch.ones(2, 2)).mean()
-        if step == 1:
+        if step == STEP:
             loss = loss * float("nan")
         loss.backward()
-        if step == 1 and dist.get_rank() == 1:
+        if step == STEP and dist.get_rank() == 1:
             dist.distributed_c10d._get_default_store().get("end")  # until the other has ended
             break
         try:
             optimizer.step()
         finally:
-            if step == 1:
+            if step == STEP:
                 dist.distributed_c10d._get_default_store().set("end", "1")
                 signal.sigtimedwait([], 1)  # the store lives here
 """

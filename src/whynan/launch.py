@@ -7,13 +7,15 @@ import contextlib
 import gc
 import io
 import os
+import pkgutil
 import runpy
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import thread as pools
-from importlib.machinery import SourceFileLoader
+from importlib.machinery import PathFinder, SourceFileLoader
 from types import CodeType, ModuleType, TracebackType
+from typing import Any
 
 from torch.multiprocessing.spawn import ProcessExitedException
 
@@ -22,24 +24,51 @@ from whynan.engine.guard import Guard
 from whynan.errors import TrainingStopped, UsageError
 from whynan.spawned import STOPPED, Children
 
+_OURS = ("click", "safetensors")  # libraries that we have loaded by now, and torch has not
+
 
 def run_script(guard: Guard, path: str, args: list[str]) -> int:
-    """Run a file as `__main__`; return the exit status it would have had."""
+    """Run a file, or the `__main__` in a directory or a zip application, as `__main__`; return the exit status it would have had."""
+    if (importer := pkgutil.get_importer(path)) is not None:
+        return _run_application(guard, path, args, importer)
     code = _compiled(path)
+    if code is None:
+        return 1
     main = ModuleType("__main__")
     full = os.path.abspath(path)
     main.__dict__.update(__file__=full, __builtins__=builtins, __cached__=None, __annotations__={})
     main.__loader__ = SourceFileLoader("__main__", full)
     sys.modules["__main__"] = main
     sys.argv = [path, *args]
-    sys.path[0] = os.path.dirname(os.path.realpath(path))
+    _look_first_in(os.path.dirname(os.path.realpath(path)))
     return _guarded(guard, lambda: exec(code, main.__dict__))  # the user's own program
+
+
+def _run_application(guard: Guard, path: str, args: list[str], importer: Any) -> int:
+    """Run a directory or zip file that holds a `__main__`."""
+    if importer.find_spec("__main__") is None:
+        raise UsageError(f"{path} is a {'directory' if os.path.isdir(path) else 'zip file'} without `__main__`; give the script itself, or -m for a module")
+    sys.argv = [path, *args]
+    _look_first_in(os.path.abspath(path))
+    main = ModuleType("__main__")
+    main.__dict__.update(__builtins__=builtins)
+    sys.modules["__main__"] = main
+    return _guarded(guard, lambda: runpy._run_module_as_main("__main__", alter_argv=False))  # type: ignore[attr-defined]  # what `python` itself calls
+
+
+def _look_first_in(place: str) -> None:
+    """Have the program's imports look here first, also for what has the name of a library that we have loaded and it has not."""
+    sys.path[0] = place
+    for library in _OURS:
+        if library in sys.modules and PathFinder.find_spec(library, [place]) is not None:
+            for name in [n for n in sys.modules if n.partition(".")[0] == library]:
+                del sys.modules[name]  # our modules keep theirs
 
 
 def run_module(guard: Guard, name: str, args: list[str]) -> int:
     """Run a module as `python -m` would."""
     sys.argv = [name, *args]
-    sys.path[0] = os.getcwd()
+    _look_first_in(os.getcwd())
     if not _findable(name):
         raise UsageError(f"no module named {name!r}, or it cannot be run with -m")
     main = ModuleType("__main__")
@@ -60,21 +89,20 @@ def _findable(name: str) -> bool:
         return False
 
 
-def _compiled(path: str) -> CodeType:
+def _compiled(path: str) -> CodeType | None:
+    """Return the code of a script; of what is not Python nothing, once that is said in Python's words."""
     try:
         with io.open_code(path) as file:
             source = file.read()
     except FileNotFoundError:
         raise UsageError(f"no such script: {path}") from None
-    except IsADirectoryError:
-        raise UsageError(f"{path} is a directory; give the script itself, or -m for a module") from None
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     try:
         return compile(source, os.path.abspath(path), "exec")
     except (SyntaxError, ValueError) as error:
-        line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
-        raise UsageError(f"{path} is not Python{line}: {error.msg if isinstance(error, SyntaxError) else error}") from None
+        sys.excepthook(type(error), error.with_traceback(None), None)
+        return None
 
 
 def _guarded(guard: Guard, program: object) -> int:

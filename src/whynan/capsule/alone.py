@@ -6,7 +6,7 @@ All ranks enter together (putting sharded weights together is a collective) and 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -48,6 +48,12 @@ def _with_state() -> list[torch.nn.Module]:
     """Return all modules that `fully_shard` or `replicate` was called on, also those in no other module's tree (in a list, behind a function)."""
     states = sys.modules.get("torch.distributed._composable_state")
     return list(states._module_state_mapping) if states is not None else []
+
+
+def in_flat_shards(modules: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
+    """Return the modules among these that `FullyShardedDataParallel` wraps: it keeps its weights in parts of flat tensors of its own."""
+    library = sys.modules.get("torch.distributed.fsdp")
+    return [m for m in modules if library is not None and isinstance(m, library.FullyShardedDataParallel)]
 
 
 def is_of_wrapper(hook: Any) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
-from whynan.capsule.alone import unmanaged, unreplicated
+from whynan.capsule.alone import in_flat_shards, unmanaged, unreplicated
 from whynan.capsule.doors.collectives import Refused, several
 from whynan.capsule.doors.compiled import eagerly
 from whynan.capsule.doubles import doubled
@@ -285,6 +285,8 @@ class Program:
             for device, on, dtype in entry.autocast:
                 stack.enter_context(torch.autocast(device, dtype=dtype, enabled=on))
             stack.enter_context(catcher)
+            if isinstance(entry.fn, torch.nn.Module) and several() and in_flat_shards(entry.fn.modules()):
+                raise Refused("the forward pass of `FullyShardedDataParallel`")  # breaking off leaves its flat weights as they are in the midst of it
             result = None if self.skip_backward and entry.kind == "backward" else call_entry(entry, args, kwargs)
         if before is not None and moved(before):
             self.guessed = f"{entry.name} drew from Python's or numpy's random, which it was not known to do: the numbers of the replay are others"

@@ -103,7 +103,7 @@ class Guard:
         self.noticing = Noticing(self.session)
         self.recovering = Recovering(self.session, self.options, self.followers)
         self.regular = Regular(self.session, self.options, self.recovering.everything)
-        self.together = Together(self.session, self.options.rank_timeout)
+        self.together = Together(self.session, self.options.rank_timeout, self.options.budget())
         self.together.stamp = self.recovering.stamp
         self.session.last_words = lambda: self.together.part(self._finish_files)
         self.acting = Acting(self.session, self.noticing, self.followers, self.recovering, self.together, Shelf(self.options.capsule_limit))

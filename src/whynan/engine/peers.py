@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from whynan.capsule.alone import is_sharded
+from whynan.capsule.alone import in_flat_shards, is_sharded
 from whynan.engine.session import Session, parameters_of
 
 DDP = torch.nn.parallel.DistributedDataParallel
@@ -34,6 +35,10 @@ def peers_of(session: Session, optimizer: torch.optim.Optimizer) -> Peers | None
     if sharded:
         ranks = {int(r) for p in sharded for r in p.device_mesh.mesh.flatten().tolist()}  # type: ignore[attr-defined]
         return Peers(tuple(sorted(ranks)), True, len(sharded) == len(parameters))
+    for flat in in_flat_shards(m for root in session.recorder.roots.modules() for m in root.modules()):
+        if not {id(p) for p in flat.parameters()}.isdisjoint(map(id, parameters)):
+            group: Any = None if hasattr(flat, "_inter_node_pg") else flat.process_group  # of copies of a sharded model: all ranks
+            return Peers(tuple(sorted(dist.get_process_group_ranks(group))), sharded=True, even=False)
     averaged: set[int] = set()
     members: set[int] = set()
     for model in replicas(session):

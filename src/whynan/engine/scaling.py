@@ -104,7 +104,7 @@ class Scaling:
         window = self.session.window
         if window.symptom is None and window.loss is None:
             self.noticing.look_at_losses()  # the scaler has waited for the device already
-        self.together.begin(optimizer)
+        self.together.begin(optimizer, lambda: True)
         if not self.together.all_skip() or self._skips_alone(optimizer):
             window.symptom = window.symptom or self._of_gradients(optimizer)
         elif not self.together.any(window.symptom is not None or self.together.apart.left is not None):
@@ -158,7 +158,7 @@ class Scaling:
 
     def _bad_without_scale(self, scaler: Any, optimizer: Any, entries: dict[int, Entry] | None = None, step: int | None = None) -> bool:
         scale = scaler._scale
-        if scale is None:
+        if scale is None or self.together.flat():
             return False
         program = None
         if entries is not None:

@@ -118,9 +118,8 @@ class Stepping:
             self.noticing.look(optimizer)
             if window.symptom is None and session.has_several:
                 self._look_at_partners(optimizer)
-            if window.several and self.together.begin(optimizer):
-                norm = self.noticing.norm_of(optimizer)
-                self.together.agree(None if norm is None else float(norm))
+            if window.several and self.together.begin(optimizer, lambda: not isfinite(self._norm(optimizer) or 0.0)):
+                self.together.agree(self._norm(optimizer))
             if window.alone and not window.apart:
                 self.acting.telling.report()
                 return True
@@ -145,6 +144,10 @@ class Stepping:
         if not allowed and not in_closure:
             self.finish(optimizer, False)
         return allowed
+
+    def _norm(self, optimizer: torch.optim.Optimizer) -> float | None:
+        norm = self.noticing.norm_of(optimizer)
+        return None if norm is None else float(norm)
 
     def _failed(self, error: Exception) -> bool:
         """Something of ours failed; return whether the update is made: not one that is known to be bad, where no other rank makes it."""
@@ -351,7 +354,7 @@ class Stepping:
 
     def _others_skip(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether a scaled step is left out because of another rank, where their gradients can differ."""
-        if not self.together.begin(optimizer) or not self.together.uneven:
+        if not self.together.begin(optimizer, lambda: False) or not self.together.uneven:
             return False
         self.together.agree(0.0)
         return self.session.window.symptom is not None and self.acting.act(optimizer, self.scaling.current) != "observed"

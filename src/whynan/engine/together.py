@@ -10,34 +10,40 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from threading import Timer
 from typing import Any, TypeVar
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
 
-from whynan.capsule.alone import elsewhere, is_of_wrapper, is_sharded, spread_operations, whole
+from whynan.capsule.alone import elsewhere, in_flat_shards, is_of_wrapper, is_sharded, spread_operations, whole
 from whynan.capsule.doors.collectives import several
 from whynan.capsule.refusing import refused_collectives
 from whynan.capsule.replay import Program
 from whynan.diagnosis import Case, diagnose
 from whynan.engine.apart import Apart
 from whynan.engine.diagnosing import Diagnosing, has_failed
+from whynan.engine.gathering import gather
 from whynan.engine.peers import Peers, peers_of, some_have_ended
 from whynan.engine.session import Session, parameters_of
 from whynan.errors import TrainingStopped
 from whynan.records import NOWHERE, Cause, Confidence, Incident, Origin, Phase, Symptom
 from whynan.recovery.place import rank_here
-from whynan.recovery.ranks import RankLost, Ranks
+from whynan.recovery.policy import Budget
+from whynan.recovery.ranks import Coming, RankLost, Ranks
 from whynan.tripwire.checks import nonfinite
 
 T = TypeVar("T")
 
 SPREAD = "the weights are spread over the ranks and only this rank stopped here: one rank alone cannot replay the step"
 TENSOR_PARALLEL = "operations of the model run on several ranks (tensor parallel): one rank alone cannot replay the step"
+JOINED = "inside Join the ranks do not talk, so which one is not known"
+APART = "it does not step together with the others, so which one is not known"
+FLAT = "`FullyShardedDataParallel` keeps weights in flat parts, so one rank alone cannot replay the step (of `fully_shard` it can)"
 LOOSE = "weights are gathered outside of module calls (`register_fsdp_forward_method`): one rank alone cannot replay the step"
 _WORDS = 60.0  # seconds that the last words of a job may take on its slowest rank
 _PATIENCE = 10.0  # seconds until a rank that waits says so
@@ -51,43 +57,81 @@ class Together:
 
     diagnosing: Diagnosing  # given by what acts on the answer
 
-    def __init__(self, session: Session, timeout: float) -> None:
+    def __init__(self, session: Session, timeout: float, own: Budget) -> None:
         self.session = session
         self.timeout = timeout
+        self._budgets = session.budget, own  # of what ranks train together, and of what this one trains beside that
         self.ranks: Ranks | None = None
         self.peers: Peers | None = None  # of the optimizer that steps now
+        self.solitary = False  # it has gradients of other ranks, and steps without them
         self.tells = True  # whether this rank writes the incident in hand
         self.stamp: Callable[[], int | None] = lambda: None  # which snapshot a rollback would go to
         self.apart = Apart(session)
         self.left: dict[int, Incident] = {}  # the ranks that have left out an update alone before the bad step in hand, and why
         self.level = True  # whether that is the same on all ranks
+        self.left_word = False  # this rank has stopped without the others
         self.left_behind = False  # by another rank, which stopped; what was raised here is of that
         self._known: weakref.WeakKeyDictionary[torch.optim.Optimizer, Peers | None] = weakref.WeakKeyDictionary()
+        self._coming: weakref.WeakKeyDictionary[torch.optim.Optimizer, Coming] = weakref.WeakKeyDictionary()
         self._joined: dict[tuple[int, ...], Ranks] = {}
+        self._alike: list[int] = []
         self._said = False
         self._leveled: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
-    def begin(self, optimizer: torch.optim.Optimizer) -> bool:
-        """At a step: say whether it is made together with other ranks; the first time, meet them."""
+    def begin(self, optimizer: torch.optim.Optimizer, bad: Callable[[], bool]) -> bool:
+        """At a step: say whether it is made together with other ranks, and meet them once it is known that they come. Bad: in gradients that all have."""
         self.peers = self.ranks = None
+        self.solitary = False
         if not several():
             return False
         if optimizer not in self._known:
             if not any(p.grad is not None for p in parameters_of(optimizer)):
                 return False
-            self._known[optimizer] = peers_of(self.session, optimizer)
+            found = peers_of(self.session, optimizer)
+            self._count_apart(found is None and any(self._known.values()))
+            if found is None and bad():
+                return False  # of gradients that are all nan nobody can say whether they were averaged: the next step tells
+            self._known[optimizer] = found
         peers = self._known[optimizer]
+        self._count_apart(peers is None and any(self._known.values()))
         if peers is None or len(peers.members) < 2:
-            self._say_alone()
+            if not any(self._known.values()):
+                self._say_alone("no gradients are shared between the ranks: every rank decides for itself")
             return False
-        if some_have_ended(self.session):
+        if some_have_ended(self.session) or not (peers.sharded or self._all_come(optimizer, peers, bad)):
             return False
-        self.peers, self.ranks = peers, self._joined.get(peers.members) or self._join(peers)
+        self.peers, self.ranks = peers, self._joined.get(peers.members) or self._join(peers, optimizer)
         if optimizer not in self._leveled:
             self._leveled.add(optimizer)
             self._level(optimizer, peers.averaged and all(self._exchange(self.apart.writes())))
         self.apart.wanted = self.peers.averaged
         return True
+
+    def _count_apart(self, apart: bool) -> None:
+        """Have the bad steps of an optimizer that shares nothing counted by themselves, where others share theirs."""
+        shared, own = self._budgets
+        self.session.budget = own if apart else shared
+        shared.unsure = own.unsure = shared.unsure or own.unsure
+        shared.moved = own.moved = shared.moved or own.moved
+
+    def _all_come(self, optimizer: torch.optim.Optimizer, peers: Peers, bad: Callable[[], bool]) -> bool:
+        coming = self._coming.get(optimizer)
+        if coming is None:
+            coming = self._coming[optimizer] = Coming(self._name_of(optimizer), peers.members)
+        come = coming.now(bad)
+        self.solitary = not come
+        self.session.journal.awaits = coming.all is None
+        if coming.all is None and not come and not bad() and self.session.window.symptom is not None:
+            self.session.window.alone = True  # its gradients did not carry it
+        if coming.all is False:
+            self._say_alone(f"not every rank steps what rank {rank_here()} does: it decides for itself", always=True)
+        return come
+
+    def _name_of(self, optimizer: torch.optim.Optimizer) -> str:
+        """Name an optimizer by what it updates, and by its place among those alike: the same on all ranks that have it."""
+        shapes = crc32(str([tuple(p.shape) for p in parameters_of(optimizer)]).encode())
+        self._alike.append(shapes)
+        return f"{shapes}-{self._alike.count(shapes)}"
 
     def _level(self, optimizer: torch.optim.Optimizer, write: bool) -> None:
         """Ranks that all write to averaged gradients can differ from then on: they ask each other at each step."""
@@ -103,6 +147,7 @@ class Together:
     def leave(self) -> None:
         """Let go of the groups: one that outlives the program's own is torn down with the interpreter, and may abort it."""
         self.peers = self.ranks = None
+        self._count_apart(self.session.budget is self._budgets[1] and bool(self.session.stopped))
         self._joined.clear()
 
     def part(self, last_words: Callable[[], None]) -> None:
@@ -110,14 +155,22 @@ class Together:
         if self.ranks is not None and self.session.window.agreed and not self.session.window.alone:
             last_words()
             self.ranks.meet(_WORDS)
+        elif self._joined:
+            self._leave_word(f"rank {rank_here()} {self.session.stopped}")
 
-    def _say_alone(self) -> None:
-        if not self._said and not self._joined:
+    def _say_alone(self, what: str, always: bool = False) -> None:
+        if not self._said:
             self._said = True
-            self.session.journal.say("whynan: no gradients are shared between the ranks: every rank decides for itself")
+            self.session.journal.say(f"whynan: {what}", always)
 
-    def _join(self, peers: Peers) -> Ranks:
-        self.ranks = self._joined[peers.members] = Ranks(list(peers.members), self.timeout)
+    def _join(self, peers: Peers, optimizer: torch.optim.Optimizer) -> Ranks:
+        symptom = self.session.window.symptom
+        with nullcontext() if symptom is None else self._patience(peers.members, lambda: gather(self.session, symptom, optimizer, None)):
+            try:
+                self.ranks = self._joined[peers.members] = Ranks(list(peers.members), self.timeout)
+            except RankLost as lost:
+                self._lost(lost)
+                raise
         journal = self.session.journal
         journal.join(self.ranks.rank, self._exchange(journal.place() if self.ranks.first else None)[0])
         return self.ranks
@@ -141,26 +194,33 @@ class Together:
     def _lost(self, lost: RankLost) -> None:
         self.session.journal.say(f"whynan: rank {rank_here()} waited for the others in vain: {lost}", always=True)
         self.ranks = None
-        with suppress(Exception):
-            _store().set(_WORD, f"rank {rank_here()} stopped, because not all ranks answered")
+        self._leave_word(f"rank {rank_here()} stopped, because not all ranks answered")
         self.session.stop(f"stopped at step {self.session.step_count}: not all ranks answered")
 
-    def word(self) -> str:
-        """Return what a rank has left behind that stopped without the others; their connections to it break."""
+    def _leave_word(self, word: str) -> None:
+        if self.left_word:
+            return
+        self.left_word = True
         with suppress(Exception):
-            if self._joined and _store().check([_WORD]):
+            _store().set(_WORD, word)
+
+    def word(self) -> str:
+        """Return what a rank has left behind that stopped without the others; their connections to it break. The store may have ended with it."""
+        if not self._joined or self.left_word:
+            return ""
+        with suppress(Exception):
+            if _store().check([_WORD]):
                 return str(_store().get(_WORD).decode())
-        return ""
+        return self.session.journal.stopped_by_another()
 
     @contextmanager
-    def _patience(self, make: Callable[[], Case], own: Incident | None = None) -> Iterator[None]:
+    def _patience(self, members: Iterable[int], make: Callable[[], Case], own: Incident | None = None) -> Iterator[None]:
         """While others are waited for: the diagnosis is on the disk, and after a while it is said who waits for whom, and for what."""
-        assert self.ranks is not None
         journal, symptom = self.session.journal, self.session.window.symptom
         assert symptom is not None
-        others = ", ".join(str(rank) for rank in self.ranks.members if rank != self.ranks.rank)
+        others = ", ".join(str(rank) for rank in members if rank != rank_here())
         what = f"{symptom.kind} in {symptom.name or symptom.place}" + (f", {own.cause.code}" if own is not None else "")
-        line = f"whynan: rank {self.ranks.rank} waits for ranks {others}, up to {self.timeout:g} s, to settle step {self.session.step_count} with them ({what})"
+        line = f"whynan: rank {rank_here()} waits for ranks {others}, up to {self.timeout:g} s, to settle step {self.session.step_count} with them ({what})"
         if own is not None:
             journal.pending(own)
         timer = Timer(min(_PATIENCE, self.timeout / 2), journal.say, (line, True))
@@ -284,7 +344,17 @@ class Together:
 
     def whole(self) -> AbstractContextManager[str]:
         """Let every rank replay alone: all of them enter."""
-        return whole(self._roots()) if self.peers is not None else nullcontext("")
+        return whole(self._roots()) if self.peers is not None and not self.flat() else nullcontext("")
+
+    def flat(self) -> bool:
+        """Whether weights are spread over the ranks as `FullyShardedDataParallel` does it."""
+        return bool(in_flat_shards(m for root in self._roots() for m in root.modules()))
+
+    def _blind(self, program: Program) -> str:
+        """Say why no rank can replay the step alone, where that is so."""
+        if self.flat():
+            return FLAT
+        return TENSOR_PARALLEL if spread_operations(self._roots()) else LOOSE if _gathers_loosely(program) else ""
 
     def _roots(self) -> list[torch.nn.Module]:
         """Return the modules that are called, and those of `fully_shard` that none of them holds."""
@@ -299,15 +369,15 @@ class Together:
             return self.diagnose_alone(make())
         budget = self.session.budget
         if self.peers is not None and self.peers.sharded:
-            with self._patience(make):
+            with self._patience(self.ranks.members, make):
                 self._exchange(None)  # what puts weights together would wait for a missing rank without a word
         with self.whole() as note:
             case = make()
             case.note = note
-            blind = TENSOR_PARALLEL if spread_operations(self._roots()) else LOOSE if _gathers_loosely(case.program) else ""
+            blind = self._blind(case.program)
             nothing: tuple[Incident | None, int] = (None, 0)
             own, doubt = (self._unseen(case, blind), 0) if blind else self._safely(lambda: self._diagnose_here(case), nothing)
-            with self._patience(make, own):
+            with self._patience(self.ranks.members, make, own):
                 everyone = self._exchange((own, doubt, budget, self.stamp(), self.apart.left))
             self._hear_who_left(case.optimizer, [left for *_, left in everyone])
             averaged = all(incident is None for incident, *_ in everyone) and not self.left
@@ -363,13 +433,15 @@ class Together:
 
     def diagnose_alone(self, case: Case) -> Incident:
         """Diagnose without the others: a model that is spread over them is not replayed."""
-        if several() and any(is_sharded(p) for root in self._roots() for p in root.parameters()):
+        if several() and (self.flat() or any(is_sharded(p) for root in self._roots() for p in root.parameters())):
             return self._unseen(case, SPREAD)
         with refused_collectives():
             incident = self.diagnosing.of(case)
         if incident.cause.code == "WN802" and some_have_ended(self.session):
             self.tells = False
-            self.session.journal.received(_received(incident, rank_here(), known=False))
+            self.session.journal.received(_received(incident, rank_here(), JOINED))
+        elif incident.cause.code == "WN802" and (self.solitary or self.session.recorder.received.from_others()):
+            return _received(incident, rank_here(), APART)
         return incident
 
 
@@ -392,14 +464,14 @@ def finite(program: Program) -> bool:
         return run.error is None and not nonfinite(made)
 
 
-def _received(incident: Incident, rank: int, known: bool = True) -> Incident:
-    """Return what a rank that merely received a bad value writes down."""
+def _received(incident: Incident, rank: int, unknown: str = "") -> Incident:
+    """Return what a rank that merely received a bad value writes down; `unknown` says why it does not know whose it is."""
     span = incident.origin.span
     where = f" at {span.file}:{span.line}" if span.known else ""
-    maker = f"rank {incident.rank} made the value{where} ({incident.cause.code})" if known else "inside Join the ranks do not talk, so which one is not known"
-    cause = Cause("WN801", "another-rank", "value that came in from another rank", Confidence.PROVEN if known else Confidence.SUSPECTED,
+    maker = unknown or f"rank {incident.rank} made the value{where} ({incident.cause.code})"
+    cause = Cause("WN801", "another-rank", "value that came in from another rank", Confidence.SUSPECTED if unknown else Confidence.PROVEN,
                   (f"what this rank made itself was finite; {maker}",))  # fmt: skip
-    origin = Origin(Phase.BACKWARD, NOWHERE, exact=False, note=f"born on {f'rank {incident.rank}{where}' if known else 'another rank'}")
+    origin = Origin(Phase.BACKWARD, NOWHERE, exact=False, note=f"born on {'another rank' if unknown else f'rank {incident.rank}{where}'}")
     return replace(incident, rank=rank, origin=origin, cause=cause, remedies=(), experiments=())
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import math
 import sys
 import traceback
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Any, Protocol
 
 from whynan import __version__
 from whynan.ends import aloud, off_standard_streams, own_path
@@ -64,6 +65,7 @@ class Journal:
         self._failed: list[bool] = []  # failures of ours that were logged: whether the watching went on after them
         self.closed = False
         self._root: Path | None = None  # of the job, where that is not this process's own directory
+        self.awaits = False  # other ranks are about to join: files are theirs, too
         self._received: Incident | None = None  # to be written with what is done about it
         self._own = 0  # incidents that this process tells
         self.listeners: list[Listener] = []
@@ -127,7 +129,7 @@ class Journal:
             self.each_step(*values)
         if self.files and not self._broken:
             self._unwritten.append(values)
-            if self._metrics is None or len(self._unwritten) >= _FLUSH_EVERY:
+            if (self._metrics is None and not self.awaits) or len(self._unwritten) >= _FLUSH_EVERY:
                 self.flush()
 
     def flush(self) -> None:
@@ -180,6 +182,19 @@ class Journal:
         if tell and self.counts[key] == 1:
             with self._voice():
                 terminal.show(incident)
+
+    def stopped_by_another(self) -> str:
+        """Return what the file of the job says last, where that is that another rank has stopped."""
+        root = self._root or self.directory
+        try:
+            begun: Any = about.read(root).get("from") or {} if root is not None else {}
+            lines = (root / "incidents.jsonl").read_bytes()[begun.get("incidents.jsonl", 0) :].splitlines() if root is not None else []
+            last = json.loads(lines[-1]) if lines else {}
+        except (OSError, ValueError):
+            return ""
+        if not last or last["action"]["taken"] != "stopped" or last["rank"] == rank_here():
+            return ""
+        return f"rank {last['rank']} stopped at step {last['step']}: {last['cause']['title']}"
 
     @off_standard_streams()
     def pending(self, incident: Incident | None) -> None:

@@ -51,18 +51,18 @@ def is_readable(tensor: torch.Tensor) -> bool:
     (True, False, False)
     """
     dense = tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_quantized or tensor.is_meta)
-    return dense and tensor.dtype not in _OPAQUE and not tensor._is_zerotensor()  # type: ignore[attr-defined]
+    return dense and tensor.dtype not in _OPAQUE and not tensor._is_zerotensor() and not is_released(tensor)  # type: ignore[attr-defined]
 
 
 def is_memory(tensor: torch.Tensor) -> bool:
-    """Whether a tensor can be copied, written to, and put back: not one of inference mode, nor one that repeats its numbers, which nobody can write to.
+    """Whether a tensor can be copied, written to, and put back: not one of inference mode, nor released, nor one that repeats its numbers.
 
     >>> is_memory(torch.eye(2)), is_memory(torch.eye(2).to_sparse()), is_memory(torch.zeros(1).expand(4))
     (True, True, False)
     """
     if tensor.is_inference() or tensor.is_nested or tensor.is_meta or tensor._is_zerotensor():  # type: ignore[attr-defined]
         return False
-    return tensor.layout is not torch.strided or torch._debug_has_internal_overlap(tensor) != 1
+    return tensor.layout is not torch.strided or (torch._debug_has_internal_overlap(tensor) != 1 and not is_released(tensor))
 
 
 def bytes_of(tensor: torch.Tensor) -> int:
