@@ -581,7 +581,7 @@ for s in range(8):
     ("loss", "result", "words"),
     [
         ("(out.mean(1) + (above + 0.1).max(1).values).square().mean()", "not proven", "max at line 15 then chooses what was ruled out"),
-        ("(above + 0.1).square().mean()", "proven", "that 0 is meant there is not proven"),
+        ("(above + 0.1).square().mean()", "proven", "that this number is meant there is not proven"),
         ("out.square().mean() + (legal * above).sum(1).square().mean()", "proven", ""),
     ],
     ids=["chosen from", "counted", "weighed with 0"],

@@ -603,30 +603,3 @@ for step in range(3):
     assert incident["cause"]["code"] == "WN401" and any(words.endswith(told) for words in incident["cause"]["evidence"]), incident["cause"]
     assert "this keeps it out of the loss, not out of the gradient" in sentences(incident)
     assert done.err.count("score = h.squeeze") == 1 and "an `if` that asks whether everything is masked" in done.err
-
-
-def test_an_infinite_loss_behind_the_nan_is_told_and_the_mask_is_tried_with_a_finite_number(box: Sandbox) -> None:
-    """Mended where two infinities meet, the loss of a sequence that the mask rules out is infinite; a finite number at the line of the mask is replayed."""
-    body = """
-allowed = torch.ones(3, 7, dtype=torch.bool)
-allowed[:, 6] = False
-start, emit = torch.tensor([0.0, -torch.inf, -torch.inf]), nn.Linear(7, 3)
-opt = torch.optim.SGD(emit.parameters(), 0.01)
-def total(x):
-    top = x.max(1, keepdim=True).values
-    return (top + (x - top).exp().sum(1, keepdim=True).log()).squeeze(1)
-for step in range(12):
-    words = torch.randint(0, 6, (8, 4))
-    words[2, 0] = 6 if step == 10 else 0
-    table = emit(torch.eye(7)).log_softmax(0).t().masked_fill(~allowed, float("-inf"))
-    alpha = start + table[:, words[:, 0]].t()
-    for t in range(1, 4):
-        alpha = total(alpha.unsqueeze(2) + torch.zeros(3, 3)) + table[:, words[:, t]].t()
-    loss = -total(alpha).mean()
-"""
-    incident = first(box, body)
-    said = next(words for words in incident["cause"]["evidence"] if words.startswith("with the nan mended the loss is inf: "))
-    assert "its probability is 0" in said and "WN405" in said
-    remedy = incident["remedies"][0]
-    assert (incident["cause"]["code"], remedy["result"]) == ("WN301", "proven")
-    assert "masked_fill(~allowed, -30.0)" in remedy["diff"]

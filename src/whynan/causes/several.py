@@ -7,7 +7,6 @@ then, that place explains it. If not, what remains has a birth of its own, and t
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -60,8 +59,6 @@ def decide(first: Verdict, explain: Callable[[Scene], Verdict]) -> Verdict:
     a second place; for each further one as many again.
     """
     birth = first.scene.birth
-    if first.rule.code == "WN301" and any(r.result == "failed" for r in first.remedies):
-        _still_infinite(first, explain)
     if birth is None or first.healed or not _open(first, birth):
         return first
     try:
@@ -176,23 +173,6 @@ def _look_further(first: Verdict, explain: Callable[[Scene], Verdict]) -> None:
             first.finding.evidence.append(f"with a change there alone, non-finite values are born at {_named(second)}")
             first.remedies.insert(0, healed)
             _point_at(first, second, "second")
-            return
-
-
-def _still_infinite(first: Verdict, explain: Callable[[Scene], Verdict]) -> None:
-    """Say what is left where a change takes the nan away and the loss is infinite: the mask rules out all that a sample could be."""
-    scene = first.scene
-    assert scene.lab is not None
-    for put in changes_at(_part(first)):
-        outcome = scene.lab.run(put)
-        if outcome.loss is None or not math.isinf(outcome.loss) or outcome.norm is None or not math.isfinite(outcome.norm):
-            continue
-        with scene.lab.beside(put):
-            changed = scene.program.changed(functools.partial(Swapper, scene.program, [put]))
-            other = locate(changed, scene.targets)
-            second = explain(replace(scene, birth=other, program=changed)) if other is not None else None
-        if second is not None and second.rule.code == "WN405":
-            first.finding.evidence.append(f"with the nan mended the loss is {number(outcome.loss)}: {second.finding.label}; {_named(second)}")
             return
 
 

@@ -84,7 +84,7 @@ def _as_a_choice(scene: Scene, finding: Finding, remedy: Remedy) -> Remedy:
     birth = scene.birth
     chooser = leads_to(birth, birth.view, _CHOOSE) if birth is not None and birth.view is not None else None
     if chooser is None:
-        return replace(remedy, effect=f"{remedy.effect}; that 0 is meant there is not proven: with another number the loss is another")
+        return replace(remedy, effect=f"{remedy.effect}; that this number is meant there is not proven: with another the loss is another")
     finding.proven = True  # of this step it was the cause
     line = resolve(chooser.site).line
     where = f"{chooser.name} at line {line}" if line else chooser.name
