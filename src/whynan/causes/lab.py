@@ -342,13 +342,17 @@ class Lab:
     def _reachable(self) -> frozenset[int]:
         """Return the places of the weights that a gradient reaches where the bad values are arbitrary numbers: a layer of zeros lets none through."""
         if self._open is None:
-            try:
-                outcome = self.run(around=Arbitrary())
-            except Exception as error:
-                let_through(error)
-                outcome = Outcome(None, None, False, str(error))
-            self._open = outcome.reached if not outcome.error else frozenset(range(len(self.program.leaves)))
+            outcome = self._arbitrary()
+            self._open = frozenset(range(len(self.program.leaves))) if outcome is None or outcome.error else outcome.reached
         return self._open
+
+    def _arbitrary(self) -> Outcome | None:
+        """Play the step with arbitrary numbers in the place of the bad values of its backward pass."""
+        try:
+            return self.run(around=Arbitrary())
+        except Exception as error:
+            let_through(error)
+            return None
 
     def _truer(self, program: Program, changed: float, usual: float) -> bool:
         """Whether a loss that moved came nearer to that of float64: then the old one was the inaccurate one."""
@@ -388,10 +392,16 @@ class Lab:
         return True, outcome.effect() + (f" (the steps before had a loss of about {number(self._usual_loss())})" if unusual else "")
 
     def _only_moves(self, outcome: Outcome) -> bool:
-        """Whether both the loss and the gradient are far above all that the steps before had: an epsilon that bounds a pole leaves it a peak."""
+        """Whether both the loss and the gradient are far above all that the steps before had: an epsilon that bounds a pole leaves it a peak.
+
+        Not where the gradient of the rest of the step is as large by itself, with arbitrary numbers in the place of the bad values.
+        """
         if not self.losses or not self.norms or outcome.loss is None or outcome.norm is None:
             return False
-        return abs(outcome.loss) > UNUSUAL * self._usual_loss() and outcome.norm > UNUSUAL * max(self.norms[-50:])
+        if abs(outcome.loss) <= UNUSUAL * self._usual_loss() or outcome.norm <= UNUSUAL * max(self.norms[-50:]):
+            return False
+        rest = self._arbitrary()
+        return rest is None or rest.norm is None or not outcome.norm <= 2 * rest.norm
 
     def ceiling(self) -> float:
         """Return the largest loss that a remedy may give: by the steps before, else by this one without its bad samples."""
