@@ -811,6 +811,33 @@ def test_one_of_several_terms_that_is_left_out_reaches_nothing(leaves: str, told
     assert len(box.watched(TASKS.format(leaves=leaves)).incidents) == told
 
 
+def test_tasks_without_labels_that_a_loop_leaves_out_are_silent(box: Sandbox) -> None:
+    """Terms of heads on one trunk are looked at when all are made, and those that are finite make the loss."""
+    source = """
+        import torch
+        from torch import nn
+        from torch.nn import functional as F
+
+        torch.manual_seed(2)
+        trunk, heads = nn.Sequential(nn.Linear(6, 24), nn.ReLU()), nn.ModuleList(nn.Linear(24, 3) for _ in range(3))
+        opt = torch.optim.Adam([*trunk.parameters(), *heads.parameters()], lr=5e-3)
+        for step in range(40):
+            z, terms = trunk(torch.randn(12, 6)), []
+            for task, head in enumerate(heads):
+                empty = step > 2 and (step >> task) % 2 and step % 8 != 7
+                terms.append(F.cross_entropy(head(z), torch.full((12,), -1 if empty else task), ignore_index=-1))
+            good = [t for t in terms if torch.isfinite(t)]
+            loss = torch.stack(good).mean()
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+        print(sum(p.sum().item() for p in trunk.parameters()))
+    """
+    done = box.watched(source)
+    assert (done.status, done.incidents) == (0, [])
+    assert done.out == box.plain(box.write(source)).out
+
+
 INITIALISED = """
     import torch
     from torch import nn

@@ -96,6 +96,7 @@ class Probes:
         calls = {e.number for e in behind if e.runs_model}
         first = min((e.number for e in behind if e.needs_grad), default=bad)
         earlier = any(self.session.window_start < e.number < first and e.number in needed and e.needs_grad for e in tape)  # of a term from before it
+        earlier = earlier or any(number < bad and number in needed for number, _ in seen)  # that was looked at, too
         first_of_several = not earlier and self._is_first_of_several(bad, set(seen), needed)
         # computed from the loss, or a term of it that was left out
         if any(e.number in ends for e in behind) or (calls and calls <= needed) or earlier or first_of_several:
