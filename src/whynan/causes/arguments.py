@@ -58,16 +58,25 @@ def from_spans(view: View, index: int = 0) -> list[Span]:
 
 def rounded_from(view: View) -> str:
     """Say where an exact 0 came from: a softmax or sigmoid that rounded, a mask, the data."""
+    argument = argument_of(view)[0]
     for made in lineage(view, depth=5):
-        if made.name in ("_softmax", "softmax"):
+        output = made.output()
+        if output is None:
+            continue
+        if made.name in ("_softmax", "softmax") and bool((output == 0).any()):
             return "a softmax that rounded to 0"
         if made.name == "sigmoid":
             return f"a sigmoid that rounded to {_ends(view, made)}"
-        if made.name == "tanh":
+        if made.name == "tanh" and bool((output.abs() == 1).any()):
             return "a tanh that rounded to 1"
-        if made.name in ("relu", "threshold"):
+        if made.name in ("relu", "threshold") and bool((output == 0).any()) and _zero_together(output, argument):
             return "a relu"
     return ""
+
+
+def _zero_together(output: Any, argument: Any) -> bool:
+    """Whether an argument is 0 only where what it was made of is, as far as both have the same places."""
+    return argument is None or output.shape != argument.shape or bool((output[argument == 0] == 0).all())
 
 
 def _ends(view: View, made: View) -> str:

@@ -271,7 +271,7 @@ def _met_the_same(incidents: list[Incident], budget: Budget) -> bool:
     """Whether the bad steps in a row had the same cause with the same values; where it is one of data, behind a healthy step."""
     row = incidents[-budget.streak :]
     whole = len(row) == budget.streak > 1 and budget.total <= budget.in_total
-    known = whole and bool(row[0].origin.inputs) and (row[0].step > 0 or not row[0].cause.code.startswith(_OF_DATA))
+    known = whole and any(0 not in value.shape for value in row[0].origin.inputs) and (row[0].step > 0 or not row[0].cause.code.startswith(_OF_DATA))
     return known and len({(i.cause.code, i.origin.span, i.origin.inputs) for i in row}) == 1
 
 
