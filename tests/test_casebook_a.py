@@ -153,7 +153,7 @@ def test_token_image_names_the_sample_and_the_threshold_behind_the_mask(tmp_path
     assert labels[threshold] == "decided here: in row 4 no entry counts: the largest value is 0.5, the limit 0.5"
     evidence = "\n".join(incident["cause"]["evidence"])
     assert "sample 4 is number 77 of Texts, in batch 3 of this pass: text 'rekasu motila" in evidence
-    assert "a guard for the case that all is masked: still not finite" in evidence
+    assert "an `if` that asks whether everything is masked (here 64 of 1024 rows): still not finite" in evidence
     assert "only hides it: nan_to_num" in evidence
     assert float(incident["remedies"][0]["effect"].split()[1].rstrip(",")) < 2  # without the gradient scale
 

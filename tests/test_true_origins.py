@@ -47,7 +47,7 @@ for s in range(8):
 
 
 def test_weights_that_the_step_itself_writes(box: Sandbox) -> None:
-    """A teacher whose weights are computed in the step is not damaged before it; the remedy is tried on what is written."""
+    """A teacher whose weights are computed in the step is not damaged before it; a change by which they all become 0 hides that nothing was averaged yet."""
     done = box.watched(f"""{HEAD}
 import copy
 student = nn.Linear(4, 3)
@@ -71,7 +71,8 @@ for s in range(4):
 """)
     assert done.status == 0
     assert [(i["step"], i["cause"]["code"], i["origin"]["code"]) for i in done.incidents] == [(0, "WN104", "p.copy_(a / (1 - 0.99**count))")]
-    assert done.incidents[0]["remedies"][0]["result"] == "proven"
+    assert "proven" not in [remedy["result"] for remedy in done.incidents[0]["remedies"]]
+    assert any("it hides the fault" in words for words in done.incidents[0]["cause"]["evidence"]), done.incidents[0]["cause"]
 
 
 def test_weights_that_torch_func_hands_from_step_to_step_are_no_input(box: Sandbox) -> None:
@@ -301,13 +302,13 @@ CARRIED_ALONG = {
     "a Jacobian": ("torch.sqrt((x ** 2).sum())", "torch.func.vmap(lambda p: torch.func.jacfwd(u)(p).sum())(points)", "WN501"),
     "a directional derivative": ("(x ** 2).sum() ** 0.5", "torch.stack([torch.func.jvp(u, (p,), (torch.ones(2),))[1] for p in points])", "WN501"),
     "a Hessian": ("torch.sqrt((x ** 2).sum())", "torch.func.vmap(lambda p: torch.func.hessian(u)(p).trace())(points)", "WN501"),
-    "a quotient of its own": ("(x / torch.sqrt((x ** 2).sum())).sum()", "torch.func.vmap(lambda p: torch.func.jacfwd(u)(p).sum())(points)", "WN104"),
+    "a quotient of its own": ("(x / torch.sqrt((x ** 2).sum())).sum()", "torch.func.vmap(lambda p: torch.func.jacfwd(u)(p).sum())(points)", "WN501"),
 }
 
 
 @pytest.mark.parametrize("kind", CARRIED_ALONG)
 def test_derivatives_that_forward_mode_carries_along_are_told_as_such(kind: str, box: Sandbox) -> None:
-    """The tangent of sqrt is a division inside its call, which nobody wrote; one that the program writes is one."""
+    """The tangent of sqrt is a division inside its call, which nobody wrote; before a quotient of its own, where a number under the root heals both."""
     radius, derived, code = CARRIED_ALONG[kind]
     done = box.watched(f"""{HEAD}
 net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
@@ -326,7 +327,7 @@ for s in range(5):
     (incident,) = done.incidents
     assert (incident["step"], incident["cause"]["code"], incident["remedies"][0]["result"]) == (3, code, "proven"), done.err
     assert incident["origin"]["code"] == f"radius = {radius}"
-    assert incident["origin"]["phase"] == ("backward" if code == "WN501" else "loss")
+    assert incident["origin"]["phase"] == "backward"
 
 
 def test_a_stop_over_damaged_weights_does_not_call_them_sound(box: Sandbox) -> None:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from whynan.capsule.stepped import unwatched_step
 from whynan.causes.catalogue import Finding, Scene, rule
 from whynan.causes.fixes import Fix
 from whynan.records import Remedy
@@ -123,6 +122,7 @@ def _what_it_does(scene: Scene) -> str:
 
 def stands_still(scene: Scene) -> bool:
     """Whether the next updates leave the weights whose state is not finite where they are, by making two."""
+    from whynan.capsule.stepped import unwatched_step
 
     def held() -> list[tuple[Any, Any]]:
         kept = [(p, v) for p in weights for v in scene.optimizer.state.get(p, {}).values() if getattr(v, "shape", None) == p.shape]
@@ -147,6 +147,7 @@ def _weights_finite(scene: Scene) -> bool:
 def _updated(scene: Scene, asked: Callable[[], bool], empty: bool = False) -> bool:
     """Make the update, with an empty state or as it is, ask, and put everything back. Raises what the optimizer raises."""
     from whynan.capsule.snapshot import Snapshot
+    from whynan.capsule.stepped import unwatched_step
 
     step = unwatched_step(scene.optimizer)
     with Snapshot(scene.optimizer):

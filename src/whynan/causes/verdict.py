@@ -176,9 +176,10 @@ def _first(scene: Scene) -> Verdict:
         return _explain(scene)
     birth, hider = found
     older = _explain(replace(scene, birth=birth))
-    if not any(r.result == "proven" and r.diff for r in older.remedies):  # another dtype heals more than this place
+    alone = without(scene.program, scene.targets, places_of(birth)).finite  # else a change there may heal another place by the way
+    if not alone or not any(r.result == "proven" and r.diff for r in older.remedies):  # another dtype heals more than this place
         younger = _explain(scene)
-        if (younger.healed and not older.healed) or not without(scene.program, scene.targets, places_of(birth)).finite:
+        if (younger.healed and not older.healed) or not alone:
             return younger
     older.finding.evidence += _where_hidden(hider, birth, scene.birth) + _only_in_gradient(scene, hider, scene.birth)
     return older

@@ -34,6 +34,7 @@ class Probes:
         self.seen: deque[tuple[int, Place]] = deque(maxlen=100)  # values that were looked at since the last backward pass
         self._logged: set[Place] = set()  # where such values were made, and no backward pass came from them
         self._trained: set[Place] = set()  # and where one did
+        self._losses: set[Place] = set()  # of these, where it came from nothing beside it
         self._terms: dict[Place, int] = {}  # how many values of one place, each looked at, went into one backward pass, at most
 
     def probed(self, tensor: torch.Tensor, result: object) -> None:
@@ -55,7 +56,7 @@ class Probes:
         if not damage:
             self.seen.append((slot.entry, place))
             return
-        if (detached and place not in self._trained) or self._is_beside(slot.entry) or (pending and not self._has_left(slot.entry)):
+        if (detached and not self._is_of_a_step(slot.entry)) or self._is_beside(slot.entry) or (pending and not self._has_left(slot.entry)):
             return
         if pending:
             session.guarded(self.left)
@@ -86,10 +87,12 @@ class Probes:
         tape = self.session.recorder.tape
         ends = {slot.entry for t in tensors_of(tensors) if (slot := tape.slot_of(t)) is not None}
         needed = {e.number for e in tape.needed_for(ends)}
+        losses = self._only_from(ends)
         for number, place in seen:
             known = self._trained if number in needed else self._logged
             if len(known) < _MOST:
                 known.add(place)
+                self._losses.update([place] if number in losses else [])
         if bad <= 0 or bad in needed:
             return False
         behind = tape.needed_for({bad})
@@ -125,6 +128,26 @@ class Probes:
             return False
         self._count_terms(Counter({place: count + 1}))
         return True
+
+    def _only_from(self, ends: set[int]) -> set[int]:
+        """Return the entries that a backward pass came from, and those that alone they were made of: `loss / 4`, `scaler.scale(loss)`."""
+        entries, found = self.session.recorder.tape.entries, set(ends)
+        todo = list(ends)
+        while todo:
+            entry = entries.get(todo.pop())
+            if entry is None or entry.runs_model:
+                continue
+            made = {read.entry for read in entry.reads if isinstance(read, Slot) and (maker := entries.get(read.entry)) is not None and maker.needs_grad}
+            if len(made) == 1 and not made <= found:
+                found |= made
+                todo += made
+        return found
+
+    def _is_of_a_step(self, number: int) -> bool:
+        """Whether a detached value is the loss of a step: made where losses are, and by a model that trains; a validation may use the same function."""
+        calls = [e.fn for e in self.session.recorder.tape.needed_for({number}) if e.kind == "module"]
+        evaluated = bool(calls) and not any(getattr(model, "training", True) for model in calls)
+        return self._place(number) in self._losses and not evaluated
 
     def _is_beside(self, number: int) -> bool:
         """Whether a bad value is one that the program only logs, or was computed from a step that is over or was gone back from just now."""
