@@ -10,7 +10,6 @@ from whynan.causes.catalogue import Finding, Scene, rule
 from whynan.causes.facts import LIMITS, as_view, is_same, share
 from whynan.causes.fixes import Fix
 from whynan.causes.held_settings import TRIED, Setting, With, guards, rounds_to_zero, tried
-from whynan.causes.naming import names_of
 from whynan.causes.optimizer_state import stands_still
 from whynan.causes.progress import growth
 from whynan.records import Phase, Remedy, number, number_of
@@ -196,6 +195,8 @@ def _otherwise(view: View) -> tuple[str, list[Fix]]:
 
 def _too_large(view: View) -> str:
     """Name the product of an update that leaves the range: the square of a gradient, or what else is multiplied."""
+    from whynan.causes.naming import names_of
+
     called, kept = names_of(view, None), view.inputs()
     factors = [name for name in (("tensor1", "tensor2") if view.name == "addcmul" else kept) if name in kept and kept[name].numel()]
     if "mul" not in view.name or not factors or any(not kept[name].is_floating_point() for name in factors):

@@ -124,6 +124,8 @@ class GoingBack:
             self.dropping.free_stale()
         entry = self.recorder.note("backward", call, args, kwargs, ours=5)
         self.recorder.tape.add(entry, None)
+        if not window.backwards:
+            self.recorder.received.forget_sums()
         if not window.noted:
             self.noticing.losses(tensors)
         window.noted = False

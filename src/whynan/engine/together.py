@@ -74,6 +74,7 @@ class Together:
         self._known: weakref.WeakKeyDictionary[torch.optim.Optimizer, Peers | None] = weakref.WeakKeyDictionary()
         self._coming: weakref.WeakKeyDictionary[torch.optim.Optimizer, Coming] = weakref.WeakKeyDictionary()
         self._joined: dict[tuple[int, ...], Ranks] = {}
+        self._world: Any = None  # the process group that all this is about
         self._alike: list[int] = []
         self._said = False
         self._leveled: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
@@ -84,6 +85,10 @@ class Together:
         self.solitary = False
         if not several():
             return False
+        if self._world is not dist.group.WORLD:  # the program has made it anew: groups of the old one are gone with it
+            self._world = dist.group.WORLD
+            for of_the_old in (self._joined, self._known, self._coming, self._leveled):
+                of_the_old.clear()
         if optimizer not in self._known:
             if not any(p.grad is not None for p in parameters_of(optimizer)):
                 return False

@@ -136,6 +136,10 @@ class Received:
         """Note that a tensor was summed over all ranks: it may be a gradient."""
         self._reduced.append(tensor)
 
+    def forget_sums(self) -> None:
+        """Let go of what was summed before the first backward pass of a step: no gradients (weights that begin alike)."""
+        self._reduced.clear()
+
     def sums(self, gradients: list[torch.Tensor]) -> bool:
         """Whether the program itself summed these gradients over all ranks in this step: one by one, or all in one. Reads the device."""
         gradients = [g.detach() for g in gradients if g.layout is torch.strided]
