@@ -415,7 +415,7 @@ def test_one_rank_steps_for_all(box: Sandbox, asked: dict[str, Any], bad: tuple[
     asked = asked | {"server": True, "faults": {str(number): (1, "data") for number in bad}}
     done = job(box, 2, asked, "--rank-timeout", "1000")
     assert done.status == [0, 0], done.text
-    assert "whynan: not every rank steps what rank 0 does: it decides for itself" in done.out[0]
+    assert "whynan: rank 0 does not step together with all others: it decides for itself" in done.out[0]
     assert done.said("END")[0] == plain(box, 2, asked, list(bad)).said("END")[0]
     assert [(i["step"], i["cause"]["code"], i["action"]["taken"]) for i in done.incidents if i["rank"] == 0] == [(n, "WN801", "skipped") for n in bad]
 

@@ -74,7 +74,7 @@ class Together:
         self._known: weakref.WeakKeyDictionary[torch.optim.Optimizer, Peers | None] = weakref.WeakKeyDictionary()
         self._coming: weakref.WeakKeyDictionary[torch.optim.Optimizer, Coming] = weakref.WeakKeyDictionary()
         self._joined: dict[tuple[int, ...], Ranks] = {}
-        self._world: Any = None  # the process group that all this is about
+        self._world: weakref.ref[Any] | None = None  # the process group that all this is about
         self._alike: list[int] = []
         self._said = False
         self._leveled: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
@@ -85,10 +85,10 @@ class Together:
         self.solitary = False
         if not several():
             return False
-        if self._world is not dist.group.WORLD:  # the program has made it anew: groups of the old one are gone with it
-            self._world = dist.group.WORLD
-            for of_the_old in (self._joined, self._known, self._coming, self._leveled):
-                of_the_old.clear()
+        if self._is_remade():
+            self.solitary = True
+            self._say_alone("the process group was made anew: from here on every rank decides for itself", always=True)
+            return False
         if optimizer not in self._known:
             if not any(p.grad is not None for p in parameters_of(optimizer)):
                 return False
@@ -112,6 +112,13 @@ class Together:
         self.apart.wanted = self.peers.averaged
         return True
 
+    def _is_remade(self) -> bool:
+        """Whether the program has made its process group anew: ours is gone with the old one, and a new one would meet its addresses in the store."""
+        world = dist.group.WORLD
+        if self._world is None and world is not None:
+            self._world = weakref.ref(world)
+        return self._world is not None and self._world() is not world
+
     def _count_apart(self, apart: bool) -> None:
         """Have the bad steps of an optimizer that shares nothing counted by themselves, where others share theirs."""
         shared, own = self._budgets
@@ -129,7 +136,7 @@ class Together:
         if coming.all is None and not come and not bad() and self.session.window.symptom is not None:
             self.session.window.alone = True  # its gradients did not carry it
         if coming.all is False:
-            self._say_alone(f"not every rank steps what rank {rank_here()} does: it decides for itself", always=True)
+            self._say_alone(f"rank {rank_here()} does not step together with all others: it decides for itself", always=True)
         return come
 
     def _name_of(self, optimizer: torch.optim.Optimizer) -> str:
